@@ -20,7 +20,7 @@ from ..adaptive_rule.names import RowLogits
 from ..native import devices
 from ..presence.unknown import Familiar, familiar
 from ..rows import class_sums, parts, unit_rows
-from ..scaling import Coordinates
+from ..scaling import RowScaling
 from ..solution import Solution
 
 Array: TypeAlias = "npt.NDArray[Any]"
@@ -125,20 +125,20 @@ class FittedPaddle:
     """Prototypes in the coordinates of the fit, and a preference for each class."""
 
     unit: bool
-    factor: Array  # [1] or [D]: `unit` and `factor` are the fields of `Coordinates`
+    factor: Array  # [1] or [D]: `unit` and `factor` are the fields of `RowScaling`
     prototypes: Array  # [K, D]
     preference: Array  # [K]
     temperature: float
 
     @classmethod
     def of(
-        cls, space: Coordinates, w: Tensor, preference: Tensor, temperature: float
+        cls, space: RowScaling, w: Tensor, preference: Tensor, temperature: float
     ) -> FittedPaddle:
         factor, prototypes, preferences = (array(x) for x in (space.factor, w, preference))
         return cls(space.unit, factor, prototypes, preferences, temperature)
 
-    def on(self, device: torch.device) -> tuple[Coordinates, Tensor]:
-        space = Coordinates(self.unit, to_tensor(self.factor, device))
+    def on(self, device: torch.device) -> tuple[RowScaling, Tensor]:
+        space = RowScaling(self.unit, to_tensor(self.factor, device))
         return space, to_tensor(self.prototypes, device)
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
@@ -147,7 +147,7 @@ class FittedPaddle:
         centre = w.mean(0)
         w = (w - centre).clamp(-LARGEST, LARGEST)
         for part in parts(len(rows), sum(w.shape)):
-            z = (space.of(rows[part]) - centre).clamp(-LARGEST, LARGEST)
+            z = (space.apply(rows[part]) - centre).clamp(-LARGEST, LARGEST)
             distance = w.square().sum(-1) - 2 * z @ w.mT  # minus ||z||^2, the same for all classes
             behind = distance - distance.amin(-1, keepdim=True)
             yield preference - self.temperature / 2 * behind

@@ -17,7 +17,7 @@ from ..adaptive_rule.solve import solve_tasks
 from ..large.arguments import returns_all
 from ..prior import measures_of
 from ..rows import class_means, unit_rows
-from ..scaling import coordinates
+from ..scaling import row_scaling
 from ..solution import Solution
 from ..solvers import solve
 from ..task import Task, without_batch
@@ -156,7 +156,7 @@ def fit_paddle(known: Known, query: Tensor, options: dict[str, Any]) -> Fit:
     warn_of_lost_length(support, options["scaling"])
     solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
     assert solution.prototypes is not None
-    space = coordinates(support, labels, query, K, options["scaling"])
+    space = row_scaling(support, labels, query, K, options["scaling"])
     w = space.prototypes(support, labels, query, solution.probabilities)
     preference = dual_weight(options, len(query)) * solution.dual.double()
     fitted = FittedPaddle.of(space, w, preference, options["temperature"])
@@ -178,8 +178,8 @@ def fit_labelled(known: Known, method: str, options: dict[str, Any]) -> Fit:
         fitted = FittedAdaptive.of(likelihood, torch.log(known_shares))
     else:
         warn_of_lost_length(support, options["scaling"])
-        space = coordinates(support, labels, support, K, options["scaling"])
-        w = class_means(space.of(support), labels, K)
+        space = row_scaling(support, labels, support, K, options["scaling"])
+        w = class_means(space.apply(support), labels, K)
         preference = 1 + torch.log(proportions + options["epsilon"])
         preference = dual_weight(options, len(labels)) * preference
         fitted = FittedPaddle.of(space, w, preference, options["temperature"])

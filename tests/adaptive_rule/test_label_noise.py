@@ -191,5 +191,3 @@ def test_bad_values_get_a_sentence(value: object, error: type[Exception], match:
         paddle_ext.adaptive(support, labels, query, label_noise=value)  # type: ignore[arg-type]
     with pytest.raises(error, match=match):
         create("adaptive", label_noise=value)
-    with pytest.raises(error, match=match):
-        PaddleClassifier(label_noise=value).fit(support.numpy(), labels.numpy())

@@ -114,20 +114,6 @@ def test_many_rows_along_one_feature(place: Place) -> None:
     agrees(place, Problem(support[None], labels[None], query[None], 2))
 
 
-def test_ends_with_the_reference(place: Place) -> None:
-    """Even if it stops early; the bound has another constant, that of the likelihoods."""
-    problem = make_problem(B=2, Q=30, K=6, D=10, shots=(3, 3), lead=8.0, seed=3).to(place.dtype)
-    got, want = solution(place.put(problem)), truth(problem)
-    assert torch.equal(got.iterations.cpu(), want.iterations)
-    for name in ("probabilities", "proportions", "dual"):
-        a, b = getattr(got, name).cpu().double(), getattr(want, name)
-        assert largest((a - b) / (1 + b.abs())) < 1e-3, name
-    assert got.concentration is not None
-    assert want.concentration is not None
-    # A large one makes no difference, and float32 hardly tells it.
-    assert largest((got.concentration.cpu().double() / want.concentration).log()) < 1e-2
-
-
 # --- by hand --------------------------------------------------------------------------------------
 
 
@@ -208,15 +194,10 @@ def test_what_changes_nothing(shots: tuple[int, int]) -> None:
         problem, support=problem.support[rows], support_labels=problem.support_labels[rows]
     )
     same(shuffled, problem)
-
-
-@pytest.mark.parametrize("shots", [(1, 1), (1, 4), (6, 6)])
-def test_names_of_classes(shots: tuple[int, int]) -> None:
-    problem = make_problem(Q=20, K=6, D=10, shots=shots, lead=4.0, seed=11).to(torch.float64)
-    names = torch.randperm(6, generator=torch.Generator().manual_seed(11))
-    renamed = replace(problem, support_labels=names[problem.support_labels])
-    got, want = solution(renamed), solution(problem)
-    assert largest(got.probabilities[..., names] - want.probabilities) < 1e-9
+    names = torch.randperm(6, generator=random)
+    renamed = solution(replace(problem, support_labels=names[problem.support_labels]))
+    got = renamed.probabilities[..., names]
+    assert largest(got - solution(problem).probabilities) < 1e-9
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -310,29 +291,6 @@ def test_few_classes_present(present: int) -> None:
     assert 0.5 < alone < share(found.labels, truth) - 0.05
     assert share(found.labels, truth) > 0.95
     assert found.present().nonzero().view(-1).tolist() == list(range(present))
-
-
-def test_where_the_solver_fails() -> None:
-    """Two classes with a large spread in some directions absorb others in PADDLE."""
-    *given, truth = drawn(2, queries=600, noise=1.2, uneven=3.0)
-    found = share(Adaptive().predict(*given).labels, truth)
-    assert found > share(paddle_ext.solve(*given).labels, truth) + 0.3
-    assert found > share(nearest_mean(*given), truth) + 0.1
-
-
-def test_a_rare_class_in_a_large_batch() -> None:
-    support, labels, query, truth = drawn(4, queries=2000, noise=0.5)
-    noise = torch.randn(5, DIMENSION, generator=torch.Generator().manual_seed(1))
-    rare = support[labels == 30].mean(0) + 0.5 * noise
-    found = Adaptive().predict(support, labels, torch.cat([query, rare]))
-    assert share(found.labels[:-5], truth) > 0.99
-    assert found.labels[-5:].tolist() == [30] * 5
-
-
-@pytest.mark.parametrize("shots", [1, 2])
-def test_few_shots(shots: int) -> None:
-    *given, truth = drawn(3, queries=60, shots=shots, noise=0.7)
-    assert share(Adaptive().predict(*given).labels, truth) > 0.9
 
 
 def test_nothing_to_tell_apart() -> None:

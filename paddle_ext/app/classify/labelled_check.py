@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...adaptive_rule.label_noise import MOST_LEFT_OUT
-from ...presence.wrong_labels import doubt_of_labels
+from ...presence.labels import doubt_of_labels
 from .samples import Labelled
 
 SUSPECT = 0.9  # a label of at least this doubt is likely wrong
