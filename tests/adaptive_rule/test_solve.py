@@ -106,7 +106,7 @@ def test_nasty(place: Place, problem: str) -> None:
 def test_many_rows_along_one_feature(place: Place) -> None:
     """So many that the factor of the full metric would leave the range of halves on CUDA."""
     g = torch.Generator().manual_seed(4)
-    spread, labels = torch.tensor([1.0, 0.1, 0.1]), torch.arange(2**19) % 2
+    spread, labels = torch.tensor([1.0, 0.1, 0.1]), torch.arange(2**18) % 2
     support = torch.randn(len(labels), 3, generator=g) * spread + 1
     query = torch.randn(20, 3, generator=g) * spread + 1
     support[:, 1] += 0.5 * labels
@@ -138,15 +138,6 @@ def test_one_shot_by_hand() -> None:
     found = Adaptive().solution(task)
     assert found.labels.tolist() == [[0, 0]]
     assert 0.5 < float(found.probabilities[0, 1, 0]) < 0.9
-
-
-def test_concentration_separates_few_from_many() -> None:
-    few = make_problem(Q=60, K=20, D=30, shots=(5, 5), seed=4)  # five present
-    many = replace(few, query=few.support[few.support_labels.argsort()][::1][:100])
-    found = [solution(problem).concentration for problem in (few, many)]
-    assert found[0] is not None
-    assert found[1] is not None
-    assert float(found[0]) < 1 < float(found[1])
 
 
 # --- more rows, one by one ------------------------------------------------------------------------
@@ -226,22 +217,6 @@ def test_nothing_waits_for_the_device(shots: tuple[int, int]) -> None:
         with nothing_waits():
             got = Adaptive().solution(task)
         assert torch.equal(got.probabilities, want.probabilities)
-
-
-def test_one_more_query_changes_few_labels() -> None:
-    """Hard features, two shots: no threshold on the number of queries changes the rule."""
-    K, D, Q, changed = 60, 64, 149, []
-    for seed in range(8):
-        random = torch.Generator().manual_seed(seed)
-        centres = torch.randn(K, D, generator=random)
-        labels = torch.arange(K).repeat(2)
-        truth = torch.randint(K, (Q + 1,), generator=random)
-        support, query = (
-            centres[y] + 2.5 * torch.randn(len(y), D, generator=random) for y in (labels, truth)
-        )
-        fewer, more = (paddle_ext.adaptive(support, labels, query[:n]) for n in (Q, Q + 1))
-        changed.append(float((more.labels[:Q] != fewer.labels).double().mean()))
-    assert sum(changed) / len(changed) < 0.005
 
 
 # --- how many classes are present -----------------------------------------------------------------
