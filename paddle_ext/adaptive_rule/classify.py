@@ -112,7 +112,7 @@ def posterior(
     (B, Q, D), (L, K), N = query.shape, likelihood.shots.shape, likelihood.scaled.shape[1]
     factor, device = likelihood.factor, query.get_device()
     if likelihood.correction is not None:
-        correction = likelihood.corrected(likelihood.coordinates(query))
+        correction = likelihood.corrected(likelihood.centred(query))
         added = correction if added is None else correction.add_(added)
     if added is not None:
         added = packed(added)

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .label_noise import MOST_LEFT_OUT, models_noise, trusted_likelihood, weigh_labels
-from .learn import likelihood_of
+from .label_noise import MOST_LEFT_OUT, left_out_logits, models_noise, weigh_labels
+from .learn import learned, likelihood_of
 from .likelihood import Likelihood, reweighted
 
 SHOTS = 16  # from this many labelled rows per class on, a correction pays
@@ -58,16 +58,16 @@ def corrected_likelihood(
         noisy = bool(rate > 0)
         if noisy:  # the likelihood has these weights already
             total = right[0] if weights is None else right[0] * weights
+        rest = LeftOut.of(likelihood, rows, own, logits)
     elif corrects:
-        likelihood, logits = trusted_likelihood(rows, own, K)
+        likelihood, rest = left_out(support, labels, K)
     else:
         likelihood = likelihood_of(rows, own, K)
     if corrects:
-        left_out_rows = LeftOut.of(likelihood, rows, own, logits)
-        likelihood = replace(likelihood, correction=correction_of(left_out_rows, total))
+        likelihood = replace(likelihood, correction=correction_of(rest, total))
     if given is None or noisy:
         return likelihood
-    return reweighted(likelihood, likelihood.coordinates(rows), own, given)
+    return reweighted(likelihood, likelihood.centred(rows), own, given)
 
 
 def uses_correction(S: int, D: int, K: int) -> bool:
@@ -78,7 +78,7 @@ def uses_correction(S: int, D: int, K: int) -> bool:
 class LeftOut(NamedTuple):
     """Labelled rows classified as if they were new: each is left out of its class."""
 
-    x: Tensor  # [S, D] in the coordinates of the likelihood
+    x: Tensor  # [S, D] centred
     own: Tensor  # [S] int64 labels
     counts: Tensor  # [S] 1, or 0 for the only row of a class, which cannot be left out
     logits: Tensor  # [S, K]
@@ -87,7 +87,7 @@ class LeftOut(NamedTuple):
     def of(cls, likelihood: Likelihood, rows: Tensor, labels: Tensor, logits: Tensor) -> LeftOut:
         """For one task with rows [1, S, D], labels [1, S] and left-out logits [1, S, K]."""
         counts = (labels[0].bincount() > 1).to(logits.dtype)[labels[0]]
-        return cls(likelihood.coordinates(rows)[0], labels[0], counts, logits[0])
+        return cls(likelihood.centred(rows)[0], labels[0], counts, logits[0])
 
 
 def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, LeftOut]:
@@ -96,7 +96,9 @@ def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelih
     Each is classified without itself in its class mean and in the covariance, in closed form.
     """
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
-    likelihood, logits = trusted_likelihood(rows, own, num_classes)
+    likelihood, distances = learned(rows, own, num_classes, left_out=True)
+    assert distances is not None
+    logits = left_out_logits(likelihood, distances)
     return likelihood, LeftOut.of(likelihood, rows, own, logits)
 
 

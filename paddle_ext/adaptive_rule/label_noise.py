@@ -26,7 +26,7 @@ from .. import check
 from ..native.coordinates import as_split
 from ..rows import evenly_spread, products
 from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
-from .likelihood import FACTOR_BLOCK, Likelihood, column, reweighted, take, weighted_means
+from .likelihood import FACTOR_BLOCK, Likelihood, column, reweighted, weighted_means
 
 AUTO = "auto"
 # Limit on labelled rows times classes, if each row is left out in turn; more would take too long.
@@ -113,7 +113,7 @@ def weigh_labels(
     logits = left_out_logits(likelihood, distances)
     if not bool(noisy.any()):
         return WeighedLabels(likelihood, estimate.rate, weights, logits)
-    x = likelihood.coordinates(support)
+    x = likelihood.centred(support)
     for _ in range(ROUNDS):
         rate = torch.where(noisy, estimate.rate, 0)
         right = right_and_wrong(estimate.own, rate, num_classes)[0].clamp(min=LEAST_WEIGHT)
@@ -142,15 +142,6 @@ def where_noisy(noisy: Tensor, moved: Likelihood, likelihood: Likelihood) -> Lik
     return replace(likelihood, **tensors)
 
 
-def trusted_likelihood(
-    support: Tensor, labels: Tensor, num_classes: int
-) -> tuple[Likelihood, Tensor]:
-    """The likelihood if all labels are right, and the logits of each row left out of its class."""
-    likelihood, distances = learned(support, labels, num_classes, left_out=True)
-    assert distances is not None
-    return likelihood, left_out_logits(likelihood, distances)
-
-
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
     """Logits [B, S, K] from the squared distances [B, S, K] of rows left out of their classes."""
     half = likelihood.sharpness / 2
@@ -165,7 +156,7 @@ class WeightedRows(NamedTuple):
     v_i^T / L + 1)^-1 is the full metric, L the mean of r ||v||^2.
     """
 
-    x: Tensor  # [B, S, D] in the coordinates
+    x: Tensor  # [B, S, D] centred
     labels: Tensor  # [B, S]
     weights: Tensor  # [B, S] of the rows in the full metric, between `LEAST_WEIGHT` and 1
     plain: Likelihood  # with the metric of the feature scale alone
@@ -179,7 +170,7 @@ class WeightedRows(NamedTuple):
         if likelihood.factor is None:
             return cls(x, labels, weights, plain, None, x, weights)
         full, cut = full_metric(likelihood, x, labels, weights)
-        v = x - take(full.prototypes, labels)
+        v = x - torch.take_along_dim(full.prototypes, labels.unsqueeze(-1), 1)
         along = full.in_metric(v)
         remainder = (1 - cut * (along * v).sum(-1)).clamp(min=LEAST_REMAINDER)
         return cls(x, labels, weights, plain, full, along, cut / remainder)
@@ -195,7 +186,7 @@ class WeightedRows(NamedTuple):
         d = metric.squared(x).unsqueeze(-1) - 2 * products(x, metric.in_metric(means))
         d = (d + metric.squared(means).unsqueeze(-2)).clamp(min=0)
         # The distance to its own class is computed directly: above, cancellation may spoil it.
-        own = metric.squared(x - take(means, labels)).clamp(min=0)
+        own = metric.squared(x - torch.take_along_dim(means, labels.unsqueeze(-1), 1)).clamp(min=0)
         d = d.scatter(-1, labels.unsqueeze(-1), own.unsqueeze(-1))
         if metric is self.full:
             along = (self.along * x).sum(-1, keepdim=True) - products(self.along, means)
@@ -218,8 +209,8 @@ def full_metric(
     """
     (_, S, D), K = x.shape, likelihood.shots.shape[-1]
     means, mass, squared_mass = weighted_means(x, labels, K, weights)
-    v = (x - take(means, labels)) * likelihood.scale.sqrt().unsqueeze(1)
-    v = v * weights.sqrt().unsqueeze(-1)
+    v = x - torch.take_along_dim(means, labels.unsqueeze(-1), 1)
+    v = v * likelihood.scale.sqrt().unsqueeze(1) * weights.sqrt().unsqueeze(-1)
     rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=COVARIANCE_ROWS)
     length = v.square().sum((-2, -1)) / rows + rows * NO_SCATTER
     gram = (products(v, v) if S < D else v.mT @ v) / column(length)

@@ -127,7 +127,7 @@ class AbsorbedScores:
     def measured(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows prepared for products, and their squares in the metric."""
         if not isinstance(self.form, TwoHalves):
-            x = self.likelihood.coordinates(rows.to(self.slope.dtype))
+            x = self.likelihood.centred(rows.to(self.slope.dtype))
             return x, self.likelihood.squared(x)
         x, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
         if self.projection is not None and self.likelihood.projection is not None:

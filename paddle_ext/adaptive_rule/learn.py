@@ -30,15 +30,12 @@ HUB_PRIOR_ROWS = 10  # as in the feature scale: with fewer rows than this, the b
 
 
 class Labelled(NamedTuple):
-    """Labelled rows in the coordinates of `adaptive`: unit norm, minus the centre, unit norm again.
-
-    A support row has the coordinates ``(row first - centre) second``.
-    """
+    """What centring labelled rows takes: a centred row is ``(row first - centre) second``."""
 
     first: Tensor  # [B, S] 1 / norm of the row
     second: Tensor  # [B, S] 1 / norm after centring; 0 if the row equals the centre, up to rounding
     centre: Tensor  # [B, D] the mean of the class means; 0 with a single class
-    means: Tensor  # [B, K, D] class means, in the coordinates
+    means: Tensor  # [B, K, D] of the centred rows of each class
     shots: Tensor  # [B, K] labelled rows of each class
     own: Tensor  # [B, R] int64: the class of each calibration row
     calibration_rows: Tensor  # [B] int64: their number; the rest of `own` is padding
@@ -78,7 +75,7 @@ def likelihood_of(
 
 @where_code_is
 def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
-    """Coordinates, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
+    """Centre, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
 
     Up to `rows` calibration rows are chosen, evenly spread over the rows of classes that have at
     least two; 0 chooses none.

@@ -41,8 +41,8 @@ def native(letters: str, **options: Any) -> dict[str, NativeTensor]:
 class Likelihood:
     """Log-likelihoods of rows, up to a constant per row, calibrated on labelled rows.
 
-    With x a row, unit-norm, minus the centre, and unit-norm again, they are ``sharpness x.weights_k
-    + bias_k``, plus a linear correction of x if there is one.
+    With x a centred row, one made unit-norm, minus the centre, and unit-norm again, they are
+    ``sharpness x.weights_k + bias_k``, plus a linear correction of x if there is one.
 
     "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
     of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
@@ -116,23 +116,23 @@ class Likelihood:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are tensors, by name."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: x for name, x in every.items() if isinstance(x, Tensor)}
 
-    def coordinates(self, rows: Tensor) -> Tensor:
+    def centred(self, rows: Tensor) -> Tensor:
         """Rows [B, N, D] made unit-norm, minus the centre, and made unit-norm again."""
         return coordinates(rows, self.centre)
 
     def in_metric(self, x: Tensor) -> Tensor:
-        """Rows [B, N, D] in the coordinates times the metric."""
-        found = x * self.diagonal.unsqueeze(-2)
+        """Centred rows [B, N, D] times the metric."""
+        plain = x * self.diagonal.unsqueeze(-2)
         if self.projection is None:
-            return found
+            return plain
         P, projected = self.projection
-        return found + (products(x, P) * column(projected)) @ P
+        return plain + (products(x, P) * column(projected)) @ P
 
     def squared(self, x: Tensor) -> Tensor:
-        """Products of rows [B, N, D] in the coordinates with themselves, in the metric, [B, N]."""
+        """Products of centred rows [B, N, D] with themselves, in the metric, [B, N]."""
         plain: Tensor = (x.square() * self.diagonal.unsqueeze(-2)).sum(-1)
         if self.projection is None:
             return plain
@@ -160,12 +160,12 @@ class Likelihood:
         return 2 * self.rows / (2 * self.rows + queries)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits of rows [N, D] or [B, N, D] in input coordinates, [.., N, K].
+        """Logits of rows [N, D] or [B, N, D], not centred yet, [.., N, K].
 
         Each row is independent; adding the dual of a batch's `Solution` gives the logits of one
         more row of that batch.
         """
-        x = self.coordinates(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
+        x = self.centred(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
         logits = products(x, self.weights).mul_(column(self.sharpness))
         logits += self.bias.unsqueeze(-2)
         if self.correction is not None:
@@ -173,7 +173,7 @@ class Likelihood:
         return logits.reshape(*rows.shape[:-1], -1)
 
     def corrected(self, x: Tensor) -> Tensor:
-        """What the correction adds to the logits of rows in the coordinates, [B, N, K]."""
+        """What the correction adds to the logits of centred rows, [B, N, K]."""
         assert self.correction is not None
         return x @ self.correction[:-1] + self.correction[-1]
 
@@ -195,23 +195,15 @@ def native_kinds(
     return kinds
 
 
-def take(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows by their numbers in each task: [B, N, D] and [B, R] -> [B, R, D]."""
-    B, N, D = rows.shape
-    start = torch.arange(0, B * N, N, device=rows.device).unsqueeze(-1)
-    found = rows.reshape(-1, D).index_select(0, (index + start).reshape(-1))
-    return found.view(*index.shape, D)
-
-
 def solved_by(factor: Tensor, right: Tensor) -> Tensor:
     """The inverse of a Cholesky factor, given as in `Likelihood`, times a matrix [L, M, D]."""
     M = right.shape[1]
-    found = torch.empty_like(right)
+    solved = torch.empty_like(right)
     for start in range(0, M, FACTOR_BLOCK):
         here = slice(start, min(start + FACTOR_BLOCK, M))
-        left = right[:, here] - factor[:, here, :start] @ found[:, :start]
-        found[:, here] = factor[:, here, here] @ left
-    return found
+        left = right[:, here] - factor[:, here, :start] @ solved[:, :start]
+        solved[:, here] = factor[:, here, here] @ left
+    return solved
 
 
 def column(x: Tensor) -> Tensor:
@@ -222,7 +214,7 @@ def column(x: Tensor) -> Tensor:
 def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> Likelihood:
     """The likelihood with weighted class means; its metric stays as it is.
 
-    Labelled rows x [B, S, D] are in the coordinates, labels and weights > 0 are [B, S].
+    Labelled rows x [B, S, D] are centred, labels and weights > 0 are [B, S].
     """
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)
@@ -232,9 +224,9 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
     solved = likelihood.solved
     if likelihood.factor is not None and likelihood.projection is not None:
-        found = products(means, likelihood.projection[0])
-        pad = (0, likelihood.factor.shape[1] - found.shape[-1])
-        solved = as_split(torch.nn.functional.pad(found, pad))
+        solved = products(means, likelihood.projection[0])
+        pad = (0, likelihood.factor.shape[1] - solved.shape[-1])
+        solved = as_split(torch.nn.functional.pad(solved, pad))
     moved = replace(
         likelihood,
         prototypes=means,

@@ -20,7 +20,7 @@ from ..solvers.adapt import adapt_checked
 from ..task import Task, how_many, merged
 from .classify import classify
 from .learn import PRIOR_SHARPNESS, calibrate, likelihood_of
-from .likelihood import Likelihood, column, take
+from .likelihood import Likelihood, column
 
 MOST_CALIBRATION_ROWS = 256
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
@@ -384,14 +384,14 @@ def fitted_name_share(
     if names.calibration is None:
         return one, one
     own = rows.calibration(rows.labels)
-    x = likelihood.coordinates(rows.calibration(task.support))
+    x = likelihood.centred(rows.calibration(task.support))
     sharpness = column(likelihood.sharpness)
     logits = torch.addcmul(
         likelihood.bias.unsqueeze(-2), products(x, likelihood.weights), sharpness
     )
     n = likelihood.shots.gather(1, own)
-    away = likelihood.squared(x - take(likelihood.prototypes, own)).clamp(min=0)
-    farther = 2 / (n - 1).clamp(min=1) * away
+    offset = x - torch.take_along_dim(likelihood.prototypes, own.unsqueeze(-1), 1)
+    farther = 2 / (n - 1).clamp(min=1) * likelihood.squared(offset).clamp(min=0)
     logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
     counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class carries no information
     factor, best = fitted((logits + names.calibration) * counts, rows)

@@ -46,7 +46,7 @@ def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None
     assert (found.logits[own] < plain[own]).all()
     if likelihood.shares is None or likelihood.shares[0, 0] == 0:
         torch.testing.assert_close(found.logits[~own], plain[~own])
-        x = likelihood.coordinates(support[None])[0]
+        x = likelihood.centred(support[None])[0]
         away = x - likelihood.prototypes[0][labels]
         square = ((away @ metric_of(likelihood)) * away).sum(-1)
         farther = 2 / (shots - 1) * square * likelihood.sharpness / 2
@@ -145,7 +145,7 @@ def test_weights_move_class_means(shots: int) -> None:
     likelihood = likelihood_of(support[None], labels[None], 3)
     weights = torch.ones(len(labels), dtype=torch.float64)
     weights[labels == 1] = torch.tensor([1e-12] * (shots - 1) + [1.0], dtype=torch.float64)
-    x = likelihood.coordinates(support[None])[0]
+    x = likelihood.centred(support[None])[0]
     found = reweighted(likelihood, x[None], labels[None], weights[None])
     last = int((labels == 1).nonzero()[-1])
     torch.testing.assert_close(found.prototypes[0, 1], x[last])

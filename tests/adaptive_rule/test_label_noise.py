@@ -41,7 +41,7 @@ def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: i
     known, native = learned(support[None], labels[None], K, left_out=True)
     assert native is not None
     even = torch.ones(1, len(labels), dtype=support.dtype)
-    rows = WeightedRows.of(known, known.coordinates(support[None]), labels[None], even)
+    rows = WeightedRows.of(known, known.centred(support[None]), labels[None], even)
     assert rows.full is not None
     assert rows.full.shares is not None
     assert known.shares is not None
@@ -61,7 +61,7 @@ def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
     """Compared with the metric of the other rows, for a mean scatter that stays the same."""
     support, labels, *_ = task(D, 4, 0.0, spread=2.0)
     known = likelihood_of(support[None], labels[None], K)
-    x, y = known.coordinates(support[None]), labels[None]
+    x, y = known.centred(support[None]), labels[None]
     weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)[None]
     rows = WeightedRows.of(known, x, y, weights)
     assert rows.full is not None
@@ -140,7 +140,7 @@ def test_weights_of_rows_and_of_labels_multiply() -> None:
     plain = likelihood_of(support[None], labels[None], K)
     found = weigh_labels(support[None], labels[None], K, "auto", given=given[None])
     total = found.weights[0] * given
-    x = plain.coordinates(support[None])[0]
+    x = plain.centred(support[None])[0]
     for k in range(K):
         own = labels == k
         mean = (total[own].unsqueeze(-1) * x[own]).sum(0) / total[own].sum()
