@@ -11,9 +11,8 @@ from torch import Tensor
 from .. import check
 from ..rows import products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method
+from .base import Display, Method, option, positive
 from .neighbour_graph import NeighbourGraph, assigned
-from .options import option, positive
 from .registry import register
 from .transclip import LEAST_VARIANCE, TEMPERATURE
 from .zero_shot import zero_shot_logits

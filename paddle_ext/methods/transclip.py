@@ -12,9 +12,8 @@ from torch import Tensor
 from .. import check
 from ..rows import class_sums, squared_distances, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method
+from .base import Display, Method, option, positive
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
-from .options import option, positive
 from .registry import register
 from .zero_shot import require_names, zero_shot_logits
 

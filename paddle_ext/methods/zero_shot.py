@@ -11,8 +11,7 @@ from torch import Tensor
 from .. import check
 from ..rows import products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method
-from .options import option, positive
+from .base import Display, Method, option, positive
 from .registry import register
 
 
