@@ -3,6 +3,7 @@
 import doctest
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,12 +168,12 @@ def test_the_recommended_call_with_all_classes_present() -> None:
 # --- coordinates --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_solution_has_its_options(backend: str) -> None:
+@pytest.mark.parametrize("solve", [paddle_ext.solve, paddle_ext.reference.solve])
+def test_a_solution_has_its_options(solve: Callable[..., Solution]) -> None:
     options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5}
-    solution = paddle_ext.solve(*task(), **options, backend=backend)
+    solution = solve(*task(), **options)
     assert {name: getattr(solution, name) for name in options} == options
-    assert paddle_ext.solve(*task(), backend=backend).dual_weight == 1
+    assert solve(*task()).dual_weight == 1
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])

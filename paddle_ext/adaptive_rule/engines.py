@@ -6,9 +6,8 @@ from torch import Tensor
 
 from ..large.fixed import is_large
 from ..large.sources import Rows, TensorRows
-from ..native.backend import uses_reference
-from ..native.calls import moved_to
-from ..native.pointers import packed
+from ..native.call import packed
+from ..native.devices import moved_to, needs_cpu
 from ..solution import Solution
 from ..task import merged
 from .large import solve_large
@@ -61,7 +60,7 @@ def classify(
             return solve_small(
                 likelihood, query, added, measures=measures, max_iter=max_iter, tol=tol
             )
-        if uses_reference("auto", query):  # float64 on CUDA
+        if needs_cpu(query):
             likelihood, query = likelihood.to("cpu"), query.cpu()
             added = None if added is None else added.cpu()
             measures = None if measures is None else measures.cpu()

@@ -8,18 +8,18 @@ docs/adaptive.md.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..native import load as native
-from ..native.calls import call_native, options_of, pointers, where_code_is
+from ..native.call import DTYPES, call_native, packed, packed_int64
 from ..native.coordinates import split_kind
-from ..native.operators import integers
-from ..native.pointers import packed, pointer
+from ..native.devices import on_cpu_without_gpu_code
 from ..solution import Solution
-from ..solvers.adapt import solution_of
+from ..solvers.adapt import adapt_table, solution_of
 
 FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
 # The prior of the sharpness is log-normal: its median, and the standard deviation of its logarithm.
@@ -56,7 +56,7 @@ class Likelihoods(NamedTuple):
     "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
     of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
     csrc/common/likelihood.h. M = min(S, D), rounded up to a multiple of 64. On CUDA `scaled`,
-    `factor` and `solved` are split into halves; `coordinates.numbers` restores the shapes below.
+    `factor` and `solved` are split into halves; `coordinates.unsplit` restores the shapes below.
     """
 
     centre: Tensor  # [B, D]
@@ -79,7 +79,7 @@ class Likelihoods(NamedTuple):
     left_out: Tensor | None = None
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
     """Coordinates, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
 
@@ -87,24 +87,24 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
     least two; 0 chooses none.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
-    support, labels = packed(support), integers(labels)
-    call = native.module.labelled_call(**options_of(support), B=B, S=S, K=K, D=D, R=R)
-    given = pointers(support, support=(support, (B, S, D)))
-    given["labels"] = pointer(labels, torch.int64, (B, S), support.get_device())
-    wanted = {
-        "first": (B, S),
-        "second": (B, S),
-        "centre": (B, D),
-        "means": (B, K, D),
-        "shots": (B, K),
+    support, labels = packed(support), packed_int64(labels)
+    real = support.dtype
+    make = partial(native.module.labelled_call, dtype=DTYPES[real], B=B, S=S, K=K, D=D, R=R)
+    inputs = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
+    outputs = {
+        "first": (real, (B, S)),
+        "second": (real, (B, S)),
+        "centre": (real, (B, D)),
+        "means": (real, (B, K, D)),
+        "shots": (real, (B, K)),
         "own": (torch.int64, (B, R)),
         "judging": (torch.int64, (B,)),
-        "scale": (B, D),
+        "scale": (real, (B, D)),
     }
-    return Labelled(*call_native(call, support, given, wanted))
+    return Labelled(*call_native(make, support, inputs, outputs))
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def calibrate(
     distances: Tensor,
     labels: Tensor,
@@ -138,19 +138,27 @@ def calibrate(
     True
     """
     B, R, K = distances.shape
-    distances, labels, count = packed(distances), integers(labels), integers(count)
-    call = native.module.calibrate_call(
-        **options_of(distances), B=B, R=R, K=K, centre=centre, spread=spread
+    distances, labels, count = packed(distances), packed_int64(labels), packed_int64(count)
+    real = distances.dtype
+    make = partial(
+        native.module.calibrate_call,
+        dtype=DTYPES[real],
+        B=B,
+        R=R,
+        K=K,
+        centre=centre,
+        spread=spread,
     )
-    given = pointers(distances, distances=(distances, (B, R, K)))
-    device = distances.get_device()
-    given["labels"] = pointer(labels, torch.int64, (B, R), device)
-    given["count"] = pointer(count, torch.int64, (B,), device)
-    wanted = {"sharpness": (B,), "objective": (B,), "drawn": (B, K)}
-    return Calibration(*call_native(call, distances, given, wanted))
+    inputs = {
+        "distances": (distances, real, (B, R, K)),
+        "labels": (labels, torch.int64, (B, R)),
+        "count": (count, torch.int64, (B,)),
+    }
+    outputs = {"sharpness": (real, (B,)), "objective": (real, (B,)), "drawn": (real, (B, K))}
+    return Calibration(*call_native(make, distances, inputs, outputs))
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def likelihood(
     support: Tensor,
     labels: Tensor,
@@ -172,9 +180,11 @@ def likelihood(
         Whether to return `left_out`, the distances of every row; exact up to a constant per row.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
-    support, labels = packed(support), integers(labels)
-    call = native.module.likelihood_call(
-        **options_of(support),
+    support, labels = packed(support), packed_int64(labels)
+    real = support.dtype
+    make = partial(
+        native.module.likelihood_call,
+        dtype=DTYPES[real],
         B=B,
         S=S,
         K=K,
@@ -184,35 +194,32 @@ def likelihood(
         every=every,
         prior_sharpness=CENTRE,
         spread=SPREAD,
-        labels=pointer(labels, torch.int64, (B, S), support.get_device()),
-        **pointers(support, support=(support, (B, S, D))),
     )
-    wanted: dict[str, Any] = {
-        "centre": (B, D),
-        "means": (B, K, D),
-        "rows": split_kind(support, B, K + S if full and S < D else K, D),
-        "squares": (B, K),
-        "bias": (B, K),
-        "shots": (B, K),
-        "sharpness": (B,),
-        "variance": (B,),
-        "finite": (torch.bool, (B,)),
-        "scale": (B, D),
-    }
     M = -(-min(S, D) // FACTOR_BLOCK) * FACTOR_BLOCK
-    optional: dict[str, Any] = {}
-    if full:
-        optional |= {"factor": split_kind(support, B, M, M), "solved": split_kind(support, B, K, M)}
-        optional |= {"shares": (B, 3)}
-    if every:
-        optional |= {"left_out": (B, S, K)}
-    missing = dict.fromkeys({"factor", "solved", "shares", "left_out"} - optional.keys(), 0)
-    outputs = call_native(call, support, missing, wanted | optional)
-    found: dict[str, Any] = dict(zip([*wanted, *optional], outputs, strict=True))
-    return Likelihoods(scaled=found.pop("rows"), **found)
+    outputs = {
+        "centre": (real, (B, D)),
+        "means": (real, (B, K, D)),
+        "rows": split_kind(support, B, K + S if full and S < D else K, D),
+        "squares": (real, (B, K)),
+        "bias": (real, (B, K)),
+        "shots": (real, (B, K)),
+        "sharpness": (real, (B,)),
+        "variance": (real, (B,)),
+        "finite": (torch.bool, (B,)),
+        "scale": (real, (B, D)),
+        "factor": split_kind(support, B, M, M) if full else None,
+        "solved": split_kind(support, B, K, M) if full else None,
+        "shares": (real, (B, 3)) if full else None,
+        "left_out": (real, (B, S, K)) if every else None,
+    }
+    early = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
+    names = [name for name, wanted in outputs.items() if wanted is not None]
+    results = call_native(make, support, {}, outputs, early=early)
+    fields: dict[str, Any] = dict(zip(names, results, strict=True))
+    return Likelihoods(scaled=fields.pop("rows"), **fields)
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def posterior(
     query: Tensor,
     centre: Tensor,
@@ -266,7 +273,7 @@ def posterior(
         True if the queries of a task are finite; False is inconclusive.
     """
     (B, Q, D), (L, K), N = query.shape, shots.shape, scaled.shape[1]
-    bias, sharpness, device = bias.expand(B, K), sharpness.expand(B), query.get_device()
+    bias, sharpness, real = bias.expand(B, K), sharpness.expand(B), query.dtype
     full = factor is not None
     M = 0 if factor is None else min(N - K, D) if N > K else D
     wide = 0 if factor is None else factor.shape[-2]
@@ -280,8 +287,9 @@ def posterior(
     if measures is not None:
         measures = packed(measures.to(query.dtype).expand(B, -1, K))
     priors = 0 if measures is None else measures.shape[1]
-    call = native.module.posterior_call(
-        **options_of(query),
+    make = partial(
+        native.module.posterior_call,
+        dtype=DTYPES[real],
         sizes=(B, Q, K, D, M, N, L),
         weight=weight,
         temper=temper,
@@ -289,35 +297,25 @@ def posterior(
         max_iter=max_iter,
         tol=tol,
         priors=priors,
-        **pointers(
-            query,
-            added=(added, (B, Q, K)),
-            measures=(measures, (B, priors, K)),
-            shares=(shares if full else None, (L, 3)),
-            squares=(squares, (L, K)),
-            bias=(bias, (B, K)),
-            shots=(shots, (L, K)),
-            variance=(variance, (L,)),
-            sharpness=(sharpness, (B,)),
-        ),
-        factor=pointer(factor, *split_kind(query, L, wide, wide), device),
-        solved=pointer(solved if full else None, *split_kind(query, L, K, wide), device),
     )
-    given = pointers(
-        query, query=(query, (B, Q, D)), centre=(centre, (L, D)), scale=(scale, (L, D))
-    )
-    given["rows"] = pointer(scaled, *split_kind(query, L, N, D), device)
-    wanted = {
-        "labels": (torch.int64, (B, Q)),
-        "probabilities": (B, Q, K),
-        "proportions": (B, K),
-        "dual": (B, K),
-        "iterations": (torch.int32, (B,)),
-        "criterion": (B,),
-        "concentration": (B,),
-        "bound": (B,),
-        "chosen": (torch.int32, (B,)),
-        "finite": (torch.bool, (B,)),
+    early = {
+        "added": (added, real, (B, Q, K)),
+        "measures": (measures, real, (B, priors, K)),
+        "shares": (shares if full else None, real, (L, 3)),
+        "squares": (squares, real, (L, K)),
+        "bias": (bias, real, (B, K)),
+        "shots": (shots, real, (L, K)),
+        "variance": (variance, real, (L,)),
+        "sharpness": (sharpness, real, (B,)),
+        "factor": (factor, *split_kind(query, L, wide, wide)),
+        "solved": (solved if full else None, *split_kind(query, L, K, wide)),
     }
-    *outputs, finite = call_native(call, query, given, wanted)
-    return solution_of(tuple(outputs), measures), finite
+    inputs = {
+        "query": (query, real, (B, Q, D)),
+        "centre": (centre, real, (L, D)),
+        "rows": (scaled, *split_kind(query, L, N, D)),
+        "scale": (scale, real, (L, D)),
+    }
+    outputs = {**adapt_table((B, Q), K, real, None), "finite": (torch.bool, (B,))}
+    *results, finite = call_native(make, query, inputs, outputs, early=early)
+    return solution_of(results, measures), finite

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..native.coordinates import as_split, coordinates, numbers
+from ..native.coordinates import as_split, coordinates, unsplit
 from ..rows import class_sums, laid_out, products
 from .hubs import one_shot_hubs
 from .kernels import CENTRE, FACTOR_BLOCK, Labelled, Likelihoods, labelled, likelihood
@@ -73,9 +73,9 @@ class Likelihood:
         if self.factor is None or self.shares is None:
             return None
         root = self.scale.sqrt()
-        offsets = numbers(self.scaled[:, : -self.bias.shape[1]], root.shape[-1])
+        offsets = unsplit(self.scaled[:, : -self.bias.shape[1]], root.shape[-1])
         right = offsets * root.unsqueeze(1) if offsets.shape[1] else torch.diag_embed(root)
-        return solved_by(numbers(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
+        return solved_by(unsplit(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
 
     def task(self, number: int) -> Likelihood:
         """The likelihood of one task, [1, ..]."""
@@ -90,7 +90,7 @@ class Likelihood:
             return self
         moved: Any = {name: x.to(device) for name, x in self.tensors().items()}
         for name, width in self.widths().items():
-            moved[name] = as_split(numbers(getattr(self, name), width).to(device))
+            moved[name] = as_split(unsplit(getattr(self, name), width).to(device))
         return replace(self, **moved)
 
     def widths(self) -> dict[str, int]:

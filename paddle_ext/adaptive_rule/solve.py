@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..large.arguments import Source, check_large, is_elsewhere, queries_of, returns_all
+from ..large.arguments import Source, check_top, comes_in_chunks, queries_of, returns_all
 from ..large.sources import Rows
-from ..native.values import dense_values
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
@@ -111,12 +110,12 @@ def adaptive(
     label_noise = check_label_noise("label_noise", label_noise)
     check.classes(num_classes, check.flag("validate", validate))
     support, support_labels, query = check.tensors(support, support_labels, query)
-    options = check_large("auto", return_assignments, top)
-    check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
+    top = check_top(return_assignments, top)
+    check.dense(support, support_labels, support if comes_in_chunks(query) else cast(Tensor, query))
     rows = queries_of(query, support)
     if validate:
         seen = query if isinstance(query, Tensor) else support[:1]
-        num_classes = dense_values(support, support_labels, seen, num_classes)
+        num_classes = check.dense_values(support, support_labels, seen, num_classes)
     assert num_classes is not None
     Q = rows.shape[-2]
     B = len(query) if isinstance(query, Tensor) and query.dim() == 3 else None
@@ -127,14 +126,14 @@ def adaptive(
     all_classes = returns_all(return_assignments, Q, num_classes)
     if isinstance(query, Tensor) and query.dim() == 3 and len(query) == 0:
         none = query.new_empty(0, Q, num_classes)
-        return no_tasks(none, None if all_classes else options["top"])
+        return no_tasks(none, None if all_classes else top)
     labelled = batched(detached(support, dtype), 3)
     labels = batched(detached(support_labels, torch.int64), 2)
     chosen: dict[str, Any] = {
         "max_iter": max_iter,
         "tol": tol,
         "all_classes": all_classes,
-        "top": options["top"],
+        "top": top,
     }
     with torch.no_grad(), without_autocast(support):
         if isinstance(query, Tensor):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .. import check
+from ..limits import LARGEST_FEATURE_FLOAT32
 from .fitted import Array
 
-LARGEST = check.SUMMABLE[torch.float32]
+LARGEST = LARGEST_FEATURE_FLOAT32
 
 
 def vectors(name: str, value: Any, *, width: int | None = None, keep_double: bool = False) -> Array:

@@ -11,7 +11,7 @@ from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import check_metric, likelihood_of_task, solve_tasks
-from ..native.backend import uses_reference
+from ..native.devices import needs_cpu
 from ..rows import computing_dtype
 from ..solution import Solution
 from ..task import Task
@@ -92,5 +92,5 @@ class Adaptive(Method):
             and query.shape[0] > 0
             and num_classes < support.shape[-2]
             and support.dtype is query.dtype is computing_dtype(query)
-            and not uses_reference("auto", query)
+            and not needs_cpu(query)
         )

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..native.values import dense_values
 from ..rows import computing_dtype
 from ..solution import classes_present
 from ..task import IndexedTask, Task, batched, detached, without_autocast
@@ -184,7 +183,7 @@ class Method(ABC):
                 assert num_classes is not None
                 K, check_values = num_classes, partial(check.dense_values, *seen)
             else:
-                K = dense_values(*seen)
+                K = check.dense_values(*seen)
 
         dtype = computing_dtype(query)
         *batch, Q, _ = query.shape

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..limits import LARGEST_FLOAT
 from ..native.coordinates import coordinates
 from ..rows import computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 
@@ -130,4 +131,4 @@ def check_rows(support: Tensor, query: Tensor) -> None:
         )
     for name, x in (("support", support), ("query", query)):
         if not x.isfinite().all():
-            check.too_large(name, x, check.LARGEST)
+            check.too_large(name, x, LARGEST_FLOAT)

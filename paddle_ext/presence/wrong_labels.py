@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import AUTO, weigh_labels
-from ..native.values import dense_values
 from ..rows import computing_dtype
 
 
@@ -58,7 +57,7 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """
     support, support_labels = check.tensors(support, support_labels)
     check.dense(support, support_labels, support)
-    K = dense_values(support, support_labels, support, None)
+    K = check.dense_values(support, support_labels, support, None)
     rows = support.detach().to(computing_dtype(support))
     return doubt_of_labels(rows, support_labels.long(), K)
 

@@ -183,8 +183,8 @@ def test_threads_and_layout_do_not_matter() -> None:
 
 
 def test_no_tasks() -> None:
-    for backend in ("native", "reference"):
-        got = paddle_ext.adapt(torch.zeros(0, 4, 3), backend=backend)
+    for adapt in (paddle_ext.adapt, paddle_ext.reference.adapt):
+        got = adapt(torch.zeros(0, 4, 3))
         assert got.probabilities.shape == (0, 4, 3)
         assert got.bound.shape == (0,)
     top = paddle_ext.adapt(torch.zeros(0, 4, 3), return_assignments=False, top=2)
@@ -209,26 +209,11 @@ def test_no_tasks() -> None:
         ({"weight": 1e-320}, ValueError, "weight must be from 1e-30 to 1, got 1e-320"),
         ({"max_iter": 0}, ValueError, "max_iter must be an integer"),
         ({"tol": -1.0}, ValueError, "tol must be finite and >= 0"),
-        ({"backend": "cpu"}, ValueError, "backend must be one of"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         paddle_ext.adapt(**{"logits": torch.zeros(2, 3)} | changes)
-
-
-def test_operator(device: str) -> None:
-    logits = make_logits(20, 6).to(device, torch.float32)
-    torch.library.opcheck(torch.ops.paddle_ext.adapt.default, (logits, 1.0, 5, 1e-3))
-
-
-def test_compiled(device: str) -> None:
-    logits = make_logits(20, 6).to(device, torch.float32)
-
-    def labels(x: Tensor) -> Tensor:
-        return paddle_ext.adapt(2 * x, validate=False).labels
-
-    assert torch.equal(torch.compile(labels, fullgraph=True)(logits), labels(logits))
 
 
 @pytest.mark.cuda

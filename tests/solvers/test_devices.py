@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from paddle_ext.solvers.paddle_operators import solve_kernel
 
 import paddle_ext
 from paddle_ext.solvers import devices, native, operators
-from paddle_ext.solvers.paddle_operators import solve_kernel
 
 T4, A100, L4, H100, THOR, B200, RTX_5090 = (7, 5), (8, 0), (8, 9), (9, 0), (11, 0), (10, 0), (12, 0)
 RELEASE = "80;90-real;100-real;120"

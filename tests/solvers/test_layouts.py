@@ -1,6 +1,6 @@
 """Every layout of every tensor argument, and numbers that have no order or no inverse.
 
-`CALLS` is the table: a function or an operator, and its arguments. `return_assignments=False`, and
+`CALLS` is the table: a function and its arguments. `return_assignments=False`, and
 more than 512 queries of few features, reach the code for large tasks.
 """
 
@@ -18,12 +18,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import reference
 from paddle_ext.native import load as native
-from paddle_ext.native.operators import target
-from paddle_ext.native.pointers import ON_CPU, pointer
-from paddle_ext.solvers.adapt_operators import adapt_op
-from paddle_ext.solvers.paddle_operators import solve_indexed_op, solve_op
-from paddle_ext.solvers.sinkhorn_operators import sinkhorn_op
-from paddle_ext.solvers.tim_operators import tim_op
+from paddle_ext.native.call import ON_CPU, pointer, target
 
 Call = dict[str, Any]
 B, K, D, SHOTS = 3, 5, 8, 2
@@ -92,11 +87,6 @@ def transport(**options: Any) -> Callable[..., Call]:
     return make
 
 
-SOLVE = dict.fromkeys(("lam", "scaling", "temperature", "epsilon", "max_iter", "tol", "prototypes"))
-SOLVE |= {"scaling": 2, "temperature": 1.0, "epsilon": 1e-6, "max_iter": 5, "tol": 0.0}
-SOLVE |= {"prototypes": True}
-TIM = {"solver": 0, "normalize": True, "temperature": 15.0, "weights": [1.0, 0.3, 1.0]}
-TIM |= {"alphas": [1.0] * 3, "learning_rate": 1e-4, "max_iter": 3, "losses": True}
 TOP = {"return_assignments": False, "top": 3}
 FEW = {"max_iter": 5, "tol": 0.0}
 
@@ -114,23 +104,12 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Call]]] = {
     "adaptive, full metric": (paddle_ext.adaptive, dense(SMALL, **FEW)),
     "tim": (paddle_ext.tim, dense(SMALL, max_iter=3)),
     "sinkhorn": (paddle_ext.sinkhorn, transport(reg=0.1, max_iter=5)),
-    "solve operator": (solve_op, dense(SMALL, **SOLVE)),
-    "solve operator, large": (solve_op, dense(LARGE, **SOLVE)),
-    "solve_indexed operator": (solve_indexed_op, indexed(SMALL, **SOLVE)),
-    "solve_indexed operator, large": (solve_indexed_op, indexed(LARGE, **SOLVE)),
-    "adapt operator": (adapt_op, one_matrix("logits", weight=1.0, max_iter=5, tol=0.0)),
-    "tim operator": (tim_op, dense(SMALL, shared=True, **TIM)),
-    "sinkhorn operator": (sinkhorn_op, transport(reg=0.1, max_iter=5, tol=0.0)),
+    "solve, too large": (paddle_ext.solve, dense(LARGE, **FEW)),
 }
 
 
 def tensors_of(found: Any) -> Iterator[Tensor]:
     return (x for x in found if isinstance(x, Tensor))
-
-
-def called(function: Callable[..., Any], call: Call) -> list[Tensor]:
-    operator = isinstance(function, torch._ops.OpOverload)
-    return [*tensors_of(function(*call.values()) if operator else function(**call))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -141,7 +120,7 @@ def test_layouts_make_no_difference(
 ) -> None:
     """21ee4f1 read other labels of `[S, B].T`, and other logits of a column-major matrix."""
     if device == "cuda" and dtype is torch.float64:
-        pytest.skip("the reference takes it")
+        pytest.skip("computed on the CPU")
     function, make = CALLS[name]
     call = make(device, dtype)
     for argument, x in call.items():
@@ -149,8 +128,8 @@ def test_layouts_make_no_difference(
             continue
         laid = LAYOUTS[layout](x)
         plain = laid.clone(memory_format=torch.contiguous_format)
-        got = called(function, call | {argument: laid})
-        want = called(function, call | {argument: plain})
+        got = [*tensors_of(function(**call | {argument: laid}))]
+        want = [*tensors_of(function(**call | {argument: plain}))]
         assert len(got) == len(want) > 2
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one, other), argument

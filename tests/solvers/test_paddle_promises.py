@@ -310,12 +310,12 @@ def test_number_of_classes_by_default(device: str) -> None:
     assert_same(problem.solve(validate=False), problem.solve())
 
 
-def test_reference_backend(device: str) -> None:
+def test_the_reference_takes_the_same_options(device: str) -> None:
     problem = make_problem(B=2, Q=6, K=5, D=4).to(device)
     options = {"lam": 3.0, "temperature": 0.9, "epsilon": 1e-5, "tol": 0.0, "max_iter": 7}
     options |= {"scaling": "minmax", "return_prototypes": True}
-    got = problem.solve(backend="reference", **options)
+    got = paddle_ext.reference.solve(*problem.inputs(), **options)
     assert got.probabilities.device.type == device
-    native = problem.solve(backend="native", **options)
+    native = problem.solve(**options)
     assert largest(got.probabilities - native.probabilities) < 1e-4
     assert largest(got.prototypes - native.prototypes) < 1e-3

@@ -10,7 +10,6 @@ import torch
 from problems import Place, Problem, largest, make_problem, nothing_waits
 from tim_tasks import (
     ADM,
-    ALPHA,
     PROTOTYPES,
     VARIANTS,
     agrees,
@@ -55,16 +54,8 @@ def test_half_precision(device: str, dtype: torch.dtype, variant: str) -> None:
     assert_agrees(got, truth(problem, **options))
 
 
-def test_reference_backend_is_the_reference() -> None:
-    problem = overlapping(B=2, seed=4)
-    for dtype in (torch.float32, torch.float64):
-        got = run(problem.to(dtype), max_iter=5, backend="reference", return_losses=True)
-        assert {x.dtype for x in got[1:]} == {dtype}
-        assert_agrees(got, truth(problem, max_iter=5, return_losses=True))
-
-
 @pytest.mark.cuda
-def test_float64_on_cuda_is_the_reference() -> None:
+def test_float64_on_cuda() -> None:
     problem = overlapping(seed=5).to(torch.float64)
     got = run(problem.to("cuda"), max_iter=5)
     assert_agrees(got, truth(problem, max_iter=5))
@@ -86,9 +77,8 @@ def test_inputs_are_not_modified_and_nothing_is_recorded(place: Place) -> None:
     copies = [x.clone() for x in problem.inputs()]
     problem.support.requires_grad_()
     problem.query.requires_grad_()
-    for backend in ("native", "reference"):
-        got = run(problem, max_iter=3, return_losses=True, backend=backend)
-        assert not any(x.requires_grad for x in got)
+    got = run(problem, max_iter=3, return_losses=True)
+    assert not any(x.requires_grad for x in got)
     for x, copy in zip(problem.inputs(), copies, strict=True):
         assert torch.equal(x, copy)
 
@@ -96,10 +86,9 @@ def test_inputs_are_not_modified_and_nothing_is_recorded(place: Place) -> None:
 def test_no_tasks(device: str) -> None:
     for shared in (False, True):
         problem = make_problem(B=0, Q=4, K=3, D=5, shared=shared).to(device)
-        for backend in ("native", "reference"):
-            got = run(problem, max_iter=7, return_losses=True, backend=backend)
-            shapes = [list(x.shape) for x in got if x is not None]
-            assert shapes == [[0, 4], [0, 4, 3], [0, 3, 5], [7, 0]]
+        got = run(problem, max_iter=7, return_losses=True)
+        shapes = [list(x.shape) for x in got if x is not None]
+        assert shapes == [[0, 4], [0, 4, 3], [0, 3, 5], [7, 0]]
     empty = paddle_ext.tim(*make_problem(B=0, Q=4, K=3, D=5).to(device).inputs(), max_iter=2)
     assert empty.probabilities.shape == (0, 4, 0)
 
@@ -253,17 +242,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD)
 def test_bad_input(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    for backend in ("auto", "native", "reference"):
-        with pytest.raises(error) as caught:
-            paddle_ext.tim(**call(**changes), backend=backend)
-        assert message in str(caught.value)
-        assert "got " in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-
-def test_bad_backend() -> None:
-    with pytest.raises(ValueError, match="backend must be one of"):
-        paddle_ext.tim(**call(backend="gpu"))
+    with pytest.raises(error) as caught:
+        paddle_ext.tim(**call(**changes))
+    assert message in str(caught.value)
+    assert "got " in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_labels_out_of_range_without_validation(place: Place) -> None:
@@ -274,43 +257,6 @@ def test_labels_out_of_range_without_validation(place: Place) -> None:
         labels[0] = label
         bad = replace(problem, support_labels=labels)
         run(bad, max_iter=2, validate=False)
-
-
-# --- the operator -------------------------------------------------------------------------------
-
-OPTIONS = (0, True, 15.0, [1.0, 0.3, 1.0], [1.0, 7.0, 5.0], 1e-3, 4)
-
-
-@pytest.mark.parametrize("losses", [False, True])
-@pytest.mark.parametrize("form", ["one", "own", "shared"])
-def test_opcheck(form: str, losses: bool, device: str) -> None:
-    problem = overlapping(B=None if form == "one" else 3, shared=form == "shared", seed=15)
-    arguments = (*problem.to(device).inputs(), 5, *OPTIONS, losses)
-    torch.library.opcheck(torch.ops.paddle_ext.tim.default, arguments)
-
-
-def test_operator_stays_inside_its_tensors() -> None:
-    support, labels, query = overlapping(B=3, seed=16).inputs()
-    for bad, message in (
-        ((support[..., :3], labels, query), "query must have as many features as support, 3"),
-        ((support, labels[:, :3], query), "support_labels must have one label for each row"),
-        ((support[:2], labels[:2], query), "query must have as many tasks as support, 2"),
-        ((support, labels, query[0]), "query must have a batch dimension"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            torch.ops.paddle_ext.tim(*bad, 5, *OPTIONS, False)
-
-
-def test_compile(device: str) -> None:
-    torch._dynamo.reset()
-    problem = overlapping(B=3, seed=17).to(device)
-
-    def around(*inputs: torch.Tensor) -> TimSolution:
-        options = {"num_classes": 5, "validate": False, "return_losses": True} | ALPHA
-        return paddle_ext.tim(*inputs, max_iter=4, **options)
-
-    compiled = torch.compile(around, fullgraph=True, backend="aot_eager")
-    assert_same(compiled(*problem.inputs()), around(*problem.inputs()))
 
 
 def test_examples() -> None:
