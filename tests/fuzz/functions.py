@@ -307,7 +307,7 @@ def check(name: str, call: Call, out: tuple[Tensor, ...]) -> None:
             assert bool((plan >= 0).all()), "plan is negative"
         return
     labels, probabilities = out[:2]
-    classes = call["num_classes"] if "num_classes" in call else probabilities.shape[-1]
+    classes = call["num_classes"] if "num_classes" in call else call["logits"].shape[-1]
     assert bool(((labels >= 0) & (labels < classes)).all()), "labels out of range"
     if valid:
         if name == "tim" and max(call["weights"]) > 1e30:  # then a loss may be beyond all numbers
