@@ -296,8 +296,13 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
         def wrapper(*arguments: P.args, **options: P.kwargs) -> Result:
             if not is_traced():
                 return run(*arguments, **options)
-            given: dict[str, Any] = {**defaults, **dict(zip(names, arguments)), **options}  # noqa: B905
-            if set(given) != set(names) or not all(isinstance(given[x], Tensor) for x in needed):
+            given: dict[str, Any] = {**defaults, **dict(zip(needed, arguments)), **options}  # noqa: B905
+            # Anything else is an error, or queries from a file, which are not for torch.compile.
+            if (
+                set(given) != set(names)
+                or len(arguments) > len(needed)
+                or not all(isinstance(given[name], Tensor) for name in needed)
+            ):
                 return run(*arguments, **options)
             outputs = operator(*[given[name] for name in names])
             given = {**constants, **given}
