@@ -170,9 +170,9 @@ def test_priors_out_of_reach_are_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         assert ((found.iterations == full.iterations) == won).all()
     duals, held = [], fixed.Kept.held
 
-    def counted(self: fixed.Kept, dual: Tensor, group: Any) -> Tensor:
+    def counted(self: fixed.Kept, dual: Tensor) -> Tensor:
         duals.append(dual)
-        return held(self, dual, group)
+        return held(self, dual)
 
     monkeypatch.setattr(fixed, "LARGE", 100)
     monkeypatch.setattr(fixed.Kept, "held", counted)
