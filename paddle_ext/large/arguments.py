@@ -79,7 +79,7 @@ def solve_large(
             return allocate(query, output_table(of_query, num_classes, real, top, others))
         query = query if batched else query.unsqueeze(0)
     labels = support_labels.reshape(-1, S)
-    with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
+    with torch.autocast(support.device.type, enabled=False):
         result = large.solve(query, support.reshape(-1, S, D), labels, num_classes, options)
     return large_outputs(result, batched)
 
