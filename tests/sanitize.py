@@ -24,8 +24,8 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext.adaptive_rule.learn import calibrate, labelled, learned
+from paddle_ext.check import classes_of_valid
 from paddle_ext.methods import create
-from paddle_ext.native.values import classes_of_valid
 
 # Q, K, D, shots: one tile of classes; several; a row that ends between two loads; the whole grid;
 # more classes than a tile; as many as stay in registers; G beyond shared memory.

@@ -6,6 +6,7 @@ in docs/adaptive.md.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +15,17 @@ from torch import Tensor
 from ..large.fixed import is_large
 from ..large.sources import Rows, TensorRows
 from ..native import load as native
-from ..native.calls import call_native, options_of, pointers, where_code_is
-from ..native.pointers import packed, pointer
+from ..native.call import DTYPES, call_native, packed
+from ..native.devices import on_cpu_without_gpu_code
 from ..solution import Solution
-from ..solvers.adapt import solution_of
+from ..solvers.adapt import adapt_table, solution_of
 from ..task import merged
 from .large import solve_large
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
-# The native call of `posterior` takes these tensors of a likelihood first, and those with the rest.
-AT_FIRST = ("squares", "bias", "shots", "variance", "sharpness", "shares", "factor", "solved")
-AT_LAST = ("centre", "scaled", "scale")
+# The tensors of a likelihood that the native code of `posterior` takes early, and with the queries.
+EARLY = ("squares", "bias", "shots", "variance", "sharpness", "shares", "factor", "solved")
+LATER = ("centre", "scaled", "scale")
 OF_EACH_TASK = ("bias", "sharpness")  # these may have a batch of B even if the others are shared
 
 
@@ -69,7 +70,7 @@ def classify(
     return solve_large(likelihood, query, None, one, **options), None
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def one_by_one(
     query: Tensor,
     likelihood: Likelihood,
@@ -91,7 +92,7 @@ def one_by_one(
     return merged(solutions)
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def posterior(
     query: Tensor,
     likelihood: Likelihood,
@@ -110,7 +111,7 @@ def posterior(
     weight u))``, products in the metric.
     """
     (B, Q, D), (L, K), N = query.shape, likelihood.shots.shape, likelihood.scaled.shape[1]
-    factor, device = likelihood.factor, query.get_device()
+    factor, real = likelihood.factor, query.dtype
     if likelihood.correction is not None:
         correction = likelihood.corrected(likelihood.centred(query))
         added = correction if added is None else correction.add_(added)
@@ -121,19 +122,16 @@ def posterior(
     priors = 0 if measures is None else measures.shape[1]
     query = packed(query)
     kinds = native_kinds(query, L=L, K=K, D=D, N=N, M=0 if factor is None else factor.shape[1])
-    alive: list[Tensor] = []  # copies, if any, must live as long as the call
-    addresses: dict[str, Any] = {}
-    for name in AT_FIRST + AT_LAST:
+    tables: dict[str, Any] = {}
+    for name in EARLY + LATER:
         x, (dtype, shape) = getattr(likelihood, name), kinds[name]
         if name in OF_EACH_TASK:
             shape = (B, *shape[1:])
             x = x.expand(shape)
-        if x is not None:
-            x = packed(x)
-            alive.append(x)
-        addresses[name] = pointer(x, dtype, shape, device)
-    call = native.module.posterior_call(
-        **options_of(query),
+        tables[name] = None if x is None else packed(x), dtype, shape
+    make = partial(
+        native.module.posterior_call,
+        dtype=DTYPES[real],
         sizes=(B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
         weight=likelihood.weight_of(Q),
         temper=likelihood.temper,
@@ -141,23 +139,12 @@ def posterior(
         max_iter=max_iter,
         tol=tol,
         priors=priors,
-        **pointers(query, added=(added, (B, Q, K)), measures=(measures, (B, priors, K))),
-        **{name: addresses[name] for name in AT_FIRST},
     )
-    given = pointers(query, query=(query, (B, Q, D)))
-    for name in AT_LAST:
-        given[NATIVE_TENSORS[name].name or name] = addresses[name]
-    wanted = {
-        "labels": (torch.int64, (B, Q)),
-        "probabilities": (B, Q, K),
-        "proportions": (B, K),
-        "dual": (B, K),
-        "iterations": (torch.int32, (B,)),
-        "criterion": (B,),
-        "concentration": (B,),
-        "bound": (B,),
-        "chosen": (torch.int32, (B,)),
-        "finite": (torch.bool, (B,)),
-    }
-    *outputs, finite = call_native(call, query, given, wanted)
-    return solution_of(tuple(outputs), measures), finite
+    early = {name: tables[name] for name in EARLY}
+    early["added"] = added, real, (B, Q, K)
+    early["measures"] = measures, real, (B, priors, K)
+    inputs = {NATIVE_TENSORS[name].name or name: tables[name] for name in LATER}
+    inputs["query"] = query, real, (B, Q, D)
+    outputs = {**adapt_table((B, Q), K, real, None), "finite": (torch.bool, (B,))}
+    *results, finite = call_native(make, query, inputs, outputs, early=early)
+    return solution_of(results, measures), finite

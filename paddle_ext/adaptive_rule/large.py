@@ -20,8 +20,8 @@ from ..large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
 from ..large.queries import Queries
 from ..large.sources import Rows
 from ..large.steps import IMPOSSIBLE, AbsorbStep, State, split_unit
+from ..native.call import packed
 from ..native.coordinates import coordinates
-from ..native.pointers import packed
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
 from .likelihood import Likelihood

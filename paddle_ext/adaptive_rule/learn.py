@@ -8,16 +8,16 @@ equations are in docs/adaptive.md.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..native import load as native
-from ..native.calls import call_native, options_of, pointers, where_code_is
+from ..native.call import DTYPES, call_native, packed, packed_int64
 from ..native.coordinates import as_split
-from ..native.operators import integers
-from ..native.pointers import packed, pointer
+from ..native.devices import on_cpu_without_gpu_code
 from ..rows import evenly_spread, products
 from .likelihood import FACTOR_BLOCK, NATIVE_TENSORS, Likelihood, native_kinds
 
@@ -73,7 +73,7 @@ def likelihood_of(
     return learned(support, labels, num_classes, metric)[0]
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
     """Centre, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
 
@@ -81,24 +81,24 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
     least two; 0 chooses none.
     """
     (B, S, D), K, R = support.shape, num_classes, rows
-    support, labels = packed(support), integers(labels)
-    call = native.module.labelled_call(**options_of(support), B=B, S=S, K=K, D=D, R=R)
-    given = pointers(support, support=(support, (B, S, D)))
-    given["labels"] = pointer(labels, torch.int64, (B, S), support.get_device())
-    wanted = {
-        "first": (B, S),
-        "second": (B, S),
-        "centre": (B, D),
-        "means": (B, K, D),
-        "shots": (B, K),
+    support, labels = packed(support), packed_int64(labels)
+    real = support.dtype
+    make = partial(native.module.labelled_call, dtype=DTYPES[real], B=B, S=S, K=K, D=D, R=R)
+    inputs = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
+    outputs = {
+        "first": (real, (B, S)),
+        "second": (real, (B, S)),
+        "centre": (real, (B, D)),
+        "means": (real, (B, K, D)),
+        "shots": (real, (B, K)),
         "own": (torch.int64, (B, R)),
         "judging": (torch.int64, (B,)),
-        "scale": (B, D),
+        "scale": (real, (B, D)),
     }
-    return Labelled(*call_native(call, support, given, wanted))
+    return Labelled(*call_native(make, support, inputs, outputs))
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def calibrate(
     distances: Tensor,
     labels: Tensor,
@@ -115,19 +115,27 @@ def calibrate(
     and `spread` in [1e-6, 1e6].
     """
     B, R, K = distances.shape
-    distances, labels, count = packed(distances), integers(labels), integers(count)
-    call = native.module.calibrate_call(
-        **options_of(distances), B=B, R=R, K=K, centre=centre, spread=spread
+    distances, labels, count = packed(distances), packed_int64(labels), packed_int64(count)
+    real = distances.dtype
+    make = partial(
+        native.module.calibrate_call,
+        dtype=DTYPES[real],
+        B=B,
+        R=R,
+        K=K,
+        centre=centre,
+        spread=spread,
     )
-    given = pointers(distances, distances=(distances, (B, R, K)))
-    device = distances.get_device()
-    given["labels"] = pointer(labels, torch.int64, (B, R), device)
-    given["count"] = pointer(count, torch.int64, (B,), device)
-    wanted = {"sharpness": (B,), "objective": (B,), "drawn": (B, K)}
-    return Calibration(*call_native(call, distances, given, wanted))
+    inputs = {
+        "distances": (distances, real, (B, R, K)),
+        "labels": (labels, torch.int64, (B, R)),
+        "count": (count, torch.int64, (B,)),
+    }
+    outputs = {"sharpness": (real, (B,)), "objective": (real, (B,)), "drawn": (real, (B, K))}
+    return Calibration(*call_native(make, distances, inputs, outputs))
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def learned(
     support: Tensor,
     labels: Tensor,
@@ -143,9 +151,11 @@ def learned(
     """
     (B, S, D), K = support.shape, num_classes
     full = uses_full_metric(metric, S, K)
-    support, labels = packed(support), integers(labels)
-    call = native.module.likelihood_call(
-        **options_of(support),
+    support, labels = packed(support), packed_int64(labels)
+    real = support.dtype
+    make = partial(
+        native.module.likelihood_call,
+        dtype=DTYPES[real],
         B=B,
         S=S,
         K=K,
@@ -155,21 +165,19 @@ def learned(
         every=left_out,
         prior_sharpness=PRIOR_SHARPNESS,
         spread=SHARPNESS_SPREAD,
-        labels=pointer(labels, torch.int64, (B, S), support.get_device()),
-        **pointers(support, support=(support, (B, S, D))),
     )
+    early = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
     N = S + K if full and S < D else K
     M = -(-min(S, D) // FACTOR_BLOCK) * FACTOR_BLOCK
-    kinds: dict[str, Any] = native_kinds(support, L=B, K=K, D=D, N=N, M=M)
-    absent = {"factor", "solved", "shares"} if not full else set[str]()
-    wanted = {NATIVE_TENSORS[x].name or x: kinds[x] for x in kinds if x not in absent}
-    if left_out:
-        wanted["left_out"] = (B, S, K)
-    else:
-        absent.add("left_out")
-    outputs = call_native(call, support, dict.fromkeys(absent, 0), wanted)
-    distances = outputs.pop() if left_out else None
-    tensors: Any = dict(zip((x for x in kinds if x not in absent), outputs, strict=True))
+    kinds = native_kinds(support, L=B, K=K, D=D, N=N, M=M)
+    absent = () if full else ("factor", "solved", "shares")
+    outputs: dict[str, Any] = {
+        NATIVE_TENSORS[x].name or x: None if x in absent else kinds[x] for x in kinds
+    }
+    outputs["left_out"] = (real, (B, S, K)) if left_out else None
+    results = call_native(make, support, {}, outputs, early=early)
+    distances = results.pop() if left_out else None
+    tensors: Any = dict(zip((x for x in kinds if x not in absent), results, strict=True))
     return Likelihood(**tensors, temper=1.0, rows=S), distances
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..native.coordinates import as_split, coordinates, numbers, split_kind
+from ..native.coordinates import as_split, coordinates, split_kind, unsplit
 from ..rows import class_sums, laid_out, products
 
 FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
@@ -91,9 +91,9 @@ class Likelihood:
         if self.factor is None or self.shares is None:
             return None
         root = self.scale.sqrt()
-        offsets = numbers(self.scaled[:, : -self.bias.shape[1]], root.shape[-1])
+        offsets = unsplit(self.scaled[:, : -self.bias.shape[1]], root.shape[-1])
         right = offsets * root.unsqueeze(1) if offsets.shape[1] else torch.diag_embed(root)
-        return solved_by(numbers(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
+        return solved_by(unsplit(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
 
     def task(self, number: int) -> Likelihood:
         """The likelihood of one task, [1, ..]; some of the tensors may be shared by all tasks."""
@@ -111,7 +111,7 @@ class Likelihood:
             if kind.split and x is not None:
                 sized_like = self.scale if kind.letters[-1] == "D" else self.factor
                 assert sized_like is not None
-                moved[name] = as_split(numbers(x, sized_like.shape[1]).to(device))
+                moved[name] = as_split(unsplit(x, sized_like.shape[1]).to(device))
         return replace(self, **moved)
 
     def tensors(self) -> dict[str, Tensor]:

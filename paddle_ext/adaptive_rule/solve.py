@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..large.arguments import Source, check_top, is_elsewhere, queries_of, returns_all
-from ..native.values import dense_values
+from ..large.arguments import Source, check_top, comes_in_chunks, queries_of, returns_all
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
@@ -103,12 +102,12 @@ def adaptive(
     check.classes(num_classes, check.flag("validate", validate))
     top = check_top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
-    from_file = is_elsewhere(query)
+    from_file = comes_in_chunks(query)
     check.dense(support, support_labels, support if from_file else cast(Tensor, query))
     rows = cast(Tensor, query) if not from_file else queries_of(query, support)
     if validate:
         visible = support[:1] if from_file else cast(Tensor, query)
-        num_classes = dense_values(support, support_labels, visible, num_classes)
+        num_classes = check.dense_values(support, support_labels, visible, num_classes)
     assert num_classes is not None
     *batch, Q, _ = rows.shape
     measures = None

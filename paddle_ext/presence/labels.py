@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import AUTO, weigh_labels
+from ..limits import LARGEST_FLOAT
 from ..native.coordinates import coordinates
-from ..native.values import dense_values
 from ..rows import computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 
 # Limit on the samples that are compared with each other, unless more are asked for.
@@ -132,7 +132,7 @@ def check_rows(support: Tensor, query: Tensor) -> None:
         )
     for name, x in (("support", support), ("query", query)):
         if not x.isfinite().all():
-            check.too_large(name, x, check.LARGEST)
+            check.too_large(name, x, LARGEST_FLOAT)
 
 
 class LabelDoubt(NamedTuple):
@@ -180,7 +180,7 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """
     support, support_labels = check.tensors(support, support_labels)
     check.dense(support, support_labels, support)
-    K = dense_values(support, support_labels, support, None)
+    K = check.dense_values(support, support_labels, support, None)
     rows = support.detach().to(computing_dtype(support))
     return doubt_of_labels(rows, support_labels.long(), K)
 

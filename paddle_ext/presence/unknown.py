@@ -14,7 +14,6 @@ from .. import check
 from ..adaptive_rule.learn import likelihood_of
 from ..methods import Prediction
 from ..native.coordinates import coordinates
-from ..native.values import dense_values
 from ..rows import (
     class_means,
     computing_dtype,
@@ -118,7 +117,7 @@ def novelty(
             "solution must belong to the one given task, with probabilities of shape "
             f"[{len(query)}, K], got {list(u.shape)}"
         )
-    K = dense_values(support, support_labels, query, u.shape[-1])
+    K = check.dense_values(support, support_labels, query, u.shape[-1])
     known = familiar(support.detach(), support_labels.long(), K)
     if known is None:
         raise ValueError(ALONE)

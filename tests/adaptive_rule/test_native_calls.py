@@ -14,7 +14,7 @@ from paddle_ext import _native, adaptive, build_info, reference
 from paddle_ext.adaptive_rule.classify import posterior
 from paddle_ext.adaptive_rule.learn import Labelled, calibrate, labelled, learned, likelihood_of
 from paddle_ext.adaptive_rule.likelihood import Likelihood
-from paddle_ext.native.coordinates import coordinates, numbers
+from paddle_ext.native.coordinates import coordinates, unsplit
 from paddle_ext.reference.adaptive import (
     CalibrationRows,
     Judged,
@@ -161,9 +161,9 @@ def test_numbers_of_split_rows() -> None:
     padded = 64 * torch.nn.functional.pad(x, (0, 26)).view(3, 7, 3, 1, 32)
     high = padded.half()
     split = torch.cat([high, (padded - high.float()).half()], 3).view(3, 7, 192)
-    assert gap(numbers(split, 70), x) < 1e-6
-    assert numbers(split[:, :0], 70).shape == (3, 0, 70)
-    assert gap(numbers(split[:, 2:], 70), x[:, 2:]) < 1e-6
+    assert gap(unsplit(split, 70), x) < 1e-6
+    assert unsplit(split[:, :0], 70).shape == (3, 0, 70)
+    assert gap(unsplit(split[:, 2:], 70), x[:, 2:]) < 1e-6
 
 
 # --- the sharpness --------------------------------------------------------------------------------

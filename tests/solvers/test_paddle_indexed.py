@@ -3,17 +3,14 @@
 from itertools import product
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from places import at_places
 from problems import (
     SCALINGS,
     SHAPES,
-    TOLERANCE,
     Place,
     Problem,
     assert_same,
-    largest,
     make_problem,
 )
 
@@ -77,13 +74,6 @@ def test_indexed_is_gathered(
     assert_same(tasks.solve(**options), tasks.dense().solve(**options))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_indexed_half_precision(device: str, dtype: torch.dtype) -> None:
-    problem = make_problem(B=3, Q=20, K=5, D=12, seed=18).to(dtype).to(device)
-    tasks = in_a_bank(problem)
-    assert_same(tasks.solve(), tasks.dense().solve())
-
-
 def test_indexed_forms_of_input(place: Place) -> None:
     tasks = in_a_bank(place.put(make_problem(B=3, Q=10, K=4, D=6)))
     want = tasks.solve()
@@ -91,9 +81,6 @@ def test_indexed_forms_of_input(place: Place) -> None:
     assert_same(tasks.solve(validate=False), want)
     short = Indexed(*(x.int() if x.dtype == torch.int64 else x for x in tasks[:4]), 4)
     assert_same(short.solve(), want)
-    reference = short.solve(backend="reference", tol=0.0, max_iter=5)
-    native = tasks.solve(tol=0.0, max_iter=5)
-    assert largest(reference.probabilities - native.probabilities) < TOLERANCE[place.dtype]
     # Rows may be used more than once.
     same = replace_index(tasks, tasks.query_index[:1].expand(3, -1))
     assert same.solve().probabilities.shape == (3, 10, 4)
@@ -103,17 +90,6 @@ def replace_index(tasks: Indexed, query_index: torch.Tensor) -> Indexed:
     return tasks._replace(query_index=query_index)
 
 
-def test_indexed_empty_batch(place: Place) -> None:
-    problem = place.put(make_problem(B=0, Q=4, K=3, D=2))
-    index = torch.zeros(0, 6, dtype=torch.int64, device=place.device)
-    bank = problem.query.new_zeros(5, 2)
-    got = Indexed(bank, index, index, index[:, :4], 3).solve(return_prototypes=True)
-    assert got.probabilities.shape == (0, 4, 3)
-    assert got.prototypes.shape == (0, 3, 2)
-
-
 def test_empty_batch_without_number_of_classes(device: str) -> None:
     problem = make_problem(B=0, Q=4, K=3, D=2).to(device)
-    for backend in ("native", "reference"):
-        got = paddle_ext.solve(*problem.inputs(), backend=backend)
-        assert got.probabilities.shape == (0, 4, 0)
+    assert paddle_ext.solve(*problem.inputs()).probabilities.shape == (0, 4, 0)

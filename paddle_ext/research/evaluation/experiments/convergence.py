@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+import paddle_ext
+
 from .... import check, methods
 from ....methods import PaddlePgd
 from ....methods.base import DATA_SETS
@@ -156,9 +158,9 @@ def measure_convergence(
     paddle = {"max_iter": max_iter, "repeats": repeats, **shared}
     with Progress("convergence", 4, show=settings.progress) as shown:
         shown.line(f"{one.num_classes} candidate classes, {shots} shots, {k_eff} present")
-        curves = [paddle_curve(one, "PADDLE, native", "native", **paddle)]
+        curves = [paddle_curve(one, "PADDLE, native", partial(solve, validate=False), **paddle)]
         shown.advance(note="PADDLE in torch")
-        curves.append(paddle_curve(one, "PADDLE, torch", "reference", **paddle))
+        curves.append(paddle_curve(one, "PADDLE, torch", paddle_ext.reference.solve, **paddle))
         shown.advance(note=f"PGD, {pgd_max_iter} iterations")
         curves.append(pgd_curve(one, "PGD, torch", pgd))
         shown.advance(note="α-TIM")
@@ -211,7 +213,7 @@ def draw_task(bank: FeatureBank, settings: RunSettings, *, task: int, **tasks: A
 def paddle_curve(
     one: OneTask,
     title: str,
-    backend: str,
+    solver: Callable[..., Solution],
     *,
     repeats: int,
     max_iter: int,
@@ -224,14 +226,12 @@ def paddle_curve(
     """
 
     def solve_for(iterations: int, tol: float) -> Solution:
-        return solve(
+        return solver(
             *one.inputs,
             num_classes=one.num_classes,
             scaling=scaling,
             max_iter=iterations,
             tol=tol,
-            validate=False,
-            backend=backend,
         )
 
     final = solve_for(max_iter, tol)  # also warms up
