@@ -366,7 +366,7 @@ def check_features(bank: FeatureBank) -> None:
     for name, x in (("features", bank.features), ("base_mean", bank.base_mean)):
         if x is None:
             continue
-        most = check.SUMMABLE[x.dtype]
+        most = check.LARGEST_FEATURE[x.dtype]
         for rows in torch.split(x, ROWS_AT_ONCE):
             low, high = torch.aminmax(rows)
             if not (low >= -most and high <= most):  # false for NaN

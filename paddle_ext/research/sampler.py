@@ -6,15 +6,16 @@ task is the same on every machine, in any batch and on any number of threads or 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import check
+from ..limits import LARGEST_INT32
 from ..native import load as native
-from ..native import operators
-from ..native.pointers import ON_CPU, pointer
+from ..native.call import call_native
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 SAMPLING_NAMES = tuple(SAMPLINGS)
@@ -175,12 +176,8 @@ class TaskSampler:
         check.integer("start + count", start + B, least=0, most=LAST_TASK)
         pools, shots = self._pools, self.shots or 0
         S = self.num_classes * shots
-        support_index = torch.empty(B, S, dtype=torch.int64)
-        support_labels = torch.empty(B, S, dtype=torch.int64)
-        query_index = torch.empty(B, self.n_query, dtype=torch.int64)
-        query_labels = torch.empty(B, self.n_query, dtype=torch.int64)
-        call = native.module.tasks_call(
-            target=operators.target(support_index),
+        make = partial(
+            native.module.tasks_call,
             B=B,
             Q=self.n_query,
             K=self._classes,
@@ -193,22 +190,26 @@ class TaskSampler:
             seed=self.seed,
             start=start,
         )
-        workspace = operators.workspace(call.workspace(), support_index)
-        of_classes = torch.int32, (self._classes,), ON_CPU
-        of_support, of_query = ((torch.int64, (B, size), ON_CPU) for size in (S, self.n_query))
-        call.sample(
-            labels=pointer(self.labels, torch.int64, self.labels.shape, ON_CPU),
-            rows=pointer(pools.rows, torch.int32, pools.rows.shape, ON_CPU),
-            support_begin=pointer(pools.support_begin, *of_classes),
-            support_end=pointer(pools.support_end, *of_classes),
-            query_begin=pointer(pools.query_begin, *of_classes),
-            query_end=pointer(pools.query_end, *of_classes),
-            support_index=pointer(support_index, *of_support),
-            support_labels=pointer(support_labels, *of_support),
-            query_index=pointer(query_index, *of_query),
-            query_labels=pointer(query_labels, *of_query),
-            workspace=pointer(workspace, torch.uint8, workspace.shape, ON_CPU),
-            workspace_bytes=workspace.numel(),
+        of_classes = torch.int32, (self._classes,)
+        of_support, of_query = ((torch.int64, (B, size)) for size in (S, self.n_query))
+        query_index, query_labels, support_index, support_labels = call_native(
+            make,
+            self.labels,
+            {
+                "labels": (self.labels, torch.int64, self.labels.shape),
+                "rows": (pools.rows, torch.int32, pools.rows.shape),
+                "support_begin": (pools.support_begin, *of_classes),
+                "support_end": (pools.support_end, *of_classes),
+                "query_begin": (pools.query_begin, *of_classes),
+                "query_end": (pools.query_end, *of_classes),
+            },
+            {
+                "query_index": of_query,
+                "query_labels": of_query,
+                "support_index": of_support,
+                "support_labels": of_support,
+            },
+            run="sample",
         )
         if self.shots is None:
             support_index, support_labels = pools.support, self.labels[pools.support]
@@ -277,16 +278,16 @@ def checked_labels(labels: Tensor) -> Tensor:
     (labels,) = check.tensors(labels)
     check.integers("labels", labels)
     check.dense_tensor("labels", labels)
-    if labels.dim() != 1 or not 1 <= len(labels) <= check.MOST:
+    if labels.dim() != 1 or not 1 <= len(labels) <= LARGEST_INT32:
         raise ValueError(
-            f"labels must have shape [N] with N in [1, {check.MOST}], got {list(labels.shape)}"
+            f"labels must have shape [N] with N in [1, {LARGEST_INT32}], got {list(labels.shape)}"
         )
     labels = labels.detach().to("cpu", torch.int64, copy=True).contiguous()
     low, high = (int(x) for x in torch.aminmax(labels))
     if low < -1:
         raise ValueError(f"labels must be at least 0, or -1 for no class, got {low}")
-    if not 0 <= high < check.MOST:
-        raise ValueError(f"labels must have a class in [0, {check.MOST}), got at most {high}")
+    if not 0 <= high < LARGEST_INT32:
+        raise ValueError(f"labels must have a class in [0, {LARGEST_INT32}), got at most {high}")
     ordered = torch.cat([labels.new_tensor([-1]), labels[labels >= 0].sort().values])
     before = ordered[:-1][ordered.diff() > 1]
     if len(before):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...adaptive_rule.classify import classify
 from ...adaptive_rule.correction import corrected_likelihood
-from ...adaptive_rule.engines import classify
 from ...adaptive_rule.label_noise import AUTO
 from ...methods.adaptive import Adaptive
 from ...presence.hierarchy import Hierarchy, RolledUp

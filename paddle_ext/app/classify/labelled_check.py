@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...adaptive_rule.correction import MOST_ENTRIES
-from ...presence.wrong_labels import doubt_of_labels
+from ...adaptive_rule.label_noise import MOST_LEFT_OUT
+from ...presence.labels import doubt_of_labels
 from .samples import Labelled
 
 SUSPECT = 0.9  # a label of at least this doubt is likely wrong
@@ -132,7 +132,7 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     """None if no class has two samples, or if there are too many to compare."""
     classes, number = labelled.classes_with_samples()
     S = len(labelled.labels)
-    if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_ENTRIES:
+    if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_LEFT_OUT:
         return None
     found = doubt_of_labels(labelled.rows(device), number[labelled.labels].to(device), len(classes))
     return LabelledCheck(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...adaptive_rule.classify import classify
 from ...adaptive_rule.correction import corrected_likelihood
-from ...adaptive_rule.engines import classify
 from ...files import ahead, check_regular, replacing
 from ...parquet import libraries
 from ...progress import Progress

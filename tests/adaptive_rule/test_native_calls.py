@@ -1,4 +1,4 @@
-"""The native parts of `adaptive`, each against a piece of the specification in float64."""
+"""The native calls of `adaptive`, each against a piece of the specification in float64."""
 
 import math
 from collections.abc import Iterator
@@ -8,22 +8,13 @@ import pytest
 import torch
 from problems import Place, Problem, largest, make_problem
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from paddle_ext import _native, build_info, reference
-from paddle_ext.adaptive_rule.kernels import (
-    Labelled,
-    calibrate,
-    labelled,
-    likelihood,
-)
-from paddle_ext.adaptive_rule.likelihood import (
-    Likelihood,
-    calibrated,
-    calibration_count,
-    likelihood_of,
-)
-from paddle_ext.adaptive_rule.small import solve_small
-from paddle_ext.native.coordinates import coordinates, numbers
+from paddle_ext import _native, adaptive, build_info, reference
+from paddle_ext.adaptive_rule.classify import posterior
+from paddle_ext.adaptive_rule.learn import Labelled, calibrate, labelled, learned, likelihood_of
+from paddle_ext.adaptive_rule.likelihood import Likelihood
+from paddle_ext.native.coordinates import coordinates, unsplit
 from paddle_ext.reference.adaptive import (
     CalibrationRows,
     Judged,
@@ -115,7 +106,7 @@ def assert_labelled(support: Tensor, labels: Tensor, K: int, rows: int, place: P
         assert torch.equal(got.shots.long(), own.bincount(minlength=K))
         chosen = calibration_rows(x, own, means, rows)
         R = len(chosen.x)
-        assert int(got.judging) == R
+        assert int(got.calibration_rows) == R
         assert torch.equal(got.own[:R], chosen.own)
         scale = feature_scale(chosen) if R else torch.ones_like(centre)
         scale = one_shot_scale(means) if rows == 0 else scale
@@ -131,22 +122,17 @@ def test_labelled(place: Place, shape: tuple[int, int, int, int]) -> None:
 
 @pytest.mark.parametrize("D", [33, 1100])
 def test_a_row_without_a_class_has_no_place(place: Place, D: int) -> None:
-    """Its numbers are written too: memory for results is not cleared."""
+    """Nothing is read out of bounds, and its numbers are written: memory is not cleared."""
     support, labels = make(20, 4, D)
-    labels[:, 3] = 9
+    labels[:, 3], labels[:, 5] = 9, -(2**40)
     support = support.to(place.dtype).to(place.device)
     stale = [torch.full((2, 20), torch.nan, dtype=place.dtype, device=place.device) for _ in "123"]
     del stale
     found = labelled(support, labels.to(place.device), 4, 16)
     assert all(bool(x.isfinite().all()) for x in found)
-    assert bool((found.second[:, 3] == 0).all())
-
-
-@pytest.mark.parametrize("scale", [1e-25, 1e25])
-def test_lengths_do_not_count(place: Place, scale: float) -> None:
-    support, labels = make(20, 4, 33)
-    support[:, ::3] *= scale
-    assert_labelled(support, labels, 4, 16, place)
+    assert bool((found.second[:, [3, 5]] == 0).all())
+    assert ((found.own >= 0) & (found.own < 4)).all()
+    assert int(found.shots.sum()) == 36
 
 
 def test_rows_of_zeros_and_equal_rows(place: Place) -> None:
@@ -155,17 +141,6 @@ def test_rows_of_zeros_and_equal_rows(place: Place) -> None:
     support[1, 3:] = 0.0
     found = assert_labelled(support, labels, 4, 16, place)
     assert largest(found.means[0].cpu()) < 1e-5  # all rows are the centre
-
-
-def test_labels_that_are_no_class(place: Place) -> None:
-    """Without validation they are ignored, and nothing is read out of bounds."""
-    support, labels = make(20, 4, 8)
-    labels[:, 5], labels[:, 9] = -(2**40), 4
-    rows = support.to(place.device, place.dtype)
-    found = labelled(rows, labels.to(place.device), 4, 16)
-    assert torch.isfinite(found.means).all()
-    assert ((found.own >= 0) & (found.own < 4)).all()
-    assert int(found.shots.sum()) == 36
 
 
 @pytest.mark.parametrize("D", [1, 33, 500, 1100])
@@ -186,15 +161,15 @@ def test_numbers_of_split_rows() -> None:
     padded = 64 * torch.nn.functional.pad(x, (0, 26)).view(3, 7, 3, 1, 32)
     high = padded.half()
     split = torch.cat([high, (padded - high.float()).half()], 3).view(3, 7, 192)
-    assert gap(numbers(split, 70), x) < 1e-6
-    assert numbers(split[:, :0], 70).shape == (3, 0, 70)
-    assert gap(numbers(split[:, 2:], 70), x[:, 2:]) < 1e-6
+    assert gap(unsplit(split, 70), x) < 1e-6
+    assert unsplit(split[:, :0], 70).shape == (3, 0, 70)
+    assert gap(unsplit(split[:, 2:], 70), x[:, 2:]) < 1e-6
 
 
 # --- the sharpness --------------------------------------------------------------------------------
 
 
-def judged(
+def distances_of(
     B: int, R: int, K: int, *, lead: float = 0.6, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Distances of rows, their classes and how many of them count."""
@@ -209,7 +184,7 @@ def judged(
 
 def assert_calibrated(shape: tuple[int, int, int], place: Place) -> None:
     for lead in (0.0, 0.3, 0.9):
-        distances, labels, count = judged(*shape, lead=lead)
+        distances, labels, count = distances_of(*shape, lead=lead)
         distances = distances.to(place.dtype)
         got = calibrate(*(x.to(place.device) for x in (distances, labels, count)))
         f, objective, drawn = reference.calibrate(distances.double(), labels, count)
@@ -225,7 +200,7 @@ def test_calibrate(place: Place, shape: tuple[int, int, int]) -> None:
 
 
 def test_the_sharpness_is_the_least_of_a_search() -> None:
-    distances, labels, _ = judged(1, 60, 12)
+    distances, labels, _ = distances_of(1, 60, 12)
 
     def objective(f: float) -> float:
         logits = -0.5 * f * distances[0]
@@ -240,7 +215,7 @@ def test_the_sharpness_is_the_least_of_a_search() -> None:
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-3, 1e3, 1e20])
 def test_distances_of_any_scale(place: Place, scale: float) -> None:
     """The end of the range where appropriate, and never NaN."""
-    distances, labels, count = judged(3, 20, 7)
+    distances, labels, count = distances_of(3, 20, 7)
     distances = (scale * distances).to(place.device, place.dtype)
     found = calibrate(distances, labels.to(place.device), count.to(place.device))
     assert all(bool(x.isfinite().all()) for x in found)
@@ -248,7 +223,7 @@ def test_distances_of_any_scale(place: Place, scale: float) -> None:
 
 
 def test_no_rows_and_rows_that_do_not_count(place: Place) -> None:
-    distances, labels, _ = judged(2, 10, 4)
+    distances, labels, _ = distances_of(2, 10, 4)
     count = torch.tensor([0, 6])
     inputs = [x.to(place.device) for x in (distances.to(place.dtype), labels, count)]
     f, found, drawn = calibrate(*inputs)
@@ -278,15 +253,14 @@ SHAPES = [
     (5, 3, 1, (3, 5)),
     (20, 300, 40, (1, 3)),
 ]
-STEPS = 12
+STEPS, METRICS = 12, ("diagonal", "auto")
 
 
-def learned(problem: Problem, full: bool) -> Likelihood:
+def learned_from(problem: Problem, metric: str) -> Likelihood:
     """The native likelihoods of a problem, shared or of each task."""
     S, D = problem.support.shape[-2:]
     support, labels = problem.support.reshape(-1, S, D), problem.support_labels.reshape(-1, S)
-    K = problem.num_classes
-    return calibrated(likelihood(support, labels, K, calibration_count(S, K, full), full), S)
+    return learned(support, labels, problem.num_classes, metric)[0]
 
 
 def as_specified(known: Likelihood, b: int) -> SpecifiedLikelihood:
@@ -303,15 +277,14 @@ def as_specified(known: Likelihood, b: int) -> SpecifiedLikelihood:
     return SpecifiedLikelihood(*known, float(one.variance))
 
 
-def assert_solved(problem: Problem, place: Place, full: bool) -> None:
+def assert_solved(problem: Problem, place: Place, metric: str) -> None:
     """The likelihoods, and what follows from them."""
     problem = problem.to(place.dtype)
     there, exact = place.put(problem), problem.to(torch.float64)
     K = problem.num_classes
-    found, tolerance = learned(there, full), 3 * TOLERANCE[place.dtype]
+    found, tolerance = learned_from(there, metric), 3 * TOLERANCE[place.dtype]
     for b in range(len(found.bias)):
         task = exact.task(b)
-        metric = "auto" if full else "diagonal"
         want = specified_likelihood(task.support, task.support_labels, K, metric)
         got = as_specified(found, b)
         assert math.isclose(got.sharpness, want.sharpness, rel_tol=30 * tolerance)
@@ -325,7 +298,7 @@ def assert_solved(problem: Problem, place: Place, full: bool) -> None:
     for temper, added in ((1.0, None), (0.7, logits.to(place.dtype))):
         known = replace(found, temper=temper)
         more = None if added is None else added.to(place.device)
-        solved, _ = solve_small(known, there.query, more, max_iter=STEPS, tol=0.0)
+        solved, _ = posterior(there.query, known, more, max_iter=STEPS, tol=0.0)
         for b, query in enumerate(exact.query):
             one = as_specified(known, b % len(found.bias))
             exact_logits = None if added is None else added[b].double()
@@ -339,13 +312,14 @@ def assert_solved(problem: Problem, place: Place, full: bool) -> None:
             assert int(solved.iterations[b]) == STEPS
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("full", [False, True])
-def test_likelihood_and_posterior(place: Place, shape: Shape, shared: bool, full: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "shared"), [(x, False) for x in SHAPES] + [(x, True) for x in SHAPES[::3]]
+)
+@pytest.mark.parametrize("metric", METRICS)
+def test_likelihood_and_posterior(place: Place, shape: Shape, shared: bool, metric: str) -> None:
     Q, K, D, shots = shape
-    problem = make_problem(B=3, Q=Q, K=K, D=D, shots=shots, lead=1.0, seed=K, shared=shared)
-    assert_solved(problem, place, full)
+    problem = make_problem(B=2, Q=Q, K=K, D=D, shots=shots, lead=1.0, seed=K, shared=shared)
+    assert_solved(problem, place, metric)
 
 
 @pytest.mark.parametrize("shots", [(1, 1), (4, 4), (20, 20)])
@@ -353,45 +327,35 @@ def test_likelihoods_move_between_devices(place: Place, shots: tuple[int, int]) 
     """Rows are split into halves on CUDA, and plain on the CPU."""
     problem = place.put(make_problem(B=2, Q=20, K=5, D=33, shots=shots, lead=2.0, seed=0))
     known = likelihood_of(problem.support, problem.support_labels, 5)
-    want, _ = solve_small(known, problem.query, None, max_iter=STEPS, tol=0.0)
+    want, _ = posterior(problem.query, known, max_iter=STEPS, tol=0.0)
     away = known.to("cpu")
-    found, _ = solve_small(away, problem.query.cpu(), None, max_iter=STEPS, tol=0.0)
+    found, _ = posterior(problem.query.cpu(), away, max_iter=STEPS, tol=0.0)
     assert gap(found.probabilities, want.probabilities.cpu()) < 1e-4
-    back, _ = solve_small(away.to(place.device), problem.query, None, max_iter=STEPS, tol=0.0)
+    back, _ = posterior(problem.query, away.to(place.device), max_iter=STEPS, tol=0.0)
     assert gap(back.probabilities, want.probabilities.cpu()) < 1e-5
 
 
-def test_a_task_does_not_depend_on_its_batch(place: Place) -> None:
-    """On CUDA several blocks share a task if there are few."""
-    problem = place.put(make_problem(B=300, Q=9, K=9, D=70, shots=(7, 7), lead=2.0, seed=0))
-    all_of_them = learned(problem, True)
-    alone = likelihood(problem.support[:1], problem.support_labels[:1], 9, 63, True)
-    for name in ("bias", "sharpness", "solved", "shares"):
-        assert torch.equal(getattr(all_of_them, name)[:1], getattr(alone, name)), name
-
-
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("D", [6, 40])
-def test_rows_left_out(place: Place, D: int, full: bool) -> None:
+def test_rows_left_out(place: Place, D: int, metric: str) -> None:
     """Distances of calibration rows in the specification, all rows being such."""
     problem = make_problem(B=2, Q=1, K=5, D=D, shots=(2, 6), lead=2.0, seed=3)
-    S = problem.support.shape[1]
     there = place.put(problem.to(place.dtype))
-    found = likelihood(there.support, there.support_labels, 5, S, full, every=True)
-    assert found.left_out is not None
+    found, distances = learned(there.support, there.support_labels, 5, metric, left_out=True)
+    assert distances is not None
     for b in range(2):
         support, labels = problem.support[b].double(), problem.support_labels[b]
         shots = labels.bincount().double()
         centre = means_of(unit_rows(support), labels, 5).mean(0)
         x = centred(support, centre)
         means = means_of(x, labels, 5)
-        rows = choose_calibration_rows(x, labels, means, shots, full)
+        rows = choose_calibration_rows(x, labels, means, shots, metric == "auto")
         want = by_scale(rows, means)
         if found.shares is not None:
             t = float(found.shares[b, 0])
             other = by_covariance(rows, means, x - means[labels], want)
             want = Judged(*((1 - t) * a + t * c for a, c in zip(want, other, strict=True)))
-        got = found.left_out[b].cpu().double()
+        got = distances[b].cpu().double()
         apart = (got - want.rows) - (got - want.rows)[:, :1]  # up to a constant per row
         assert largest(apart) < 30 * TOLERANCE[place.dtype]
 
@@ -403,23 +367,40 @@ def test_levels_agree(at_each_level: Iterator[str]) -> None:
             assert_labelled(*make(30, 7, 33), 7, 64, place)
             assert_calibrated((2, 5, 3), place)
             assert_calibrated((3, 40, 33), place)
-            assert_solved(problem, place, full=False)
-            assert_solved(problem, place, full=True)
+            assert_solved(problem, place, "diagonal")
+            assert_solved(problem, place, "auto")
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_threads_leave_no_trace(full: bool) -> None:
-    problem = make_problem(B=3, Q=300, K=70, D=200, shots=(3, 3), seed=2)
-    before = torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            for tasks in (slice(0, 1), slice(0, 3)):
-                some = Problem(*(x[tasks] for x in problem.inputs()), problem.num_classes)
-                known = learned(some, full)
-                solved, _ = solve_small(known, some.query, None, max_iter=STEPS, tol=0.0)
-                found.append(solved.probabilities[0])
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(found[0], x) for x in found)
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore")  # the profiler's own
+@pytest.mark.parametrize(("K", "shots"), [(20, 5), (20, 20), (77, 5), (160, 5), (160, 20)])
+def test_a_task_is_at_most_a_dozen_kernels(K: int, shots: int) -> None:
+    problem = make_problem(B=1, Q=75, K=K, D=512, shots=(shots, shots), seed=1)
+    support, labels, query = (x[0].cuda() for x in problem.inputs())
+
+    def call() -> None:
+        adaptive(support.float(), labels, query.float(), num_classes=K, validate=False)
+        torch.cuda.synchronize()
+
+    call()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        call()
+    kernels = [event.name for event in profiled.events() if "kernel" in event.name]
+    assert any("factor_kernel" in name for name in kernels)
+    assert len(kernels) <= 12, kernels
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("D", [64, 512, 1000, 1100])
+def test_a_team_of_blocks_finds_what_one_block_finds(D: int) -> None:
+    problem = make_problem(B=600, Q=1, K=9, D=D, shots=(2, 40), seed=2)
+    support, labels, _ = problem.inputs()
+    support, labels = support.float().cuda(), labels.cuda()
+    together = labelled(support, labels, 9, 64)  # more tasks than blocks that fit on the device
+    for b in (0, 599):
+        alone = labelled(support[b : b + 1], labels[b : b + 1], 9, 64)
+        for x, y in zip(together, alone, strict=True):
+            assert torch.equal(x[b], y[0])

@@ -1,4 +1,4 @@
-"""Which samples to label next."""
+"""Which labels are wrong, and which samples to label next."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.label_noise import AUTO, weigh_labels
+from ..limits import LARGEST_FLOAT
 from ..native.coordinates import coordinates
 from ..rows import computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 
-MOST_ROWS = (
-    4096  # limit on the samples that are compared with each other, unless more are asked for
-)
+# Limit on the samples that are compared with each other, unless more are asked for.
+MOST_COMPARED = 4096
 FARTHEST = 4.0  # the largest squared distance of unit-norm rows
-OWN = 1 / 3  # how much the distance of a suggested row itself counts
+OWN_SHARE = 1 / 3  # how much the distance of a suggested row itself counts
 
 
 class Suggestions(NamedTuple):
@@ -68,9 +69,9 @@ def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     rows = torch.cat([query, support]).detach()
     unit = unit_rows(rows.to(computing_dtype(rows)))
     x = coordinates(unit.unsqueeze(0), unit.mean(0, keepdim=True))[0]
-    x, known = x[: len(query)], x[len(query) :]
-    gap = nearest(x, known)[0]
-    m = min(len(query), max(MOST_ROWS, count))
+    x, labelled = x[: len(query)], x[len(query) :]
+    gap = nearest(x, labelled)[0]
+    m = min(len(query), max(MOST_COMPARED, count))
     considered = evenly_spread(m, len(query), query.device)
     chosen = considered[covering(x[considered], gap[considered], count)]
     distances, which = nearest(x, x[chosen])
@@ -91,7 +92,7 @@ def covering(x: Tensor, gap: Tensor, count: int) -> Tensor:
             for part in parts(len(x), len(x) + x.shape[1])
         ]
     )
-    gains -= (1 - OWN) * gap
+    gains -= (1 - OWN_SHARE) * gap
     squares = x.square().sum(1)
     heap = [(-gain, i) for i, gain in enumerate(gains.tolist())]
     heapify(heap)
@@ -99,7 +100,7 @@ def covering(x: Tensor, gap: Tensor, count: int) -> Tensor:
     while len(chosen) < count:
         _, i = heap[0]
         reached = torch.minimum(gap, (squares + squares[i] - 2 * (x @ x[i])).clamp(min=0))
-        gain = (gap - reached).sum() - (1 - OWN) * gap[i]
+        gain = (gap - reached).sum() - (1 - OWN_SHARE) * gap[i]
         heapreplace(heap, (-float(gain), i))
         if heap[0][1] == i:
             heappop(heap)
@@ -108,14 +109,15 @@ def covering(x: Tensor, gap: Tensor, count: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.int64, device=x.device)
 
 
-def nearest(x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+def nearest(x: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """The squared distance of rows [n, D] to the nearest of others [k, D], and which it is."""
-    if len(known) == 0:
+    if len(others) == 0:
         return x.new_full((len(x),), FARTHEST), x.new_zeros(len(x), dtype=torch.int64)
-    found = [
-        squared_distances(x[part], known).min(1) for part in parts(len(x), len(known) + x.shape[1])
+    pieces = [
+        squared_distances(x[part], others).min(1)
+        for part in parts(len(x), len(others) + x.shape[1])
     ]
-    return torch.cat([near.values for near in found]), torch.cat([near.indices for near in found])
+    return torch.cat([near.values for near in pieces]), torch.cat([near.indices for near in pieces])
 
 
 def check_rows(support: Tensor, query: Tensor) -> None:
@@ -130,4 +132,67 @@ def check_rows(support: Tensor, query: Tensor) -> None:
         )
     for name, x in (("support", support), ("query", query)):
         if not x.isfinite().all():
-            check.too_large(name, x, check.LARGEST)
+            check.too_large(name, x, LARGEST_FLOAT)
+
+
+class LabelDoubt(NamedTuple):
+    """How likely the labels of labelled rows are to be wrong."""
+
+    doubt: Tensor  # [S]: the probability that the label is wrong; 0 for the only row of its class
+    suggestion: Tensor  # [S] int64: the most probable class
+
+    def suspects(self, threshold: float = 0.9) -> Tensor:
+        """Indices of the rows with a doubt above `threshold`, most doubtful first, [n] int64."""
+        threshold = check.real("threshold", threshold)
+        order = self.doubt.argsort(descending=True, stable=True)
+        return order[self.doubt[order] > threshold]
+
+
+def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
+    """Find wrong labels among labelled rows.
+
+    Each row is classified from all others, as the method `adaptive` with `label_noise="auto"` would
+    classify one new row: every class has the same prior probability, and the weight of another row
+    is the probability that its label is right.
+
+    Parameters
+    ----------
+    support, support_labels : Tensor [S, D], [S]
+        Every class from 0 to the largest label must have a row.
+
+    Returns
+    -------
+    LabelDoubt
+        A class with a single row has no evidence about itself: its doubt is 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch...>
+    >>> truth = torch.arange(3).repeat(20)
+    >>> support = 4 * torch.eye(3)[truth] + torch.randn(60, 3)
+    >>> labels = truth.clone()
+    >>> labels[7] = 2  # is of class 1
+    >>> found = label_doubt(support, labels)
+    >>> found.suspects()[0], found.suggestion[7]
+    (tensor(7), tensor(1))
+    """
+    support, support_labels = check.tensors(support, support_labels)
+    check.dense(support, support_labels, support)
+    K = check.dense_values(support, support_labels, support, None)
+    rows = support.detach().to(computing_dtype(support))
+    return doubt_of_labels(rows, support_labels.long(), K)
+
+
+def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoubt:
+    """`label_doubt` for checked rows."""
+    if len(labels) == num_classes or num_classes == 1:
+        return LabelDoubt(rows.new_zeros(len(labels)), labels)
+    support, given = rows.unsqueeze(0), labels.unsqueeze(0)
+    found = weigh_labels(support, given, num_classes, AUTO)
+    alone = labels.bincount()[labels] < 2
+    u = found.logits[0].softmax(-1)
+    own = u.gather(1, labels.unsqueeze(1)).squeeze(1)
+    doubt = (1 - own).clamp(min=0).masked_fill(alone, 0)
+    return LabelDoubt(doubt, torch.where(alone, labels, u.argmax(-1)))
