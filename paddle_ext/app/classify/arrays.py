@@ -13,8 +13,8 @@ from ... import check
 from ...files import UnmappableError, open_regular, readable
 from ...research.data import archives, bank_files
 from ...research.data.labels import label_text, whole_numbers
+from ..settings import Columns
 from .samples import Batch, Examples
-from .tables import Columns
 from .text_encodings import decoded
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")

@@ -19,9 +19,9 @@ from ... import check
 from ...files import open_regular, readable, replacing
 from ...text import plain_cell
 from ...version import version
+from ..settings import Settings
 from .answers import UNKNOWN, Answers
 from .samples import Source
-from .settings import Settings
 from .text_encodings import decoded, table_rows
 
 CONTROL = "label"  # name of the choices in the labelling interface

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..review import ToCheck, about_strangers, to_check
 from .answers import Answers
 from .correcting import Corrected
 from .labelled_check import Expected, ExpectedAccuracy, LabelledCheck
-from .review import ToCheck, about_strangers, to_check
 from .samples import Source
 
 

@@ -18,18 +18,18 @@ from torch import Tensor
 from ... import check
 from ...adaptive_rule.correction import corrected_likelihood
 from ...adaptive_rule.engines import classify
-from ...files import check_regular, replacing
+from ...files import check_regular
 from ...large.ahead import ahead
 from ...large.parquet import libraries
 from ...progress import Progress
 from ...task import without_batch
+from ..settings import Settings
+from ..write.tables import SUFFIXES, require_libraries, write_file
 from .answering import check_batch, classified
 from .answers import UNKNOWN
 from .correcting import relabelled
-from .output_files import SUFFIXES, require_libraries, write_file
 from .run import existing, open_data
 from .samples import Batch, Source, concatenated, matched_names, rebatched
-from .settings import Settings
 from .tables import TableSamples, embeds_texts, has_text
 
 ANSWERS = ("label", "probability", "doubt")
@@ -154,10 +154,10 @@ def stream(
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     predict = predictions_of_one_batch if one_batch else predictions
-    with replacing(target) as unfinished, closing(read_ahead(batches)) as read:
+    with closing(read_ahead(batches)) as read:
         found = predict(source, read, settings, device)
         tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in found)
-        report.notes += write_file(unfinished, tables)
+        report.notes += write_file(target, tables)
     report.seconds = time.perf_counter() - began
     return report
 

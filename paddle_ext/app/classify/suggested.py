@@ -12,10 +12,9 @@ from torch import Tensor
 from ... import check
 from ...presence import Suggestions, suggest
 from ...text import plural
+from ..settings import Settings
 from .answers import Answers
-from .output import decimals, write
 from .samples import Batch, Labelled
-from .settings import Settings
 
 SUGGESTIONS = "suggestions.csv"
 NAMED = 5  # in the terminal
@@ -82,12 +81,3 @@ class Suggested:
         more = len(names) - NAMED
         rest = f" and {plural(more, 'other')}" if more > 0 else ""
         return f"label next: {', '.join(names[:NAMED])}{rest}"
-
-    def write(self, path: Path, name_column: str, *, texts: bool) -> None:
-        """A CSV file, the most useful sample first; with a column of texts if asked for."""
-        rows = self.found.queries
-        shown = [self.answers.texts[row] for row in rows.tolist()]
-        classes = [self.answers.class_names[k] for k in self.answers.labels[rows].tolist()]
-        columns = (classes, decimals(self.answers.probability[rows]), self.reasons())
-        header = (name_column, *["text"] * texts, "label", "probability", "reason")
-        write(path, header, zip(self.names(), *[shown] * texts, *columns, strict=True))
