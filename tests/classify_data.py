@@ -12,8 +12,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Settings
-from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of
 from paddle_ext.app.cli.app import app
+from paddle_ext.app.read.networks import Preparation, SquareNetwork, network_of
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
 PRESENT = (1, 4)

@@ -9,12 +9,13 @@ from pathlib import Path
 from ... import check
 from ...files import replacing
 from ...large.parquet import libraries
-from .answers import Answers
-from .correcting import Corrected
-from .output import decimals, write
+from ..answers import Answers
+from ..correcting import Corrected
+from ..read.samples import Source
+from ..read.tables import READ_AT_ONCE, TableSamples, cell_text
+from ..read.text_files import write_rows
+from .output import decimals
 from .output_files import SUFFIXES, require_libraries, write_file
-from .samples import Source
-from .tables import READ_AT_ONCE, TableSamples, cell_text
 
 
 def check_final(path: Path, data: Sequence[Path | None]) -> None:
@@ -52,7 +53,7 @@ def write_final(
     wanted = [apart, True, texts, True, True, True, True]
     header = list(compress(header, wanted))
     if path.suffix == ".csv":
-        write(path, header, (list(compress(row, wanted)) for row in rows))
+        write_rows(path, header, (list(compress(row, wanted)) for row in rows))
         return
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
     sure = [float(cell) if cell else None for cell in columns.pop()]

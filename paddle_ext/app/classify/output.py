@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from ...files import replacing
-from ...text import spreadsheet_cell
-from .answers import Answers
-from .labelled_check import Expected, LabelledCheck
-from .review import reasons
+from ..answers import Answers
+from ..labelled_check import Expected, LabelledCheck
+from ..read.text_files import write_rows
+from ..review import reasons
 
 WRITTEN_AT_ONCE = 10_000  # rows
 ACCURACY = ("accuracy", "accuracy_low", "accuracy_high")
@@ -35,7 +33,7 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool =
         for start in range(0, len(answers), WRITTEN_AT_ONCE)
         for row in cells_of_rows(answers, slice(start, start + WRITTEN_AT_ONCE), check, texts=texts)
     )
-    write(path, (name_column, *text, *HEADER, *node, *truth), rows)
+    write_rows(path, (name_column, *text, *HEADER, *node, *truth), rows)
 
 
 def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
@@ -54,7 +52,7 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
         ("", "", "") if (one := expected(k)) is None else tuple(f"{x:.4f}" for x in one[:3])
         for k in order.tolist()
     ]
-    write(
+    write_rows(
         path,
         ("class", "samples", "share", "low", "high", *ACCURACY),
         zip(names, counts, *numbers, *zip(*accuracies, strict=True), strict=True),
@@ -99,7 +97,7 @@ def write_labelled(
     """
     doubt = decimals(check.doubt)
     own = () if named is None else (named,)
-    write(
+    write_rows(
         path,
         (*own, shown, "label", "doubt", "suggestion"),
         (
@@ -113,13 +111,6 @@ def write_labelled(
             for row in check.order()
         ),
     )
-
-
-def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(map(spreadsheet_cell, header))
-        writer.writerows([spreadsheet_cell(cell) for cell in row] for row in rows)
 
 
 def decimals(x: Tensor) -> list[str]:

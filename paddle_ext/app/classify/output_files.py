@@ -12,7 +12,7 @@ from typing import Any
 from ...large.parquet import libraries
 from ...libraries import library
 from ...text import spreadsheet_cell, without_controls
-from .row_files import excel_library
+from ..read.row_files import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 WRITTEN_AT_ONCE = 2**25  # bytes of a row group

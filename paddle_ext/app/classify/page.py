@@ -15,8 +15,10 @@ import torch
 
 from ...files import replacing
 from ...text import without_controls
-from .answers import UNKNOWN, Answers
-from .outcome import Outcome
+from ..answers import UNKNOWN, Answers
+from ..outcome import Outcome
+from ..read.pictures import thumbnails
+from ..review import ToCheck
 from .page_samples import Images
 from .page_sections import (
     MOST_CORRECTED,
@@ -31,8 +33,6 @@ from .page_sections import (
     unreadable_files,
     what_is_known,
 )
-from .pictures import thumbnails
-from .review import ToCheck
 
 HERE = Path(__file__).parent
 MOST_SHOWN = {"pictures": 1000, "texts": 4000, "rows": 4000}  # over all classes

@@ -6,10 +6,10 @@ import math
 from html import escape
 from typing import TypeAlias
 
-from .answers import UNKNOWN, Answers
-from .correcting import GivenSample
-from .outcome import Outcome
-from .review import DOUBTFUL, ToCheck
+from ..answers import UNKNOWN, Answers
+from ..correcting import GivenSample
+from ..outcome import Outcome
+from ..review import DOUBTFUL, ToCheck
 
 LONGEST_TEXT = 2000  # characters of a sample; its tile shows the first lines
 

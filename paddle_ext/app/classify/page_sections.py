@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from ...prevalence import Prevalence
 from ...text import plural
-from .answers import Answers
-from .labelled_check import Expected
-from .outcome import Outcome
+from ..answers import Answers
+from ..labelled_check import Expected
+from ..outcome import Outcome
+from ..read.samples import Labelled
+from ..review import ToCheck, by_chance, to_check_words
 from .page_samples import Images, labelled_sample, percent, sample
-from .review import ToCheck, by_chance, to_check_words
-from .samples import Labelled
 
 MOST_CORRECTED = 600
 MOST_UNREADABLE = 200

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..classify import Report, Settings, StreamReport
-    from ..classify.labelled_check import Expected
+    from ..labelled_check import Expected
 
 EXAMPLES = """Examples:
 
@@ -131,8 +131,8 @@ def classify(
 
 def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
     """Print what is odd about the input."""
-    from ..classify.input_check import check_input
-    from ..classify.run import existing
+    from ..read.input_check import check_input
+    from ..run import existing
 
     paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
     found = check_input(*paths, settings)
@@ -294,7 +294,7 @@ def show_report(report: Report) -> None:
 
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
-    from ..classify.review import to_check_words
+    from ..review import to_check_words
 
     answers = report.answers
     error = answers.calibration_error()

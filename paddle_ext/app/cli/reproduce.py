@@ -153,7 +153,7 @@ def run_experiment(
             )
     features = FeatureBank.load(bank)
     if "prototypes" in experiment.parameters:
-        from ..classify.class_names import stored_names
+        from ..read.names import stored_names
 
         named = stored_names(arguments.pop("names", bank), required=True)
         assert named is not None  # it is required

@@ -24,7 +24,9 @@ from classify_data import (
 )
 
 import paddle_ext
-from paddle_ext.app.classify import Columns, classify, output_files, stream, streaming, tables
+from paddle_ext.app import streaming
+from paddle_ext.app.classify import Columns, classify, output_files, stream
+from paddle_ext.app.read import tables
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -310,7 +312,9 @@ def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_pa
     output.write_bytes(b"of before")
     code = """
 import sys, threading, time
-from paddle_ext.app.classify import Settings, stream, streaming, tables
+from paddle_ext.app import streaming
+from paddle_ext.app.classify import Settings, stream
+from paddle_ext.app.read import tables
 tables.READ_AT_ONCE = 1
 once = streaming.answer_table
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ... import check
-from ...presence import Suggestions, suggest
-from ...text import plural
+from .. import check
+from ..presence import Suggestions, suggest
+from ..text import plural
 from .answers import Answers
-from .output import decimals, write
-from .samples import Batch, Labelled
+from .classify.output import decimals
+from .read.samples import Batch, Labelled
+from .read.text_files import write_rows
 from .settings import Settings
 
 SUGGESTIONS = "suggestions.csv"
@@ -90,4 +91,4 @@ class Suggested:
         classes = [self.answers.class_names[k] for k in self.answers.labels[rows].tolist()]
         columns = (classes, decimals(self.answers.probability[rows]), self.reasons())
         header = (name_column, *["text"] * texts, "label", "probability", "reason")
-        write(path, header, zip(self.names(), *[shown] * texts, *columns, strict=True))
+        write_rows(path, header, zip(self.names(), *[shown] * texts, *columns, strict=True))

@@ -13,9 +13,9 @@ from ... import check
 from ...files import UnmappableError, open_regular, readable
 from ...research.data import archives, bank_files
 from ...research.data.labels import label_text, whole_numbers
+from ..settings import Columns
 from .samples import Batch, Examples
-from .tables import Columns
-from .text_encodings import decoded
+from .text_files import decoded
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 READ_AT_ONCE = 4096  # rows

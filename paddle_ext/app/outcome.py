@@ -10,8 +10,8 @@ from torch import Tensor
 from .answers import Answers
 from .correcting import Corrected
 from .labelled_check import Expected, ExpectedAccuracy, LabelledCheck
+from .read.samples import Source
 from .review import ToCheck, about_strangers, to_check
-from .samples import Source
 
 
 @dataclass(frozen=True)

@@ -9,27 +9,27 @@ from pathlib import Path
 
 import torch
 
-from ... import check
-from ...presence.hierarchy import Hierarchy
-from ...text import plural
+from .. import check
+from ..presence.hierarchy import Hierarchy
+from ..text import plural
 from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
-from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior
+from .classify.final import check_final, order_of, write_final
+from .classify.output import write_classes, write_labelled, write_table
+from .classify.page import write_page
+from .classify.sorting import check_sort_into, sort_into
 from .correcting import Corrected, DataNames, corrected_source, repeated
 from .corrections import KEPT, gathered, write_corrections
-from .final import check_final, order_of, write_final
 from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
 from .model import check_model_path, load_model, open_by_model, save_model
-from .opening import open_source
 from .outcome import Outcome
-from .output import write_classes, write_labelled, write_table
-from .page import write_page
-from .samples import Labelled, Source
+from .read.class_tables import hierarchy_of, prior_of, read_pairs, read_prior
+from .read.opening import open_source
+from .read.samples import Labelled, Source
+from .read.tables import WithText, embeds_texts
 from .settings import Settings
-from .sorting import check_sort_into, sort_into
 from .suggested import SUGGESTIONS, Suggested, remembered, stale_note
-from .tables import WithText, embeds_texts
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from ... import check
-from ...text import plain_cell
+from .. import check
+from ..text import plain_cell
 from .label_studio import read_label_studio
-from .output import write
-from .text_encodings import given_rows, table_rows
+from .read.text_files import given_rows, table_rows, write_rows
 
 KEPT = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
@@ -115,4 +114,4 @@ def write_corrections(path: Path, corrections: Corrections) -> None:
     rows: Iterable[Sequence[str]] = (
         (key.name, label, key.data) for key, label in corrections.items() if label
     )
-    write(path, HEADER, rows)
+    write_rows(path, HEADER, rows)

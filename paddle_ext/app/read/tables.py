@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,37 +13,13 @@ from torch import Tensor
 
 from ...research.data.labels import label_text
 from ...text import plain_cell, plural, without_controls
+from ..settings import Columns
 from .columns import as_number, is_gap, shortened
+from .formats import ArrowPart, Part, Table
 from .samples import Batch, Examples, concatenated, selected_from
-from .table_files import ArrowPart, Part, Table
 
 READ_AT_ONCE = 2048  # rows
 LARGEST = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The roles of the columns of a table.
-
-    Parameters
-    ----------
-    features : str or None
-        Numeric columns: names separated by commas, ``FIRST:LAST``, or a common prefix; a single
-        column may hold lists of numbers. None: all numeric columns.
-    text : str or None
-        A column of texts to embed, instead of numbers.
-    label, name, truth : str or None
-        The classes; the names of the samples (None: row numbers); the true classes.
-    """
-
-    features: str | None = None
-    text: str | None = None
-    label: str | None = None
-    name: str | None = None
-    truth: str | None = None
-
-    def others(self) -> set[str]:
-        return {one for one in (self.text, self.label, self.name, self.truth) if one is not None}
 
 
 class TableFeatures(NamedTuple):

@@ -6,11 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ... import check
-from ...adaptive_rule.label_noise import AUTO, check_label_noise
-from ...files import user_cache
-from .networks import DEFAULT
-from .tables import Columns
+from .. import check
+from ..adaptive_rule.label_noise import AUTO, check_label_noise
+from ..files import user_cache
+
+DEFAULT_BACKBONE = "efficientnet_lite0"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The roles of the columns of a table.
+
+    Parameters
+    ----------
+    features : str or None
+        Numeric columns: names separated by commas, ``FIRST:LAST``, or a common prefix; a single
+        column may hold lists of numbers. None: all numeric columns.
+    text : str or None
+        A column of texts to embed, instead of numbers.
+    label, name, truth : str or None
+        The classes; the names of the samples (None: row numbers); the true classes.
+    """
+
+    features: str | None = None
+    text: str | None = None
+    label: str | None = None
+    name: str | None = None
+    truth: str | None = None
+
+    def others(self) -> set[str]:
+        return {one for one in (self.text, self.label, self.name, self.truth) if one is not None}
 
 
 @dataclass(frozen=True)
@@ -74,7 +99,7 @@ class Settings:
     names: Path | None = None
     templates: tuple[str, ...] = ()
     logit_scale: float | None = None
-    backbone: str = DEFAULT
+    backbone: str = DEFAULT_BACKBONE
     encoder: str | None = None
     separator: str | None = None
     encoding: str | None = None

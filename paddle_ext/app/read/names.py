@@ -15,6 +15,7 @@ from ... import check
 from ...files import open_regular, readable
 from ...research.data import archives, bank_files
 from ...research.data.labels import numbered
+from ..settings import Settings
 from .encoders import Encoder, check_widths, open_encoder
 from .samples import (
     LOGIT_SCALE,
@@ -24,9 +25,8 @@ from .samples import (
     matched_names,
     spoken_name,
 )
-from .settings import Settings
 from .text_embedding import CachedTexts
-from .text_encodings import decoded
+from .text_files import decoded
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)

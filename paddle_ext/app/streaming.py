@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ... import check
-from ...adaptive_rule.correction import corrected_likelihood
-from ...adaptive_rule.engines import classify
-from ...files import check_regular, replacing
-from ...large.ahead import ahead
-from ...large.parquet import libraries
-from ...progress import Progress
-from ...task import without_batch
+from .. import check
+from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.engines import classify
+from ..files import check_regular, replacing
+from ..large.ahead import ahead
+from ..large.parquet import libraries
+from ..progress import Progress
+from ..task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
+from .classify.output_files import SUFFIXES, require_libraries, write_file
 from .correcting import relabelled
-from .output_files import SUFFIXES, require_libraries, write_file
+from .read.samples import Batch, Source, concatenated, matched_names, rebatched
+from .read.tables import TableSamples, embeds_texts, has_text
 from .run import existing, open_data
-from .samples import Batch, Source, concatenated, matched_names, rebatched
 from .settings import Settings
-from .tables import TableSamples, embeds_texts, has_text
 
 ANSWERS = ("label", "probability", "doubt")
 
