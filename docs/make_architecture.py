@@ -13,7 +13,7 @@ FIGURE = HERE / "figures" / "architecture.svg"
 LAYERS = {
     ("app", "#fde9c9"): {
         "app/cli": "the command paddle-ext",
-        "app/classify": "files to predictions and a page",
+        "app/classify": "the public names, tables and the page",
     },
     ("research", "#fdf3d6"): {
         "research/demo.py": "every step, on drawn characters",

@@ -11,7 +11,7 @@ from commands import Result, run_command
 from PIL import Image
 
 from paddle_ext.app.classify import Settings
-from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of
+from paddle_ext.app.read.networks import Preparation, SquareNetwork, network_of
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
 PRESENT = (1, 4)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paddle_ext.app.classify import Answers, Labelled
-from paddle_ext.app.classify.correcting import DataNames, corrected_source
-from paddle_ext.app.classify.outcome import Outcome
-from paddle_ext.app.classify.samples import Source
+from paddle_ext.app.correcting import DataNames, corrected_source
+from paddle_ext.app.outcome import Outcome
+from paddle_ext.app.read.samples import Source
 from paddle_ext.app.write.page import digest_source, page
 
 if TYPE_CHECKING:

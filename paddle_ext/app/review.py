@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .classify.answers import RATE, Answers
+from .answers import RATE, Answers
 
 DOUBTFUL = 0.5  # samples of at least this doubt are to be checked
 

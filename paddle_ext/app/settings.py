@@ -17,7 +17,7 @@ from ..libraries import library
 cyclopts = library("cyclopts", "paddle-ext classify", "'paddle_ext[cli]'")
 Parameter, ordered = cyclopts.Parameter, cyclopts.Group.create_ordered
 
-DEFAULT_NETWORK = "efficientnet_lite0"
+DEFAULT_BACKBONE = "efficientnet_lite0"
 # The panels of the help, in their order.
 TABLES = Parameter(group=ordered("Tables and arrays"))
 CLASSES = Parameter(group=ordered("What is known of the classes"))
@@ -130,7 +130,7 @@ class Settings:
     suggest: Annotated[int | None, REVIEW] = None
     save: Annotated[Path | None, REVIEW] = None
     model: Annotated[Path | None, REVIEW] = None
-    backbone: Annotated[str, COMPUTING] = DEFAULT_NETWORK
+    backbone: Annotated[str, COMPUTING] = DEFAULT_BACKBONE
     encoder: Annotated[str | None, COMPUTING] = None
     batch: Annotated[int | None, COMPUTING] = None
     device: Annotated[str | None, COMPUTING] = None

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import BatchClassifier, FileRows, methods
-from paddle_ext.app.classify.answering import answer
-from paddle_ext.app.classify.samples import Batch, Labelled
+from paddle_ext.app.answering import answer
+from paddle_ext.app.read.samples import Batch, Labelled
 from paddle_ext.large import fixed, queries
 
 SHOTS = (1, 3, 8)  # eight: the full metric

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..classify import Report, StreamReport
-    from ..classify.labelled_check import Expected
+    from ..labelled_check import Expected
 
 MOST_CLASSES = 25  # in the terminal
 
@@ -83,8 +83,8 @@ def classify(
 
 def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
     """Print what is odd about the input."""
-    from ..classify.input_check import check_input
-    from ..classify.run import existing
+    from ..read.input_check import check_input
+    from ..run import existing
 
     paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
     rows = check_input(*paths, settings)

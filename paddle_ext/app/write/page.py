@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ...files import replacing
 from ...text import plural, without_controls
-from ..classify.answers import UNKNOWN, Answers
-from ..classify.correcting import GivenSample
-from ..classify.labelled_check import Expected
-from ..classify.outcome import Outcome
-from ..classify.pictures import thumbnails
-from ..classify.samples import Labelled
+from ..answers import UNKNOWN, Answers
+from ..correcting import GivenSample
+from ..labelled_check import Expected
+from ..outcome import Outcome
+from ..read.pictures import thumbnails
+from ..read.samples import Labelled
 from ..review import DOUBTFUL, ToCheck, by_chance, to_check_words
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from pathlib import Path
 from ... import check
 from ...files import PARTIAL, naming
 from ...text import encodable, printable
-from ..classify.answers import Answers
+from ..answers import Answers
 from ..review import reasons
 
 # What some file system forbids in a name.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,16 +16,14 @@ from ... import check
 from ...files import replacing
 from ...large.parquet import libraries
 from ...libraries import library
-from ...text import spreadsheet_cell, without_controls
-from ..classify.answers import Answers
-from ..classify.correcting import Corrected
-from ..classify.corrections import HEADER as CORRECTIONS_HEADER
-from ..classify.corrections import Corrections
-from ..classify.labelled_check import Expected, LabelledCheck
-from ..classify.row_files import excel_library
-from ..classify.samples import Source
-from ..classify.suggested import Suggested
-from ..classify.tables import READ_AT_ONCE, TableSamples, cell_text
+from ...text import without_controls
+from ..answers import Answers
+from ..correcting import Corrected
+from ..labelled_check import Expected, LabelledCheck
+from ..read.row_files import excel_library
+from ..read.samples import Source
+from ..read.tables import READ_AT_ONCE, TableSamples, cell_text
+from ..read.text_files import write_rows
 from ..review import reasons
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
@@ -39,14 +36,6 @@ PREDICTED = ("probability", "second", "second_probability", "doubt", "novelty", 
 
 
 # --- any table ----------------------------------------------------------------------------------
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[str]]) -> None:
-    """Write a CSV file; no name or text becomes a spreadsheet formula."""
-    with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(map(spreadsheet_cell, header))
-        lines.writerows(map(spreadsheet_cell, row) for row in rows)
 
 
 def decimals(x: Tensor) -> list[str]:
@@ -66,7 +55,7 @@ def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
     first = next(tables)
     tables = chain([first], tables)
     if path.suffix == ".csv":
-        write_csv(path, first.column_names, chain.from_iterable(map(csv_rows, tables)))
+        write_rows(path, first.column_names, chain.from_iterable(map(csv_rows, tables)))
         return []
     with replacing(path) as new:
         write = write_excel if path.suffix == ".xlsx" else write_parquet
@@ -137,7 +126,7 @@ def excel_cell(sheet: Any, value: Any) -> Any:
 # --- tables of the output folder ----------------------------------------------------------------
 
 
-def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
+def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
     """Write one row per sample, in order; the first column, `name_column`, identifies them."""
     header = [name_column, *["text"] * texts, "label", "source", "prediction", *PREDICTED]
     header += [] if answers.nodes is None else ["node", "node_probability"]
@@ -147,7 +136,7 @@ def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool
     starts = range(0, len(answers), CONVERTED_AT_ONCE)
     parts = (slice(start, start + CONVERTED_AT_ONCE) for start in starts)
     rows = (zip(*answer_columns(answers, part, why, texts=texts), strict=True) for part in parts)
-    write_csv(path, header, chain.from_iterable(rows))
+    write_rows(path, header, chain.from_iterable(rows))
 
 
 def answer_columns(
@@ -188,7 +177,7 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
 
     accuracies = ("accuracy", "accuracy_low", "accuracy_high")
     order = shares.estimate.argsort(descending=True, stable=True).tolist()
-    write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), map(row, order))
+    write_rows(path, ("class", "samples", "share", "low", "high", *accuracies), map(row, order))
 
 
 def write_labelled(
@@ -205,23 +194,7 @@ def write_labelled(
     )
     wanted = [named is not None, True, True, True, True]
     header = compress((named or "", shown, "label", "doubt", "suggestion"), wanted)
-    write_csv(path, list(header), (compress(row, wanted) for row in rows))
-
-
-def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, texts: bool) -> None:
-    """Write the samples to label next, the most useful first."""
-    answers, rows = suggested.answers, suggested.found.queries
-    shown = [answers.texts[row] for row in rows.tolist()]
-    classes = [answers.class_names[k] for k in answers.labels[rows].tolist()]
-    columns = (classes, decimals(answers.probability[rows]), suggested.reasons())
-    header = (name_column, *["text"] * texts, "label", "probability", "reason")
-    write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
-
-
-def write_corrections(path: Path, corrections: Corrections) -> None:
-    """Write the file in the output folder, without withdrawn corrections."""
-    rows = ((key.name, label, key.data) for key, label in corrections.items() if label)
-    write_csv(path, CORRECTIONS_HEADER, rows)
+    write_rows(path, list(header), (tuple(compress(row, wanted)) for row in rows))
 
 
 # --- all samples with their labels --------------------------------------------------------------
@@ -262,7 +235,7 @@ def write_final(
     names = ["data", name_column, "text", "label", "source", "prediction", "probability"]
     header = list(compress(names, wanted))
     if path.suffix == ".csv":
-        write_csv(path, header, (compress(row, wanted) for row in rows))
+        write_rows(path, header, (tuple(compress(row, wanted)) for row in rows))
         return
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
     sure = [float(cell) if cell else None for cell in columns.pop()]

@@ -7,8 +7,8 @@ import pytest
 from classify_data import settings, table
 
 from paddle_ext.app.classify import classify
-from paddle_ext.app.classify.class_tables import read_pairs
-from paddle_ext.app.classify.streaming import check_settings
+from paddle_ext.app.read.class_tables import read_pairs
+from paddle_ext.app.streaming import check_settings
 
 NAMES = ("oak", "elm", "newt", "frog")
 TREE = "class,parent\noak,tree\nelm,tree\nnewt,animal\nfrog,animal\ntree,alive\nanimal,alive\n"

@@ -23,8 +23,8 @@ from classify_data import (
 from encoder_models import stand_in_sentences
 
 from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
-from paddle_ext.app.classify.samples import named_labels, rebatched
-from paddle_ext.app.classify.text_embedding import TextEmbedder
+from paddle_ext.app.read.samples import named_labels, rebatched
+from paddle_ext.app.read.text_embedding import TextEmbedder
 
 SETTINGS = settings()
 

@@ -178,7 +178,7 @@ def test_nothing_of_others_is_removed(files: tuple[Path, Path], tmp_path: Path) 
 def test_an_interruption_says_that_features_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddle_ext.app.classify.run.answer", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("paddle_ext.app.run.answer", Mock(side_effect=KeyboardInterrupt))
     words = (*picture_folders(tmp_path), "--output", tmp_path)
     for cache, message in (
         (("--cache", tmp_path / "cache"), "interrupted: run the same command to continue"),

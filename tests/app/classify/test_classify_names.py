@@ -19,8 +19,9 @@ from classify_data import (
 from encoder_models import COLOURS, stand_in_folder, stand_in_sentences
 from PIL import Image
 
-from paddle_ext.app.classify import Batch, Columns, Labelled, Report, answer, answering, classify
-from paddle_ext.app.classify.class_names import ClassPrompts, embedded, read_names
+from paddle_ext.app import answering
+from paddle_ext.app.classify import Batch, Columns, Labelled, Report, answer, classify
+from paddle_ext.app.read.names import ClassPrompts, embedded, read_names
 
 Arrays = dict[str, np.ndarray]
 

@@ -11,9 +11,9 @@ from classify_data import labels_of_files, pattern, picture_folders, settings, s
 from PIL import Image
 
 from paddle_ext.app.classify import Columns, Report, classify
-from paddle_ext.app.classify import pictures as pictures_module
-from paddle_ext.app.classify.networks import SquareNetwork, open_network
-from paddle_ext.app.classify.pictures import load_picture
+from paddle_ext.app.read import pictures as pictures_module
+from paddle_ext.app.read.networks import SquareNetwork, open_network
+from paddle_ext.app.read.pictures import load_picture
 from paddle_ext.research.backbones import Checkpoint, Transform, create
 
 
@@ -35,7 +35,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.compute = counted
         return found
 
-    monkeypatch.setattr("paddle_ext.app.classify.opening.open_network", open_colours)
+    monkeypatch.setattr("paddle_ext.app.read.opening.open_network", open_colours)
     return seen
 
 

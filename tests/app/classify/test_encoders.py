@@ -20,10 +20,10 @@ from encoder_models import (
     usable,
 )
 
-from paddle_ext.app.classify.encoders import check_widths, open_encoder
-from paddle_ext.app.classify.encoders.opening import EXPECTED
-from paddle_ext.app.classify.encoders.towers import of_open_clip, of_transformers
-from paddle_ext.app.classify.networks import Preparation
+from paddle_ext.app.read.encoders import check_widths, open_encoder
+from paddle_ext.app.read.encoders.opening import EXPECTED
+from paddle_ext.app.read.encoders.towers import of_open_clip, of_transformers
+from paddle_ext.app.read.networks import Preparation
 
 CPU = torch.device("cpu")
 # Ignore warnings of other libraries during import.

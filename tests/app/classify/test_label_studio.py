@@ -24,7 +24,7 @@ from classify_data import (
     table_with_gaps,
 )
 
-from paddle_ext.app.classify.label_studio import read_label_studio
+from paddle_ext.app.label_studio import read_label_studio
 
 
 def texts(folder: Path) -> list[object]:

@@ -24,11 +24,11 @@ from classify_data import (
 from PIL import Image
 
 from paddle_ext.app.classify import Report, Settings, classify
-from paddle_ext.app.classify import pictures as pictures_module
-from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
-from paddle_ext.app.classify.model import load_model
-from paddle_ext.app.classify.pictures import PictureReader
-from paddle_ext.app.classify.text_embedding import TextEmbedder
+from paddle_ext.app.model import load_model
+from paddle_ext.app.read import pictures as pictures_module
+from paddle_ext.app.read.cache import FeatureCache, digest, digest_of_files
+from paddle_ext.app.read.pictures import PictureReader
+from paddle_ext.app.read.text_embedding import TextEmbedder
 from paddle_ext.files import cache_or_temporary, user_cache
 from paddle_ext.research.data import decoding
 from paddle_ext.research.data.decoding import UnreadableError, open_picture, read_picture_file
@@ -36,7 +36,7 @@ from paddle_ext.research.data.decoding import UnreadableError, open_picture, rea
 
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.app.classify.opening.open_network", lambda *_: small_network())
+    monkeypatch.setattr("paddle_ext.app.read.opening.open_network", lambda *_: small_network())
 
 
 @pytest.fixture

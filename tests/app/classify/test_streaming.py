@@ -24,7 +24,9 @@ from classify_data import (
 )
 
 import paddle_ext
-from paddle_ext.app.classify import Columns, classify, stream, streaming, tables
+from paddle_ext.app import streaming
+from paddle_ext.app.classify import Columns, classify, stream
+from paddle_ext.app.read import tables
 from paddle_ext.app.write import tables as written
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -311,7 +313,9 @@ def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_pa
     output.write_bytes(b"of before")
     code = """
 import sys, threading, time
-from paddle_ext.app.classify import Settings, stream, streaming, tables
+from paddle_ext.app import streaming
+from paddle_ext.app.classify import Settings, stream
+from paddle_ext.app.read import tables
 tables.READ_AT_ONCE = 1
 once = streaming.answer_table
 

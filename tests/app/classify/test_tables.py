@@ -10,8 +10,8 @@ import torch
 from classify_data import NAMES, embeddings, refused, said, settings, write_table
 
 from paddle_ext.app.classify import Columns, Report, classify
-from paddle_ext.app.classify.arrays import read_labels
-from paddle_ext.app.classify.text_encodings import sniffed_encoding, sniffed_separator
+from paddle_ext.app.read.arrays import read_labels
+from paddle_ext.app.read.text_files import sniffed_encoding, sniffed_separator
 
 ROWS = ["0.1,2.5", "0.3,2.1", "2.2,0.4", "2.6,0.2", "0.2,2.4", "2.5,0.3"]
 LABELS = ["owl", "owl", "cat", "cat", "", ""]

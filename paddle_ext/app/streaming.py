@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ... import check
-from ...adaptive_rule.correction import corrected_likelihood
-from ...adaptive_rule.engines import classify
-from ...files import check_regular
-from ...large.ahead import ahead
-from ...large.parquet import libraries
-from ...progress import Progress
-from ...task import without_batch
-from ..settings import Settings
-from ..write.tables import SUFFIXES, require_libraries, write_file
+from .. import check
+from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.engines import classify
+from ..files import check_regular
+from ..large.ahead import ahead
+from ..large.parquet import libraries
+from ..progress import Progress
+from ..task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
 from .correcting import relabelled
+from .read.samples import Batch, Source, concatenated, matched_names, rebatched
+from .read.tables import TableSamples, embeds_texts, has_text
 from .run import existing, open_data
-from .samples import Batch, Source, concatenated, matched_names, rebatched
-from .tables import TableSamples, embeds_texts, has_text
+from .settings import Settings
+from .write.tables import SUFFIXES, require_libraries, write_file
 
 ANSWERS = ("label", "probability", "doubt")
 

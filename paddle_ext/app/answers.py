@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ...prevalence import Prevalence, from_sums
-from .samples import Batch
+from ..prevalence import Prevalence, from_sums
+from .read.samples import Batch
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
 BINS = 10  # of the calibration error

@@ -15,7 +15,7 @@ from ...research.data import archives, bank_files
 from ...research.data.labels import label_text, whole_numbers
 from ..settings import Columns
 from .samples import Batch, Examples
-from .text_encodings import decoded
+from .text_files import decoded
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 READ_AT_ONCE = 4096  # rows

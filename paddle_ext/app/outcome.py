@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..review import ToCheck, about_strangers, to_check
 from .answers import Answers
 from .correcting import Corrected
 from .labelled_check import Expected, ExpectedAccuracy, LabelledCheck
-from .samples import Source
+from .read.samples import Source
+from .review import ToCheck, about_strangers, to_check
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...rows import unit_rows
-from .samples import Labelled
+from ..rows import unit_rows
+from .read.samples import Labelled
 
 MOST_GROUPED = 500  # strangers that are compared with each other
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import torch
 
-from ... import check
-from ...research.data.labels import numbered
-from ...text import plural
+from .. import check
+from ..research.data.labels import numbered
+from ..text import plural
 from .answers import UNKNOWN
 from .corrections import CorrectionFile, Corrections, Key
-from .samples import Batch, Labelled, Source, concatenated, named_labels, selected_from
-from .tables import embeds_texts, has_text
+from .read.samples import Batch, Labelled, Source, concatenated, named_labels, selected_from
+from .read.tables import embeds_texts, has_text
 
 MOST_COMPARED = 10_000  # names of samples with one that is none of them
 MOST_KEPT = 2**30  # bytes of features that are kept from looking for corrected samples

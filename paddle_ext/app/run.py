@@ -9,35 +9,33 @@ from pathlib import Path
 
 import torch
 
-from ... import check
-from ...presence.hierarchy import Hierarchy
-from ...text import plural
-from ..settings import Settings
-from ..write.page import write_page
-from ..write.sorting import check_sort_into, sort_into
-from ..write.tables import (
-    check_final,
-    order_of,
-    write_answers,
-    write_classes,
-    write_corrections,
-    write_final,
-    write_labelled,
-    write_suggestions,
-)
+from .. import check
+from ..presence.hierarchy import Hierarchy
+from ..text import plural
 from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
-from .class_tables import hierarchy_of, prior_of, read_pairs, read_prior
 from .correcting import Corrected, DataNames, corrected_source, repeated
-from .corrections import KEPT, gathered
+from .corrections import KEPT, gathered, write_corrections
 from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
 from .model import check_model_path, load_model, open_by_model, save_model
-from .opening import open_source
 from .outcome import Outcome
-from .samples import Labelled, Source
+from .read.class_tables import hierarchy_of, prior_of, read_pairs, read_prior
+from .read.opening import open_source
+from .read.samples import Labelled, Source
+from .read.tables import WithText, embeds_texts
+from .settings import Settings
 from .suggested import SUGGESTIONS, Suggested, remembered, stale_note
-from .tables import WithText, embeds_texts
+from .write.page import write_page
+from .write.sorting import check_sort_into, sort_into
+from .write.tables import (
+    check_final,
+    order_of,
+    write_classes,
+    write_final,
+    write_labelled,
+    write_table,
+)
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ def write_all(
     column = name_column(source, settings)
     if settings.corrections:
         write_corrections(folder / KEPT, corrected.kept)
-    write_answers(table, answers, column, texts=texts)
+    write_table(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:
         shown = "file" if pictures else "text" if texts else "sample"
@@ -291,7 +289,7 @@ def with_suggestions(report: Report, features: list[torch.Tensor], settings: Set
         return report
     suggested = Suggested.of(report.answers, rows, source.labelled, torch.cat(features), settings)
     path = report.table.parent / SUGGESTIONS
-    write_suggestions(path, suggested, name_column(source, settings), texts=source.kind == "texts")
+    suggested.write(path, name_column(source, settings), texts=source.kind == "texts")
     return replace(report, suggested=suggested, suggestions=path)
 
 

@@ -10,9 +10,13 @@ import torch
 from ... import check
 from ...research.data.images import require_pillow
 from ...text import plural
-from ..settings import DEFAULT_NETWORK, Columns, Settings
+from ..settings import DEFAULT_BACKBONE, Columns, Settings
 from . import arrays
-from .class_names import (
+from .columns import Chosen
+from .encoders import open_encoder
+from .formats import SUFFIXES as TABLE_SUFFIXES
+from .formats import Table, open_table
+from .names import (
     ClassPrompts,
     Given,
     NamedClasses,
@@ -21,13 +25,9 @@ from .class_names import (
     named_for_pictures,
     named_for_rows,
 )
-from .columns import Chosen
-from .encoders import open_encoder
 from .networks import open_network
 from .pictures import PictureReader, UnlabelledFolder, labelled_folder
 from .samples import Examples, Labelled, Source
-from .table_files import SUFFIXES as TABLE_SUFFIXES
-from .table_files import Table, open_table
 from .tables import TableFeatures, TableSamples, labelled_table
 from .text_embedding import TextEmbedder
 
@@ -100,7 +100,7 @@ def open_folders(
             "must be an image-text model on disk to classify images by names, because the "
             f"backbone {settings.backbone} has no text tower, got none",
         )
-    if settings.encoder is not None and settings.backbone != DEFAULT_NETWORK:
+    if settings.encoder is not None and settings.backbone != DEFAULT_BACKBONE:
         raise check.ArgumentValueError(
             "backbone", f"must be omitted with an encoder, got {settings.backbone}"
         )

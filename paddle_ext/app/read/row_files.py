@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...files import open_regular, readable
 from ...libraries import library
 from ...research.data.bounds import check_room
-from .text_encodings import decoded
+from .text_files import decoded
 
 SUFFIXES = (".xlsx", ".jsonl", ".json")
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from ...research.data.labels import label_text
 from ...text import plural, without_controls
+from ..correcting import repeated
+from ..model import load_model, settings_of
 from ..settings import Columns, Settings
 from .arrays import ArrayFile
 from .cache import digest
 from .columns import looks_like_text, shortened
-from .correcting import repeated
-from .model import load_model, settings_of
+from .formats import SUFFIXES, Table, open_table
 from .opening import left_out_columns, used_columns
 from .pictures import files_below
-from .table_files import SUFFIXES, Table, open_table
 from .tables import TableFeatures, TableSamples
 
 SHOWN = 3  # examples of a finding

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...adaptive_rule.correction import MOST_ENTRIES
-from ...presence.wrong_labels import doubt_of_labels
-from .samples import Labelled
+from ..adaptive_rule.correction import MOST_ENTRIES
+from ..presence.wrong_labels import doubt_of_labels
+from .read.samples import Labelled
 
 SUSPECT = 0.9  # a label of at least this doubt is likely wrong
 NORMAL = 1.645  # quantile of the 90 % interval

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from ... import check
-from ...text import plain_cell
+from .. import check
+from ..text import plain_cell
 from .label_studio import read_label_studio
-from .text_encodings import given_rows, table_rows
+from .read.text_files import given_rows, table_rows, write_rows
 
 KEPT = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
@@ -107,3 +107,11 @@ def is_kept(path: Path) -> bool:
     except (UnicodeError, csv.Error):
         return False
     return bool(rows) and tuple(rows[0]) == HEADER
+
+
+def write_corrections(path: Path, corrections: Corrections) -> None:
+    """Write the file in the output folder, without withdrawn corrections."""
+    rows: Iterable[Sequence[str]] = (
+        (key.name, label, key.data) for key, label in corrections.items() if label
+    )
+    write_rows(path, HEADER, rows)

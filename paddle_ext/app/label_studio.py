@@ -15,14 +15,14 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
-from ... import check
-from ...files import open_regular, readable, replacing
-from ...text import plain_cell
-from ...version import version
-from ..settings import Settings
+from .. import check
+from ..files import open_regular, readable, replacing
+from ..text import plain_cell
+from ..version import version
 from .answers import UNKNOWN, Answers
-from .samples import Source
-from .text_encodings import decoded, table_rows
+from .read.samples import Source
+from .read.text_files import decoded, table_rows
+from .settings import Settings
 
 CONTROL = "label"  # name of the choices in the labelling interface
 OBJECTS = {"pictures": ("Image", "image"), "texts": ("Text", "text")}  # tag, and key of its data

@@ -27,7 +27,7 @@ from .columns import (
     plain_number,
     why_no_feature,
 )
-from .text_encodings import (
+from .text_files import (
     checked_encoding,
     checked_separator,
     csv_reader,

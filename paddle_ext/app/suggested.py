@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ... import check
-from ...presence import Suggestions, suggest
-from ...text import plural
-from ..settings import Settings
+from .. import check
+from ..presence import Suggestions, suggest
+from ..text import plural
 from .answers import Answers
-from .samples import Batch, Labelled
+from .read.samples import Batch, Labelled
+from .read.text_files import write_rows
+from .settings import Settings
+from .write.tables import decimals
 
 SUGGESTIONS = "suggestions.csv"
 NAMED = 5  # in the terminal
@@ -81,3 +83,12 @@ class Suggested:
         more = len(names) - NAMED
         rest = f" and {plural(more, 'other')}" if more > 0 else ""
         return f"label next: {', '.join(names[:NAMED])}{rest}"
+
+    def write(self, path: Path, name_column: str, *, texts: bool) -> None:
+        """A CSV file, the most useful sample first; with a column of texts if asked for."""
+        rows = self.found.queries
+        shown = [self.answers.texts[row] for row in rows.tolist()]
+        classes = [self.answers.class_names[k] for k in self.answers.labels[rows].tolist()]
+        columns = (classes, decimals(self.answers.probability[rows]), self.reasons())
+        header = (name_column, *["text"] * texts, "label", "probability", "reason")
+        write_rows(path, header, zip(self.names(), *[shown] * texts, *columns, strict=True))

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ... import check
-from ...adaptive_rule.correction import corrected_likelihood
-from ...adaptive_rule.engines import classify
-from ...adaptive_rule.label_noise import AUTO
-from ...methods.adaptive import Adaptive
-from ...presence.hierarchy import Hierarchy, RolledUp
-from ...presence.unknown import Familiar, familiar
-from ...prevalence import from_sums
-from ...prior import measures_of
-from ...progress import Progress
-from ...solution import Solution
-from ...task import Task
+from .. import check
+from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.engines import classify
+from ..adaptive_rule.label_noise import AUTO
+from ..methods.adaptive import Adaptive
+from ..presence.hierarchy import Hierarchy, RolledUp
+from ..presence.unknown import Familiar, familiar
+from ..prevalence import from_sums
+from ..prior import measures_of
+from ..progress import Progress
+from ..solution import Solution
+from ..task import Task
 from .alike import Strange
 from .answers import RATE, Answers
-from .samples import (
+from .read.samples import (
     Batch,
     Labelled,
     check_finite,

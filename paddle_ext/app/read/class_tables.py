@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import check
 from ...presence.hierarchy import Hierarchy
 from ...text import plain_cell, plural
-from .text_encodings import given_rows
+from .text_files import given_rows
 
 
 def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:

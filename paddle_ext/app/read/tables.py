@@ -15,8 +15,8 @@ from ...research.data.labels import label_text
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
 from .columns import as_number, is_gap, shortened
+from .formats import ArrowPart, Part, Table
 from .samples import Batch, Examples, concatenated, selected_from
-from .table_files import ArrowPart, Part, Table
 
 READ_AT_ONCE = 2048  # rows
 LARGEST = float(np.finfo(np.float32).max)

@@ -26,7 +26,7 @@ from .samples import (
     spoken_name,
 )
 from .text_embedding import CachedTexts
-from .text_encodings import decoded
+from .text_files import decoded
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ... import check
-from ...files import replacing
-from ...research.data import archives
-from ..settings import DEFAULT_NETWORK, Settings
-from .class_names import NamedClasses
-from .opening import check_suffix, open_folders, open_rows
-from .samples import LOGIT_SCALE, Labelled, Source
+from .. import check
+from ..files import replacing
+from ..research.data import archives
+from .read.names import NamedClasses
+from .read.opening import check_suffix, open_folders, open_rows
+from .read.samples import LOGIT_SCALE, Labelled, Source
+from .settings import DEFAULT_BACKBONE, Settings
 
 FORMAT = 1
 MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
@@ -131,9 +131,9 @@ def open_by_model(path: Path, model: Model, settings: Settings, device: torch.de
 def settings_of(model: Model, settings: Settings) -> Settings:
     """Settings that compute features in the same way as for the model."""
     given = {"encoder": settings.encoder or "", "backbone": settings.backbone}
-    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT_NETWORK}
+    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT_BACKBONE}
     for name, value in given.items():
-        if value not in ("", DEFAULT_NETWORK, saved[name]):
+        if value not in ("", DEFAULT_BACKBONE, saved[name]):
             made = saved[name] or "none"
             raise check.ArgumentValueError(
                 name, f"must be omitted or equal to the model's, {made}, got {value}"
