@@ -35,8 +35,7 @@ OTHER_ARGUMENTS = {
     "export": ("label_studio",),
 }
 REMOVED = {
-    "reproduce": "reproduce is now the folder benchmarks/reproduce of a checkout: "
-    "python benchmarks/reproduce",
+    "reproduce": "reproduce must be run from a checkout: python benchmarks/reproduce",
     "--opts": "--opts must be given as options of their own, such as --k-eff 5 --shots 5,10",
     "--n-ways": "--n-ways is now --num-classes",
     "--classes": "--classes is now --num-classes",

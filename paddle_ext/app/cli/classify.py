@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...text import plural
 from ..settings import COMPUTING, REVIEW, Settings
+from . import options as o
 from . import show
-from .options import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,40 +19,43 @@ if TYPE_CHECKING:
     from ..classify import Report, StreamReport
     from ..labelled_check import Expected
 
-MOST_CLASSES = 25  # in the terminal
+MOST_CLASSES, MOST_UNREADABLE = 25, 5  # in the terminal
 
 
 def classify(
-    labelled: Path,
-    unlabelled: Path | None = None,
+    labelled: Annotated[
+        Path,
+        o.about(
+            "Embeddings (.npz, .npy, .safetensors, .pt), a table (.csv, .tsv, .parquet, .xlsx, "
+            ".jsonl, .json), maybe with missing labels, or a folder with one folder of images per "
+            "class. With names: the data to classify, if nothing is labelled."
+        ),
+    ],
+    unlabelled: Annotated[Path | None, o.about("Embeddings or images to classify.")] = None,
     /,
     *,
-    output: Path = Path(),
+    output: Annotated[
+        Path,
+        o.about(
+            "Folder for answers.csv and answers.html; or one .parquet, .csv or .xlsx file, for "
+            "data of any size."
+        ),
+    ] = Path(),
     settings: Settings | None = None,
-    export: Annotated[tuple[Literal["label-studio"], Path] | None, REVIEW] = None,
-    one_batch: Annotated[bool, COMPUTING] = False,
-    check: bool = False,
+    export: Annotated[
+        tuple[Literal["label-studio"], Path] | None,
+        REVIEW,
+        o.about(
+            "label-studio FILE.json: tasks for Label Studio with the predictions, of images or "
+            "texts, and FILE.xml, its labelling interface. --corrected reads what it exports."
+        ),
+    ] = None,
+    one_batch: Annotated[
+        bool, COMPUTING, o.about("Treat all samples as one batch, if --output is a file.")
+    ] = False,
+    check: Annotated[bool, o.about("Only check the input, and print what is odd.")] = False,
 ) -> None:
     """Classify your own data from a few labels, or from class names: writes a table and a page.
-
-    Parameters
-    ----------
-    labelled
-        Embeddings (.npz, .npy, .safetensors, .pt), a table (.csv, .tsv, .parquet, .xlsx, .jsonl,
-        .json), maybe with missing labels, or a folder with one folder of images per class. With
-        names: the data to classify, if nothing is labelled.
-    unlabelled
-        Embeddings or images to classify.
-    output
-        Folder for answers.csv and answers.html; or one .parquet, .csv or .xlsx file, for data of
-        any size.
-    export
-        label-studio FILE.json: tasks for Label Studio with the predictions, of images or texts, and
-        FILE.xml, its labelling interface. --corrected reads what it exports.
-    one_batch
-        Treat all samples as one batch, if --output is a file.
-    check
-        Only check the input, and print what is odd about it.
 
     Examples
     --------
@@ -74,7 +78,7 @@ def classify(
     """
     tasks = None if export is None else export[1]
     if tasks is not None and tasks.suffix != ".json":
-        raise UsageError(f"--export must be label-studio and a .json file, got {tasks}")
+        raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
     settings = replace(settings or Settings(), label_studio=tasks, progress=True)
     show_check(labelled, unlabelled, settings)
     if not check:
@@ -120,97 +124,39 @@ def classify_and_show(
         raise
 
 
-def show_classes(
-    report: Report | StreamReport,
-    names: tuple[str, ...],
-    counts: Tensor,
-    sure: Tensor,
-    note: str,
-    more: Mapping[str, Callable[[int], str]],
-) -> None:
-    """Print the classes found, with the number and mean probability of their samples.
-
-    `more` has further columns: their titles, and their cells by class.
-    """
-    total = len(report)
-    order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
-    cells = [
-        [
-            names[k],
-            f"{counts[k]}",
-            f"{100 * float(counts[k]) / total:.1f} %",
-            f"{sure[k]:.2f}" if sure[k] > 0 else "",
-            *(cell(k) for cell in more.values()),
-        ]
-        for k in order[:MOST_CLASSES]
-    ]
-    title = (
-        f"{plural(total, 'sample')}, {len(order)} of {len(names)} classes found{note}, "
-        f"{report.seconds:.1f} s"
-    )
-    show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
-    if len(order) > MOST_CLASSES:
-        show.say(f"and {len(order) - MOST_CLASSES} other classes")
-    for line in report.notes:
-        show.say(f"note: {line}")
-
-
-def show_unreadable(report: Report | StreamReport, where: str) -> None:
-    for path, why in list(report.unreadable.items())[:5]:
-        show.say(f"unreadable: {path}: {why}")
-    if len(report.unreadable) > 5:
-        show.say(f"unreadable: {plural(len(report.unreadable) - 5, 'other')}{where}")
-
-
 def show_streamed(report: StreamReport) -> None:
-    show_classes(report, report.class_names, report.counts, report.probability, "", {})
-    show_unreadable(report, "")
+    show_classes(report, report.class_names, report.counts, report.probability)
+    show_unreadable(report.unreadable, "")
     if report.known:
         right = 100 * report.right / report.known
         show.say(f"accuracy: {right:.2f} % of {report.known} samples with a true label")
     show.say(f"written: {report.output}")
 
 
-def columns_of_review(report: Report) -> dict[str, Callable[[int], str]]:
-    """Columns of the table of classes: samples to check, and the expected accuracy."""
-    outcome = report.outcome
-    check = outcome.to_check_of_class().tolist()
-    columns: dict[str, Callable[[int], str]] = {}
-    if any(check):
-        columns["to check"] = lambda k: f"{check[k]}"
-    if outcome.accuracy is not None:
-        columns["expected accuracy"] = lambda k: percents(outcome.expected(k))
-    return columns
-
-
-def percents(expected: Expected | None) -> str:
-    """An accuracy and its 90 % interval."""
-    if expected is None:
-        return ""
-    share, low, high = (100 * x for x in expected[:3])
-    return f"{share:.0f} % ({low:.0f} to {high:.0f})"
-
-
 def show_report(report: Report) -> None:
     from ..write.page import unsure_note
 
-    answers = report.answers
+    answers, outcome = report.answers, report.outcome
     counts, own = answers.counts(), answers.predicted()
     labels = answers.labels[own]
-    sure = labels.bincount(answers.probability[own], len(counts)) / labels.bincount(
-        minlength=len(counts)
-    )
+    sure = labels.bincount(answers.probability[own], len(counts))
+    sure /= labels.bincount(minlength=len(counts))
     unknown = sum(label == "unknown" for label in answers.corrected.values())
     note = unsure_note(answers) + (f", {unknown} labelled unknown" if unknown else "")
-    show_classes(report, answers.class_names, counts, sure, note, columns_of_review(report))
-    show_unreadable(report, ", listed on the page")
+    more: dict[str, list[str]] = {}
+    to_check = outcome.to_check_of_class().tolist()
+    if any(to_check):
+        more["to check"] = [f"{number}" for number in to_check]
+    if outcome.accuracy is not None:
+        more["expected accuracy"] = [percents(outcome.expected(k)) for k in range(len(counts))]
+    show_classes(report, answers.class_names, counts, sure, note, more)
+    show_unreadable(report.unreadable, ", listed on the page")
     accuracy = answers.accuracy()
     if accuracy is not None:
         right, known, foreign = accuracy
-        more = f", {foreign} of them of an unknown class" if foreign else ""
-        show.say(
-            f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a true label{more}"
-        )
+        rest = f", {foreign} of them of an unknown class" if foreign else ""
+        samples = plural(known, "sample")
+        show.say(f"accuracy: {100 * right:.2f} % of {samples} with a true label{rest}")
     show_trust(report)
     if report.suggested is not None:
         show.say(report.suggested.line())
@@ -227,32 +173,71 @@ def show_report(report: Report) -> None:
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 
+def show_classes(
+    report: Report | StreamReport,
+    names: Sequence[str],
+    counts: Tensor,
+    sure: Tensor,
+    note: str = "",
+    more: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Print the classes found, and the number and mean probability of their samples.
+
+    `more` has further columns, by their titles: a cell for each class.
+    """
+    total = len(report)
+    order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
+    cells = []
+    for k in order[:MOST_CLASSES]:
+        share = f"{100 * float(counts[k]) / total:.1f} %"
+        mean = f"{sure[k]:.2f}" if sure[k] > 0 else ""
+        cells.append([names[k], f"{counts[k]}", share, mean, *(own[k] for own in more.values())])
+    found = f"{len(order)} of {len(names)} classes found{note}"
+    title = f"{plural(total, 'sample')}, {found}, {report.seconds:.1f} s"
+    show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
+    if len(order) > MOST_CLASSES:
+        show.say(f"and {len(order) - MOST_CLASSES} other classes")
+    for line in report.notes:
+        show.say(f"note: {line}")
+
+
+def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
+    for path, why in list(unreadable.items())[:MOST_UNREADABLE]:
+        show.say(f"unreadable: {path}: {why}")
+    if len(unreadable) > MOST_UNREADABLE:
+        show.say(f"unreadable: {plural(len(unreadable) - MOST_UNREADABLE, 'other')}{where}")
+
+
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
     from ..review import to_check_words
 
-    answers = report.answers
-    error = answers.calibration_error()
+    answers, outcome = report.answers, report.outcome
+    error, expected = answers.calibration_error(), outcome.expected()
     if error is not None:
         mean = float(answers.probability[answers.predicted()].mean())
         show.say(
             f"calibration: probabilities are off by {100 * error:.1f} points on average, "
             f"{100 * mean:.1f} % in the mean"
         )
-    expected = report.outcome.expected()
     if expected is not None:
         show.say(
             f"expected accuracy: {percents(expected)} of samples of known classes, from "
-            f"{expected.samples} labelled samples, each classified by the others"
-            f"{report.outcome.caution}"
+            f"{expected.samples} labelled samples, each classified by the others{outcome.caution}"
         )
-    check = report.outcome.to_check()
+    check, suspects = outcome.to_check(), outcome.suspects()
     if check:
         words = to_check_words(check)
         show.say(f"to check: {plural(len(check), 'sample')}, see the page: {words}")
-    silent = report.outcome.about_strangers()
-    if silent:
-        show.say(f"note: {silent}")
-    suspects = report.outcome.suspects()
+    if outcome.about_strangers():
+        show.say(f"note: {outcome.about_strangers()}")
     if suspects:
         show.say(f"labels that look wrong: {len(suspects)}, see {report.labelled}")
+
+
+def percents(expected: Expected | None) -> str:
+    """An accuracy and its 90 % interval."""
+    if expected is None:
+        return ""
+    share, low, high = (100 * x for x in expected[:3])
+    return f"{share:.0f} % ({low:.0f} to {high:.0f})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from . import options as o
 from . import show
@@ -16,39 +16,20 @@ if TYPE_CHECKING:
 
 def demo(
     *,
-    n_tasks: int = 300,
-    num_classes: int = 60,
-    k_eff: int = 5,
-    shots: int = 5,
-    seed: int = 0,
-    output: Path = Path("demo.png"),
-    cache: Path | None = None,
-    fresh: bool = False,
-    quick: bool = False,
+    n_tasks: Annotated[int, o.about("Tasks for fast methods; slow ones get fewer.")] = 300,
+    num_classes: Annotated[int, o.about("Candidate classes per task, at most 240.")] = 60,
+    k_eff: Annotated[int, o.about("Classes present per task.")] = 5,
+    shots: Annotated[int, o.about("Labelled images per class.")] = 5,
+    seed: Annotated[int, o.about("Random seed of drawings, network and tasks.")] = 0,
+    output: Annotated[Path, o.about("The figure: .png, .webp, .svg or .pdf.")] = Path("demo.png"),
+    cache: Annotated[
+        Path | None, o.about("Cache of the network and features; default: the user's.")
+    ] = None,
+    fresh: Annotated[bool, o.about("Train again.")] = False,
+    quick: Annotated[bool, o.about("A short run, to check that everything works.")] = False,
     device: o.Device = None,
 ) -> None:
     """Draw characters, train a small network, compare all methods: a table and a figure.
-
-    Parameters
-    ----------
-    n_tasks
-        Tasks for fast methods; slow ones get fewer.
-    num_classes
-        Candidate classes per task, at most 240.
-    k_eff
-        Classes present per task.
-    shots
-        Labelled images per class.
-    seed
-        Random seed of drawings, network and tasks.
-    output
-        The figure: .png, .webp, .svg or .pdf.
-    cache
-        Cache of the network and features; default: the user's.
-    fresh
-        Train again.
-    quick
-        A short run, to check that everything works.
 
     Examples
     --------

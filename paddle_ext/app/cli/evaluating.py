@@ -24,9 +24,15 @@ def evaluate(
     bank: o.Bank,
     /,
     *,
-    methods: o.Methods = ["all"],  # noqa: B006
-    shots: Annotated[list[int] | None, o.NUMBERS] = [5, 10, 20],  # noqa: B006
-    k_eff: Annotated[list[int] | None, o.NUMBERS] = [5],  # noqa: B006
+    methods: o.Methods = ("all",),
+    shots: Annotated[
+        tuple[int, ...] | None,
+        o.NUMBERS,
+        o.about("Labelled rows per class, such as 5,10,20; all: every row of --support."),
+    ] = (5, 10, 20),
+    k_eff: Annotated[
+        tuple[int, ...] | None, o.NUMBERS, o.about("Classes present per task, such as 2,5,10.")
+    ] = (5,),
     n_tasks: o.Tasks = 10_000,
     n_query: o.Queries = 75,
     num_classes: o.Classes = "full",
@@ -35,37 +41,18 @@ def evaluate(
     seed: o.Seed = 0,
     preset: o.Preset = None,
     option: o.MethodOptions = (),
-    tuned: Path | None = None,
+    tuned: Annotated[Path | None, o.about("tuning.json of paddle-ext tune.")] = None,
     split: o.Split = None,
-    support: str | None = None,
-    query: str | None = None,
+    support: Annotated[str | None, o.about("Split to draw the support from.")] = None,
+    query: Annotated[str | None, o.about("Split to draw the queries from.")] = None,
     device: o.Device = None,
     memory: o.Memory = None,
-    output: Path | None = None,
+    output: Annotated[Path | None, o.about("Folder of results, used to resume.")] = None,
     fresh: o.Fresh = False,
-    markdown: Path | None = None,
-    figure: Path | None = None,
+    markdown: Annotated[Path | None, o.about("Also write the table to this file.")] = None,
+    figure: Annotated[Path | None, o.about("Figure: .png, .webp, .svg or .pdf.")] = None,
 ) -> None:
     """Accuracy of methods, with 95 % confidence intervals, and milliseconds per task.
-
-    Parameters
-    ----------
-    shots
-        Labelled rows per class, such as 5,10,20; all: every row of --support.
-    k_eff
-        Classes present per task, such as 2,5,10.
-    tuned
-        tuning.json of paddle-ext tune.
-    support
-        Split to draw the support from.
-    query
-        Split to draw the queries from.
-    output
-        Folder of results, used to resume.
-    markdown
-        Also write the table to this file.
-    figure
-        Figure: .png, .webp, .svg or .pdf.
 
     Examples
     --------
@@ -126,12 +113,12 @@ def check_figure(option: str, path: Path | None) -> None:
 
 
 def chosen_methods(
-    names: list[str], preset: str | None, option: Sequence[str], tuned: Path | None
+    names: Sequence[str], preset: str | None, option: Sequence[str], tuned: Path | None
 ) -> dict[str, Method]:
     """The methods; --option overrides --tuned, which overrides --preset."""
     from ...research.evaluation.arguments import chosen_methods as by_name
 
-    chosen = by_name("all" if names == ["all"] else [own_method(name) for name in names], preset)
+    chosen = by_name("all" if names == ("all",) else [own_method(name) for name in names], preset)
     if tuned is not None:
         from ...research.evaluation.tuning import Tuning
 
@@ -189,9 +176,9 @@ def tune(
     bank: o.Bank,
     /,
     *,
-    methods: o.Methods = ["all"],  # noqa: B006
-    shots: int = 5,
-    k_eff: int = 5,
+    methods: o.Methods = ("all",),
+    shots: Annotated[int, o.about("Support rows per class.")] = 5,
+    k_eff: Annotated[int, o.about("Classes present per task.")] = 5,
     n_tasks: o.Tasks = 1000,
     n_query: o.Queries = 75,
     num_classes: o.Classes = 5,
@@ -203,19 +190,10 @@ def tune(
     split: o.Split = None,
     device: o.Device = None,
     memory: o.Memory = None,
-    output: Path = Path("tuning"),
+    output: Annotated[Path, o.about("Folder for tuning.json.")] = Path("tuning"),
     fresh: o.Fresh = False,
 ) -> None:
     """Choose the options of methods on a bank of validation classes, as in the paper.
-
-    Parameters
-    ----------
-    shots
-        Support rows per class.
-    k_eff
-        Classes present per task.
-    output
-        Folder for tuning.json.
 
     Examples
     --------

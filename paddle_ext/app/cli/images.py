@@ -6,9 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Annotated, Any
 
 from . import options as o
 from . import show
@@ -26,55 +24,30 @@ def train(
     /,
     *,
     layout: o.Layout = "folder",
-    arch: str = "resnet18",
-    recipe: str | None = None,
-    output: Path | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    base_split: str = "base",
-    val_split: str = "val",
-    validation: Annotated[bool, Parameter(negative="--no-validation")] = True,
-    validate_every: int = 1,
-    start: Path | None = None,
+    arch: Annotated[str, o.about("resnet18, wrn28_10 or small.")] = "resnet18",
+    recipe: Annotated[str | None, o.about("paper, strong or small; default: by --arch.")] = None,
+    output: Annotated[Path | None, o.about("Folder of the run; default: runs/ARCH.")] = None,
+    epochs: Annotated[int | None, o.about("Overrides the recipe.")] = None,
+    batch_size: Annotated[int | None, o.about("Overrides the recipe.")] = None,
+    base_split: Annotated[str, o.about("Split to train on.")] = "base",
+    val_split: Annotated[str, o.about("Split that selects the best epoch.")] = "val",
+    validation: Annotated[
+        bool, o.about("Keep the best epoch, not the last.", negative="--no-validation")
+    ] = True,
+    validate_every: Annotated[int, o.about("Epochs between validations.")] = 1,
+    start: Annotated[Path | None, o.about("Checkpoint to start from.")] = None,
     size: o.Size = None,
     samples: o.Samples = 40,
-    compiled: Annotated[bool, Parameter(name="--compile")] = False,
-    deterministic: Annotated[bool, Parameter(negative="--no-deterministic")] = True,
+    compiled: Annotated[bool, o.about("Use torch.compile.", name="--compile")] = False,
+    deterministic: Annotated[
+        bool, o.about("On CUDA: reproducible results, slower.", negative="--no-deterministic")
+    ] = True,
     precision: o.Precision = "auto",
     device: o.Device = None,
-    seed: int = 0,
+    seed: Annotated[int, o.about("Random seed of weights, order and augmentation.")] = 0,
     fresh: o.Fresh = False,
 ) -> None:
     """Train a network on the base classes; after an interruption the same command resumes.
-
-    Parameters
-    ----------
-    arch
-        resnet18, wrn28_10 or small.
-    recipe
-        paper, strong or small; default: paper, or small for the small network.
-    output
-        Folder of the run; default: runs/ARCH.
-    epochs
-        Overrides the recipe.
-    batch_size
-        Overrides the recipe.
-    base_split
-        Split to train on.
-    val_split
-        Split that selects the best epoch.
-    validation
-        Keep the best epoch instead of the last.
-    validate_every
-        Epochs between validations.
-    start
-        Checkpoint to start from.
-    compiled
-        Use torch.compile.
-    deterministic
-        On CUDA: reproducible results, somewhat slower.
-    seed
-        Random seed of weights, order and augmentation.
 
     Examples
     --------
@@ -128,12 +101,9 @@ def chosen_recipe(
 ) -> Recipe:
     from ...research.backbones import recipe
 
-    found = recipe(name or ("small" if architecture == "small" else "paper"), architecture)
-    if epochs is not None:
-        found = replace(found, epochs=epochs)
-    if batch_size is not None:
-        found = replace(found, batch_size=batch_size)
-    return found
+    chosen = recipe(name or ("small" if architecture == "small" else "paper"), architecture)
+    own: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
+    return replace(chosen, **{name: value for name, value in own.items() if value is not None})
 
 
 def open_split(
@@ -167,37 +137,24 @@ def show_training(history: list[Epoch], folder: Path, seconds: float) -> None:
 
 
 def extract(
-    checkpoint: Path,
+    checkpoint: Annotated[Path, o.about("best.safetensors, or a public .pth.tar.")],
     root: o.Root = None,
     /,
     *,
     layout: o.Layout = "folder",
-    split: Annotated[list[str], o.LIST] = ["test"],  # noqa: B006
-    output: Path = Path("bank.npz"),
-    base_split: str | None = None,
-    cache: Path | None = None,
+    split: Annotated[tuple[str, ...], o.LIST, o.about("One, or several: repr,query.")] = ("test",),
+    output: Annotated[Path, o.about("The bank: .npz or .safetensors.")] = Path("bank.npz"),
+    base_split: Annotated[
+        str | None, o.about("Store this split's mean feature, for methods that centre.")
+    ] = None,
+    cache: Annotated[Path | None, o.about("Cache of features, indexed by content.")] = None,
     size: o.Size = None,
     samples: o.Samples = 40,
-    batch_size: int = 256,
+    batch_size: Annotated[int, o.about("Images per batch.")] = 256,
     precision: o.Precision = "float32",
     device: o.Device = None,
 ) -> None:
     """Compute the features of images and write a feature bank.
-
-    Parameters
-    ----------
-    checkpoint
-        best.safetensors, or a public .pth.tar.
-    split
-        One, or several: repr,query.
-    output
-        The bank: .npz or .safetensors.
-    base_split
-        Store this split's mean feature, for methods that centre.
-    cache
-        Cache of features, indexed by content.
-    batch_size
-        Images per batch.
 
     Examples
     --------

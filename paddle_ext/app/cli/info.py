@@ -6,8 +6,9 @@ import importlib.util
 import inspect
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from . import options as o
 from . import show
 
 if TYPE_CHECKING:
@@ -28,15 +29,13 @@ LIBRARIES = {
 }
 
 
-def info(bank: Path | None = None, /, *, method: str | None = None) -> None:
+def info(
+    bank: Annotated[Path | None, o.about("Describe this feature bank.")] = None,
+    /,
+    *,
+    method: Annotated[str | None, o.about("List the options of this method.")] = None,
+) -> None:
     """Show the installation, describe a feature bank, or list the options of a method.
-
-    Parameters
-    ----------
-    bank
-        Describe this feature bank.
-    method
-        List the options of this method.
 
     Examples
     --------

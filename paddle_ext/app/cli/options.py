@@ -1,7 +1,4 @@
-"""Options of several commands, and values of several words.
-
-The help of an option that only one command has is in the docstring of that command.
-"""
+"""Options of several commands, and values of several words."""
 
 from __future__ import annotations
 
@@ -12,6 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from cyclopts import Parameter
+
+
+def about(text: str, **more: Any) -> Parameter:
+    """The help of an option."""
+    return Parameter(help=text, **more)
 
 
 class UsageError(ValueError):
@@ -25,66 +27,58 @@ def shown_default(value: object) -> str | None:
     return None if value is None or isinstance(value, bool) else str(value)
 
 
-def words(_: object, tokens: Sequence[Any]) -> list[str]:
+def words(_: object, tokens: Sequence[Any]) -> tuple[str, ...]:
     """The items of an option that may be repeated and may contain commas."""
     text = ",".join(token.value for token in tokens).translate(str.maketrans("", "", "[]()"))
-    return [word.strip() for word in text.split(",") if word.strip()]
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def numbers(_: object, tokens: Sequence[Any]) -> list[int] | None:
+def numbers(_: object, tokens: Sequence[Any]) -> tuple[int, ...] | None:
     """Integers, at least one; None for ``all``."""
     given = words(_, tokens)
-    if given == ["all"]:
+    if given == ("all",):
         return None
     if not given or not all(re.fullmatch(r"\d+", word) for word in given):
         raise ValueError(f"must be integers such as 5,10,20, got {','.join(given) or 'none'}")
-    return [int(word) for word in given]
+    return tuple(map(int, given))
 
 
 DEFAULTS = Parameter(negative_bool=(), negative_iterable=(), show_default=shown_default)
 LIST = Parameter(consume_multiple=True, converter=words)
 NUMBERS = Parameter(consume_multiple=True, converter=numbers)
 
-Device: TypeAlias = Annotated[
-    str | None, Parameter(help="cpu, cuda, cuda:1; default: a GPU if any.")
-]
-Memory: TypeAlias = Annotated[
-    float | None, Parameter(help="Memory limit of a batch of tasks, in GiB.")
-]
-Fresh: TypeAlias = Annotated[bool, Parameter(help="Start over instead of resuming.")]
+Device: TypeAlias = Annotated[str | None, about("cpu, cuda, cuda:1; default: a GPU if any.")]
+Memory: TypeAlias = Annotated[float | None, about("Memory limit of a batch of tasks, in GiB.")]
+Fresh: TypeAlias = Annotated[bool, about("Start over instead of resuming.")]
 
-Bank: TypeAlias = Annotated[Path, Parameter(help="A feature bank: .npz, .safetensors, .pt.")]
+Bank: TypeAlias = Annotated[Path, about("A feature bank: .npz, .safetensors, .pt.")]
 Methods: TypeAlias = Annotated[
-    list[str],
-    LIST,
-    Parameter(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod."),
+    tuple[str, ...], LIST, about("Names, such as paddle,tim; or all. Your own: my_module:MyMethod.")
 ]
-Tasks: TypeAlias = Annotated[int, Parameter(alias="--tasks", help="Tasks per setting.")]
-Queries: TypeAlias = Annotated[int, Parameter(help="Queries per task.")]
+Tasks: TypeAlias = Annotated[int, about("Tasks per setting.", alias="--tasks")]
+Queries: TypeAlias = Annotated[int, about("Queries per task.")]
 Classes: TypeAlias = Annotated[
     int | Literal["full"],
-    Parameter(help="Candidate classes per task: a number, or full.", show_choices=False),
+    about("Candidate classes per task: a number, or full.", show_choices=False),
 ]
-Sampling: TypeAlias = Annotated[str, Parameter(help="uniform, balanced or dirichlet.")]
-Alpha: TypeAlias = Annotated[float, Parameter(help="Parameter of the Dirichlet distribution.")]
-Seed: TypeAlias = Annotated[int, Parameter(help="Random seed of the tasks.")]
+Sampling: TypeAlias = Annotated[str, about("uniform, balanced or dirichlet.")]
+Alpha: TypeAlias = Annotated[float, about("Parameter of the Dirichlet distribution.")]
+Seed: TypeAlias = Annotated[int, about("Random seed of the tasks.")]
 Preset: TypeAlias = Annotated[
-    str | None, Parameter(help="Published options of the methods: paper, mini, tiered or inat.")
+    str | None, about("Published options of the methods: paper, mini, tiered or inat.")
 ]
-Split: TypeAlias = Annotated[str | None, Parameter(help="Use only these rows of the bank.")]
+Split: TypeAlias = Annotated[str | None, about("Use only these rows of the bank.")]
 MethodOptions: TypeAlias = Annotated[
-    tuple[str, ...], Parameter(help="An option of a method: METHOD.NAME=VALUE; may be repeated.")
+    tuple[str, ...], about("An option of a method: METHOD.NAME=VALUE; may be repeated.")
 ]
 
-Root: TypeAlias = Annotated[Path | None, Parameter(help="The images; omit for glyphs.")]
+Root: TypeAlias = Annotated[Path | None, about("The images; omit for glyphs.")]
 Layout: TypeAlias = Annotated[
-    str, Parameter(help="mini, tiered, inatural, folder, npz or glyphs (drawn on the fly).")
+    str, about("mini, tiered, inatural, folder, npz or glyphs (drawn on the fly).")
 ]
-Size: TypeAlias = Annotated[
-    int | None, Parameter(help="Resize images to squares of this many pixels.")
-]
-Samples: TypeAlias = Annotated[int, Parameter(help="Images per class, for the layout glyphs.")]
-Precision: TypeAlias = Annotated[str, Parameter(help="auto, float32, bfloat16 or float16.")]
+Size: TypeAlias = Annotated[int | None, about("Resize images to squares of this many pixels.")]
+Samples: TypeAlias = Annotated[int, about("Images per class, for the layout glyphs.")]
+Precision: TypeAlias = Annotated[str, about("auto, float32, bfloat16 or float16.")]
 
 
 def method_options(given: Iterable[str]) -> dict[str, dict[str, object]]:

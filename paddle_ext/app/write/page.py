@@ -18,10 +18,8 @@ from ...files import replacing
 from ...text import plural, without_controls
 from ..answers import UNKNOWN, Answers
 from ..correcting import GivenSample
-from ..labelled_check import Expected
 from ..outcome import Outcome
 from ..read.pictures import thumbnails
-from ..read.samples import Labelled
 from ..review import DOUBTFUL, ToCheck, by_chance, to_check_words
 
 HERE = Path(__file__).parent
@@ -56,8 +54,7 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"comma": "{:,}".format, "plural": plural}
-    templates.filters |= {"percent": percent, "interval": interval_text}
+    templates.filters |= {"comma": "{:,}".format, "plural": plural, "percent": percent}
     return templates.get_template("page.html.j2").render(
         shown=Shown(outcome),
         number=number,
@@ -70,8 +67,9 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
         style=style,
         script=script,
         data=embedded(outcome),
-        known=what_is_known(outcome.source.labelled),
-        figures=figures(outcome),
+        unsure_note=unsure_note(outcome.answers),
+        to_check_words=to_check_words(outcome.to_check()),
+        by_chance=max(1, round(by_chance(outcome.answers))),
         seconds=f"{seconds:.1f}",
         unknown=UNKNOWN,
         doubtful=DOUBTFUL,
@@ -114,50 +112,6 @@ def digest_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-# --- the top ------------------------------------------------------------------------------------
-
-
-def figures(outcome: Outcome) -> list[tuple[str, str]]:
-    """The key figures: a number and its caption."""
-    answers, N, check = outcome.answers, len(outcome.answers), outcome.to_check()
-    found = int((answers.counts() > 0).sum())
-    why = to_check_words(check)
-    shown = [
-        (f"{N:,}", f"sample{'s' * (N != 1)} classified"),
-        (f"{found:,}", f"of {len(answers.class_names):,} classes found{unsure_note(answers)}"),
-        (f"{len(check):,}", f"to check{': ' if why else ''}{why}"),
-    ]
-    changed = sum(one.label != one.given for one in outcome.corrected.given)
-    if answers.corrected or changed:
-        shown.append((f"{len(answers.corrected) + changed:,}", "labelled by you"))
-    suspects = len(outcome.suspects())
-    if suspects:
-        shown.append((f"{suspects:,}", "labels that look wrong"))
-    expected = outcome.expected()
-    if expected is not None:
-        of = f"of samples of known classes{outcome.caution}"
-        shown.append(
-            (percent(expected.share), f"expected accuracy, {interval_text(expected)}, {of}")
-        )
-    accuracy = answers.accuracy()
-    if accuracy is not None:
-        right, total, _ = accuracy
-        shown.append((f"{100 * right:.1f} %", f"correct, of {total:,} with a true label"))
-    error = answers.calibration_error()
-    if error is not None:
-        shown.append((f"{100 * error:.1f} %", "calibration error of the probabilities"))
-    if outcome.source.unreadable:
-        shown.append((f"{len(outcome.source.unreadable):,}", "unreadable: listed below"))
-    return shown
-
-
-def what_is_known(labelled: Labelled) -> str:
-    S, K = len(labelled.labels), len(labelled.class_names)
-    if labelled.prototypes is None:
-        return f"{S:,} labelled examples of {K:,} classes"
-    return f"the names of {K:,} classes" + (f" and {S:,} labelled examples" if S else "")
-
-
 def unsure_note(answers: Answers) -> str:
     """How many of the classes found are uncertain."""
     count = int(((answers.counts() > 0) & ~answers.present).sum())
@@ -166,13 +120,6 @@ def unsure_note(answers: Answers) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def interval_text(expected: Expected) -> str:
-    return f"{100 * expected.low:.0f} to {percent(expected.high)}"
-
-
-# --- samples and classes ------------------------------------------------------------------------
 
 
 class Shown:
@@ -235,20 +182,9 @@ class Shown:
                 groups.append([waiting.pop(row) for row in own])
         return groups
 
-    def review_notes(self) -> list[str]:
-        """Why the samples to check are to be checked, and what is not said of the others."""
-        reasons = Counter(one.reason for one in self.to_check)
-        chance = max(1, round(by_chance(self.answers)))
-        unjudged = self.outcome.about_strangers()
-        notes = {
-            "{:,} without a text, which have no class.": reasons["no text"],
-            "{:,} doubtful: another class is as likely.": reasons["doubtful"],
-            "{:,} possibly of an unknown class: unlike the labelled samples of the class they "
-            f"would be in. About {chance:,} of all samples look so by chance.": reasons["unknown"],
-            "{:,} more are in answers.csv, column check.": len(self.to_check) - len(self.check),
-        }
-        shown = [text.format(count) for text, count in notes.items() if count]
-        return [*shown, *([f"Note: {unjudged}."] if unjudged else [])]
+    def reasons(self) -> Counter[str]:
+        """How many samples are to be checked for which reason."""
+        return Counter(one.reason for one in self.to_check)
 
     def interval(self, k: int) -> tuple[float, float]:
         """How many samples of a class there are with 90 % confidence."""

@@ -122,11 +122,11 @@ def test_info_of_a_method() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--k_eff", "7"], {"k_eff": [7]}),
-        (["--k-eff=7"], {"k_eff": [7]}),
-        (["--shots", "5", "10", "20"], {"shots": [5, 10, 20]}),
-        (["--shots", "5,10", "--shots", "20"], {"shots": [5, 10, 20]}),
-        (["--shots", "[5,10]"], {"shots": [5, 10]}),
+        (["--k_eff", "7"], {"k_eff": (7,)}),
+        (["--k-eff=7"], {"k_eff": (7,)}),
+        (["--shots", "5", "10", "20"], {"shots": (5, 10, 20)}),
+        (["--shots", "5,10", "--shots", "20"], {"shots": (5, 10, 20)}),
+        (["--shots", "[5,10]"], {"shots": (5, 10)}),
         (["--shots", "all"], {"shots": None}),
         (["--tasks", "7"], {"n_tasks": 7}),
         (["--num-classes", "full"], {"num_classes": None}),
