@@ -12,7 +12,7 @@ import torch
 
 from paddle_ext.app.classify import Answers, Labelled
 from paddle_ext.app.classify.page import digest_source, page
-from paddle_ext.app.correcting import DataNames, corrected_source
+from paddle_ext.app.corrections import DataNames, corrected_source
 from paddle_ext.app.outcome import Outcome
 from paddle_ext.app.read.samples import Source
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .answers import Answers
-from .correcting import Corrected
+from .corrections import Corrected
 from .labelled_check import Expected, ExpectedAccuracy, LabelledCheck
 from .read.samples import Source
 from .review import ToCheck, about_strangers, to_check

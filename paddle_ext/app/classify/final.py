@@ -8,11 +8,9 @@ from pathlib import Path
 
 from ... import check
 from ...files import replacing
-from ...large.parquet import libraries
 from ..answers import Answers
-from ..correcting import Corrected
-from ..read.samples import Source
-from ..read.tables import READ_AT_ONCE, TableSamples, cell_text
+from ..corrections import Corrected
+from ..read.samples import pyarrow
 from ..read.text_files import write_rows
 from .output import decimals
 from .output_files import SUFFIXES, require_libraries, write_file
@@ -58,7 +56,7 @@ def write_final(
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
     sure = [float(cell) if cell else None for cell in columns.pop()]
     with replacing(path) as new:
-        write_file(new, iter([libraries()[0].table([*columns, sure], header)]))
+        write_file(new, iter([pyarrow().table([*columns, sure], header)]))
 
 
 def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ...]]:
@@ -71,14 +69,3 @@ def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ..
     for row, (name, text) in enumerate(zip(answers.names, answers.texts, strict=True)):
         source = "corrected" if row in answers.corrected else "predicted"
         yield new, name, text, answers.label(row), source, answers.prediction(row), sure[row]
-
-
-def order_of(source: Source) -> dict[str, int]:
-    """Where each row of a table is, by its name; empty if rows are numbered, or not of a table."""
-    samples = source.unlabelled
-    if not isinstance(samples, TableSamples) or samples.columns.name is None:
-        return {}
-    column = samples.columns.name
-    parts = samples.table.parts([column], READ_AT_ONCE)
-    names = (cell_text(cell) for part in parts for cell in part.cells(column))
-    return {name: row for row, name in enumerate(names)}

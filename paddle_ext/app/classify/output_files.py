@@ -9,10 +9,10 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from ...large.parquet import libraries
 from ...libraries import library
+from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
-from ..read.row_files import excel_library
+from ..read.tables import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 WRITTEN_AT_ONCE = 2**25  # bytes of a row group

@@ -7,7 +7,7 @@ from html import escape
 from typing import TypeAlias
 
 from ..answers import UNKNOWN, Answers
-from ..correcting import GivenSample
+from ..corrections import GivenSample
 from ..outcome import Outcome
 from ..review import DOUBTFUL, ToCheck
 

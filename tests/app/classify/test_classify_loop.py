@@ -13,8 +13,7 @@ from paddle_ext.app.classify import Answers, Labelled, classify
 from paddle_ext.app.classify import page as module
 from paddle_ext.app.classify.page import page
 from paddle_ext.app.classify.page_samples import caption
-from paddle_ext.app.correcting import DataNames, corrected_source
-from paddle_ext.app.corrections import read_corrections
+from paddle_ext.app.corrections import DataNames, corrected_source, read_corrections
 from paddle_ext.app.outcome import Outcome
 from paddle_ext.app.read.pictures import thumbnail
 from paddle_ext.app.read.samples import Source
