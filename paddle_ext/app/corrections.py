@@ -31,7 +31,7 @@ from .read.samples import (
     named_labels,
     selected_from,
 )
-from .read.text_files import given_rows, table_rows, write_rows
+from .read.text_files import given_rows, table_rows
 
 KEPT = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
@@ -133,14 +133,6 @@ def is_kept(path: Path) -> bool:
     except (UnicodeError, csv.Error):
         return False
     return bool(rows) and tuple(rows[0]) == HEADER
-
-
-def write_corrections(path: Path, corrections: Corrections) -> None:
-    """Write the file in the output folder, without withdrawn corrections."""
-    rows: Iterable[Sequence[str]] = (
-        (key.name, label, key.data) for key, label in corrections.items() if label
-    )
-    write_rows(path, HEADER, rows)
 
 
 # --- what they change ----------------------------------------------------------------------------

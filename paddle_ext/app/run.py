@@ -17,74 +17,30 @@ from ..presence.hierarchy import Hierarchy
 from ..text import plural
 from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
-from .classify.final import check_final, write_final
-from .classify.output import decimals, write_classes, write_labelled, write_table
-from .classify.page import write_page
-from .classify.sorting import check_sort_into, sort_into
-from .corrections import (
-    KEPT,
-    Corrected,
-    DataNames,
-    corrected_source,
-    gathered,
-    write_corrections,
-)
+from .corrections import KEPT, Corrected, DataNames, corrected_source, gathered
 from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
-from .outcome import Outcome
+from .outcome import Outcome, Suggested
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, prior_of, read_pairs, read_prior
 from .read.opening import encoded, open_data
 from .read.samples import Batch, Labelled, Source, WithText, repeated
 from .read.tables import TableSamples
-from .read.text_files import write_rows
 from .settings import Settings
+from .write.page import write_page
+from .write.sorting import check_sort_into, sort_into
+from .write.tables import (
+    check_final,
+    write_answers,
+    write_classes,
+    write_corrections,
+    write_final,
+    write_labelled,
+    write_suggestions,
+)
 
 SUGGESTIONS = "suggestions.csv"
-MOST_SUGGESTIONS_NAMED = 5  # in the terminal
-
-
-@dataclass(frozen=True)
-class Suggested:
-    """Samples to label next, and what was predicted for all."""
-
-    answers: Answers
-    suggestions: Suggestions
-
-    def names(self) -> list[str]:
-        return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
-
-    def reasons(self) -> list[str]:
-        """For each of them, why its label would help.
-
-        Its label is in doubt or its class may be unknown, and how many unlabelled samples have no
-        labelled or suggested sample nearer to them.
-        """
-        strange = set(self.answers.strangers().tolist())
-        reasons = []
-        for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):
-            first = "unsure, " if self.answers.doubt[row] > 0.5 else ""
-            first = "possibly of an unknown class, " if row in strange else first
-            alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
-            reasons.append(first + ("like a labelled one" if size == 0 else alike))
-        return reasons
-
-    def line(self) -> str:
-        """The first of them, for the terminal."""
-        names = self.names()
-        more = len(names) - MOST_SUGGESTIONS_NAMED
-        rest = f" and {plural(more, 'other')}" if more > 0 else ""
-        return f"label next: {', '.join(names[:MOST_SUGGESTIONS_NAMED])}{rest}"
-
-    def write(self, path: Path, name_column: str, *, texts: bool) -> None:
-        """A CSV file, the most useful sample first; with a column of texts if asked for."""
-        rows = self.suggestions.queries
-        shown = [self.answers.texts[row] for row in rows.tolist()]
-        classes = [self.answers.class_names[k] for k in self.answers.labels[rows].tolist()]
-        columns = (classes, decimals(self.answers.probability[rows]), self.reasons())
-        header = (name_column, *["text"] * texts, "label", "probability", "reason")
-        write_rows(path, header, zip(self.names(), *[shown] * texts, *columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -312,7 +268,7 @@ def write_all(
     column = name_column(source, settings)
     if settings.corrections:
         write_corrections(folder / KEPT, corrected.kept)
-    write_table(table, answers, column, texts=texts)
+    write_answers(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:
         shown = "file" if pictures else "text" if texts else "sample"
@@ -353,7 +309,7 @@ def with_suggestions(report: Report, features: list[Tensor], settings: Settings)
     chosen = Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu())
     suggested = Suggested(report.answers, chosen)
     path = report.table.parent / SUGGESTIONS
-    suggested.write(path, name_column(source, settings), texts=source.kind == "texts")
+    write_suggestions(path, suggested, name_column(source, settings), texts=source.kind == "texts")
     return replace(report, suggested=suggested, suggestions=path)
 
 

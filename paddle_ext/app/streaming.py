@@ -17,12 +17,11 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.engines import classify
-from ..files import ahead, check_regular, replacing
+from ..files import ahead, check_regular
 from ..progress import Progress
 from ..task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
-from .classify.output_files import SUFFIXES, require_libraries, write_file
 from .corrections import relabelled
 from .read.input_check import Finding, check_input
 from .read.opening import encoded, open_data
@@ -38,6 +37,7 @@ from .read.samples import (
 from .read.tables import TableSamples
 from .run import existing
 from .settings import Settings
+from .write.tables import SUFFIXES, require_libraries, write_file
 
 ANSWERS = ("label", "probability", "doubt")
 
@@ -168,10 +168,10 @@ def stream(
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     predict = predictions_of_one_batch if one_batch else predictions
-    with replacing(target) as unfinished, closing(read_ahead(batches)) as read:
+    with closing(read_ahead(batches)) as read:
         found = predict(source, read, settings, device)
         tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in found)
-        report.notes += write_file(unfinished, tables)
+        report.notes += write_file(target, tables)
     report.seconds = time.perf_counter() - began
     return report
 

@@ -3,128 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...text import plural
-from . import classify_options as options
+from ..settings import COMPUTING, REVIEW, Settings
 from . import show
-from .arguments import Device
+from .options import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..classify import Report, Settings, StreamReport
+    from ..classify import Report, StreamReport
     from ..labelled_check import Expected
     from ..read.input_check import Finding
 
-EXAMPLES = """Examples:
-
-paddle-ext classify labelled.npz unlabelled.npz
-
-paddle-ext classify photos/labelled photos/new --output results
-
-paddle-ext classify table.csv --label intent --text sentence
-
-paddle-ext classify known.parquet new.parquet --label class --embedding f0:f383 --id name
-
-paddle-ext classify known.npz big.parquet --output answers.parquet
-
-paddle-ext classify tickets.csv --text sentence --names intents.txt
-
-paddle-ext classify photos --names names.txt --encoder models/clip
-
-paddle-ext classify photos/labelled photos/new --names names.txt --encoder models/clip
-
-paddle-ext classify features.npz --names text.npz
-
-paddle-ext classify photos/labelled photos/june --save trees.npz
-
-paddle-ext classify photos/july --model trees.npz
-
-paddle-ext classify photos/labelled photos/june --corrected corrected.csv --final all.csv
-
-paddle-ext classify photos/labelled photos/june --sort-into sorted
-
-paddle-ext classify photos/labelled photos/june --suggest 20
-
-paddle-ext classify photos/labelled photos/june --parents families.csv
-
-paddle-ext classify photos/labelled photos/june --prior species-here.csv
-"""
 MOST_CLASSES = 25  # in the terminal
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(classify)
-
-
 def classify(
-    labelled: options.Labelled,
-    unlabelled: options.Unlabelled = None,
-    output: options.Output = Path(),
-    label: options.Label = None,
-    labels: options.Labels = None,
-    embedding: options.Embedding = None,
-    text: options.Text = None,
-    row_names: options.RowNames = None,
-    truth: options.Truth = None,
-    sep: options.Separator = None,
-    encoding: options.Encoding = None,
-    names: options.Names = None,
-    template: options.Template = None,
-    logit_scale: options.LogitScale = None,
-    parents: options.Parents = None,
-    prior: options.Prior = None,
-    label_noise: options.LabelNoise = "auto",
-    corrected: options.Corrected = None,
-    final: options.Final = None,
-    sort_into: options.SortInto = None,
-    export: options.Export = None,
-    suggest: options.Suggest = None,
-    save: options.Save = None,
-    model: options.Model = None,
-    backbone: options.Backbone = "efficientnet_lite0",
-    encoder: options.Encoder = None,
-    batch: options.BatchSize = None,
-    one_batch: options.OneBatch = False,
-    device: Device = None,
-    cache: options.Cache = None,
-    no_cache: options.NoCache = False,
-    check: options.Check = False,
+    labelled: Path,
+    unlabelled: Path | None = None,
+    /,
+    *,
+    output: Path = Path(),
+    settings: Settings | None = None,
+    export: Annotated[tuple[Literal["label-studio"], Path] | None, REVIEW] = None,
+    one_batch: Annotated[bool, COMPUTING] = False,
+    check: bool = False,
 ) -> None:
-    """Classify your own data from a few labels, or from class names: writes a table and a page."""
-    from ...files import user_cache
-    from ..classify import Columns, Settings
+    """Classify your own data from a few labels, or from class names: writes a table and a page.
 
-    settings = Settings(
-        columns=Columns(embedding, text, label, row_names, truth),
-        labels=labels,
-        separator=sep,
-        encoding=encoding,
-        names=names,
-        templates=tuple(template or ()),
-        logit_scale=logit_scale,
-        parents=parents,
-        prior=prior,
-        label_noise=number_or_text(label_noise),
-        corrected=tuple(corrected or ()),
-        final=final,
-        sort_into=sort_into,
-        label_studio=label_studio_file(export),
-        suggest=suggest,
-        save=save,
-        model=model,
-        backbone=backbone,
-        encoder=encoder,
-        batch=batch,
-        device=device,
-        cache=None if no_cache else cache or user_cache("classify"),
-        progress=True,
-    )
+    Parameters
+    ----------
+    labelled
+        Embeddings (.npz, .npy, .safetensors, .pt), a table (.csv, .tsv, .parquet, .xlsx, .jsonl,
+        .json), maybe with missing labels, or a folder with one folder of images per class. With
+        names: the data to classify, if nothing is labelled.
+    unlabelled
+        Embeddings or images to classify.
+    output
+        Folder for answers.csv and answers.html; or one .parquet, .csv or .xlsx file, for data of
+        any size.
+    export
+        label-studio FILE.json: tasks for Label Studio with the predictions, of images or texts, and
+        FILE.xml, its labelling interface. --corrected reads what it exports.
+    one_batch
+        Treat all samples as one batch, if --output is a file.
+    check
+        Only check the input, and print what is odd about it.
+
+    Examples
+    --------
+    paddle-ext classify labelled.npz unlabelled.npz
+    paddle-ext classify photos/labelled photos/new --output results
+    paddle-ext classify table.csv --label intent --text sentence
+    paddle-ext classify known.parquet new.parquet --label class --embedding f0:f383 --id name
+    paddle-ext classify known.npz big.parquet --output answers.parquet
+    paddle-ext classify tickets.csv --text sentence --names intents.txt
+    paddle-ext classify photos --names names.txt --encoder models/clip
+    paddle-ext classify photos/labelled photos/new --names names.txt --encoder models/clip
+    paddle-ext classify features.npz --names text.npz
+    paddle-ext classify photos/labelled photos/june --save trees.npz
+    paddle-ext classify photos/july --model trees.npz
+    paddle-ext classify photos/labelled photos/june --corrected corrected.csv --final all.csv
+    paddle-ext classify photos/labelled photos/june --sort-into sorted
+    paddle-ext classify photos/labelled photos/june --suggest 20
+    paddle-ext classify photos/labelled photos/june --parents families.csv
+    paddle-ext classify photos/labelled photos/june --prior species-here.csv
+    """
+    tasks = None if export is None else export[1]
+    if tasks is not None and tasks.suffix != ".json":
+        raise UsageError(f"--export must be label-studio and a .json file, got {tasks}")
+    settings = replace(settings or Settings(), label_studio=tasks, progress=True)
     if check:
         show_check(labelled, unlabelled, settings)
     else:
@@ -154,11 +106,10 @@ def classify_and_show(
 
     try:
         if streams(output):
-            show_streamed(
-                stream(
-                    labelled, unlabelled, output, settings, one_batch=one_batch, show=show_findings
-                )
+            report = stream(
+                labelled, unlabelled, output, settings, one_batch=one_batch, show=show_findings
             )
+            show_streamed(report)
             return
         if one_batch:
             raise ArgumentValueError(
@@ -176,23 +127,6 @@ def classify_and_show(
                 f"in {settings.cache}"
             ) from None
         raise
-
-
-def label_studio_file(export: tuple[str, Path] | None) -> Path | None:
-    if export is None:
-        return None
-    if export[0] != "label-studio" or export[1].suffix != ".json":
-        raise typer.BadParameter(
-            f"--export must be label-studio and a .json file, got {export[0]} {export[1]}"
-        )
-    return export[1]
-
-
-def number_or_text(value: str) -> float | str:
-    try:
-        return float(value)
-    except ValueError:
-        return value
 
 
 def show_classes(
@@ -267,7 +201,7 @@ def percents(expected: Expected | None) -> str:
 
 
 def show_report(report: Report) -> None:
-    from ..classify.page_sections import unsure_note
+    from ..write.page import unsure_note
 
     answers = report.answers
     counts, own = answers.counts(), answers.predicted()

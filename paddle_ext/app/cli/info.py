@@ -6,23 +6,12 @@ import importlib.util
 import inspect
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from . import show
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-EXAMPLES = """Examples:
-
-paddle-ext info
-
-paddle-ext info bank.npz
-
-paddle-ext info --method tim
-"""
 
 # The purpose of each library, and the extra that installs it.
 LIBRARIES = {
@@ -39,16 +28,22 @@ LIBRARIES = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(info)
+def info(bank: Path | None = None, /, *, method: str | None = None) -> None:
+    """Show the installation, describe a feature bank, or list the options of a method.
 
+    Parameters
+    ----------
+    bank
+        Describe this feature bank.
+    method
+        List the options of this method.
 
-def info(
-    bank: Annotated[Path | None, typer.Argument(help="Describe this feature bank.")] = None,
-    method: Annotated[str | None, typer.Option(help="List the options of this method.")] = None,
-) -> None:
-    """Show the installation, describe a feature bank, or list the options of a method."""
+    Examples
+    --------
+    paddle-ext info
+    paddle-ext info bank.npz
+    paddle-ext info --method tim
+    """
     if bank is not None:
         describe_bank(bank)
     if method is not None:

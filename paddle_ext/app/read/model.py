@@ -16,7 +16,7 @@ import torch
 
 from ... import arrays, check
 from ...files import replacing
-from ..settings import DEFAULT_BACKBONE, Settings
+from ..settings import DEFAULT_NETWORK, Settings
 from .samples import LOGIT_SCALE, Labelled, Source
 
 FORMAT = 1
@@ -108,9 +108,9 @@ def load_model(path: Path) -> Model:
 def settings_of(model: Model, settings: Settings) -> Settings:
     """Settings that compute features in the same way as for the model."""
     given = {"encoder": settings.encoder or "", "backbone": settings.backbone}
-    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT_BACKBONE}
+    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT_NETWORK}
     for name, value in given.items():
-        if value not in ("", DEFAULT_BACKBONE, saved[name]):
+        if value not in ("", DEFAULT_NETWORK, saved[name]):
             made = saved[name] or "none"
             raise check.ArgumentValueError(
                 name, f"must be omitted or equal to the model's, {made}, got {value}"

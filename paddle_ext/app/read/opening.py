@@ -17,7 +17,7 @@ import torch
 from ... import check
 from ...decoding import require_pillow
 from ...text import plural, without_controls
-from ..settings import DEFAULT_BACKBONE, Columns, Settings
+from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
 from .arrays import ArrayFile, ArraySamples
 from .encoders import TextEncoder, open_encoder, open_network, open_text_model
@@ -149,7 +149,7 @@ def open_folders(
             "must be an image-text model on disk to classify images by names, because the "
             f"backbone {settings.backbone} has no text tower, got none",
         )
-    if settings.encoder is not None and settings.backbone != DEFAULT_BACKBONE:
+    if settings.encoder is not None and settings.backbone != DEFAULT_NETWORK:
         raise check.ArgumentValueError(
             "backbone", f"must be omitted with an encoder, got {settings.backbone}"
         )

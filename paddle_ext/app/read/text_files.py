@@ -5,13 +5,12 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from ... import check
-from ...files import open_regular, replacing
-from ...text import spreadsheet_cell
+from ...files import open_regular
 
 SEPARATORS = (",", ";", "\t", "|")
 NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}
@@ -135,11 +134,3 @@ def given_rows(path: Path, argument: str, what: str) -> list[list[str]]:
         raise check.ArgumentValueError(
             argument, f"must be a CSV file, got {path}, which cannot be read: {error}"
         ) from error
-
-
-def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a CSV file whose cells no spreadsheet runs as formulas."""
-    with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(map(spreadsheet_cell, header))
-        writer.writerows([spreadsheet_cell(cell) for cell in row] for row in rows)

@@ -190,7 +190,7 @@ def test_an_interruption_says_that_features_are_kept(
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("library", ["typer", "torch"])
+@pytest.mark.parametrize("library", ["cyclopts", "torch"])
 def test_an_interruption_during_start_up(library: str) -> None:
     """While the libraries of the command line are loaded, and while torch is."""
     code = (

@@ -10,9 +10,9 @@ import pytest
 from classify_data import embedding_files, refused, said
 from pages import CLASSES, FRAME, dumped, made, probed, shown_by, told, with_probe
 
-from paddle_ext.app.classify import page as module
-from paddle_ext.app.classify.page import MOST_OF_A_CLASS, MOST_TO_CHECK
 from paddle_ext.app.corrections import read_corrections
+from paddle_ext.app.write import page as module
+from paddle_ext.app.write.page import MOST_OF_A_CLASS, MOST_TO_CHECK
 
 # What only a browser knows.
 LOOK = """

@@ -25,8 +25,9 @@ from classify_data import (
 
 import paddle_ext
 from paddle_ext.app import streaming
-from paddle_ext.app.classify import Columns, classify, output_files, stream
+from paddle_ext.app.classify import Columns, classify, stream
 from paddle_ext.app.read import tables
+from paddle_ext.app.write import tables as written
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -84,7 +85,7 @@ def test_the_same_predictions_as_in_memory(
     """Wherever parts are cut."""
     known, new, output = files
     monkeypatch.setattr(tables, "READ_AT_ONCE", at_once)
-    monkeypatch.setattr(output_files, "WRITTEN_AT_ONCE", 64 * at_once)
+    monkeypatch.setattr(written, "ROW_GROUP_BYTES", 64 * at_once)
     report = stream(known, new, output, settings(batch=batch, columns=Columns(truth="truth")))
     table = pq.read_table(output)
     assert_equal(table, in_memory(known, new, tmp_path / "folder", batch=batch))
@@ -240,7 +241,7 @@ def test_bad_files_leave_nothing(
 ) -> None:
     """Even if most of the output has been written."""
     monkeypatch.setattr(tables, "READ_AT_ONCE", 100)
-    monkeypatch.setattr(output_files, "WRITTEN_AT_ONCE", 1)
+    monkeypatch.setattr(written, "ROW_GROUP_BYTES", 1)
     known, new, output = files
     write(new)
     output.write_bytes(b"of before")

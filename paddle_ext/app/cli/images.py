@@ -4,96 +4,90 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
+from . import options as o
 from . import show
-from .arguments import Device, Fresh, comma_separated
 
 if TYPE_CHECKING:
     import torch
 
-    from ...research.backbones import Checkpoint, Epoch, Recipe
+    from ...research.backbones import Epoch, Recipe
     from ...research.data import FeatureBank
     from ...research.data.images import ImageSet
 
-TRAIN_EXAMPLES = """Examples:
-
-paddle-ext train data/mini --layout mini --arch resnet18 --output runs/mini
-
-paddle-ext train data/mini --layout mini --recipe strong --compile --output runs/a
-
-paddle-ext train --layout glyphs --arch small --output runs/glyphs
-"""
-EXTRACT_EXAMPLES = """Examples:
-
-paddle-ext extract runs/mini/best.safetensors data/mini --layout mini
-
-paddle-ext extract runs/mini/best.safetensors data/mini --layout mini --base-split base
-
-paddle-ext extract model_best.pth.tar data/inat --layout inatural --split repr,query
-"""
-
-Root = Annotated[Path | None, typer.Argument(help="The images; omit for glyphs.")]
-Layout = Annotated[
-    str, typer.Option(help="mini, tiered, inatural, folder, npz or glyphs (drawn on the fly).")
-]
-Size = Annotated[int | None, typer.Option(help="Resize images to squares of this many pixels.")]
-Samples = Annotated[int, typer.Option(help="Images per class, for the layout glyphs.")]
-Architecture = Annotated[str, typer.Option(help="resnet18, wrn28_10 or small.")]
-RecipeName = Annotated[
-    str | None,
-    typer.Option(help="paper, strong or small; default: paper, or small for the small network."),
-]
-RunFolder = Annotated[Path | None, typer.Option(help="Folder of the run; default: runs/ARCH.")]
-InPlaceOfRecipe = Annotated[int | None, typer.Option(help="Overrides the recipe.")]
-Deterministic = Annotated[
-    bool, typer.Option(help="On CUDA: reproducible results, somewhat slower.")
-]
-Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog=TRAIN_EXAMPLES)(train)
-    app.command(epilog=EXTRACT_EXAMPLES)(extract)
-
-
-# --- train --------------------------------------------------------------------------------------
-
 
 def train(
-    root: Root = None,
-    layout: Layout = "folder",
-    arch: Architecture = "resnet18",
-    recipe: RecipeName = None,
-    output: RunFolder = None,
-    epochs: InPlaceOfRecipe = None,
-    batch_size: InPlaceOfRecipe = None,
-    base_split: Annotated[str, typer.Option(help="Split to train on.")] = "base",
-    val_split: Annotated[str, typer.Option(help="Split that selects the best epoch.")] = "val",
-    validation: Annotated[
-        bool, typer.Option(help="Keep the best epoch instead of the last.")
-    ] = True,
-    validate_every: Annotated[int, typer.Option(help="Epochs between validations.")] = 1,
-    start: Annotated[Path | None, typer.Option(help="Checkpoint to start from.")] = None,
-    size: Size = None,
-    samples: Samples = 40,
-    compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
-    deterministic: Deterministic = True,
-    precision: Precision = "auto",
-    device: Device = None,
-    seed: Annotated[int, typer.Option(help="Random seed of weights, order and augmentation.")] = 0,
-    fresh: Fresh = False,
+    root: o.Root = None,
+    /,
+    *,
+    layout: o.Layout = "folder",
+    arch: str = "resnet18",
+    recipe: str | None = None,
+    output: Path | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    base_split: str = "base",
+    val_split: str = "val",
+    validation: Annotated[bool, Parameter(negative="--no-validation")] = True,
+    validate_every: int = 1,
+    start: Path | None = None,
+    size: o.Size = None,
+    samples: o.Samples = 40,
+    compiled: Annotated[bool, Parameter(name="--compile")] = False,
+    deterministic: Annotated[bool, Parameter(negative="--no-deterministic")] = True,
+    precision: o.Precision = "auto",
+    device: o.Device = None,
+    seed: int = 0,
+    fresh: o.Fresh = False,
 ) -> None:
-    """Train a network on the base classes; after an interruption the same command resumes."""
+    """Train a network on the base classes; after an interruption the same command resumes.
+
+    Parameters
+    ----------
+    arch
+        resnet18, wrn28_10 or small.
+    recipe
+        paper, strong or small; default: paper, or small for the small network.
+    output
+        Folder of the run; default: runs/ARCH.
+    epochs
+        Overrides the recipe.
+    batch_size
+        Overrides the recipe.
+    base_split
+        Split to train on.
+    val_split
+        Split that selects the best epoch.
+    validation
+        Keep the best epoch instead of the last.
+    validate_every
+        Epochs between validations.
+    start
+        Checkpoint to start from.
+    compiled
+        Use torch.compile.
+    deterministic
+        On CUDA: reproducible results, somewhat slower.
+    seed
+        Random seed of weights, order and augmentation.
+
+    Examples
+    --------
+    paddle-ext train data/mini --layout mini --arch resnet18 --output runs/mini
+    paddle-ext train data/mini --layout mini --recipe strong --compile --output runs/a
+    paddle-ext train --layout glyphs --arch small --output runs/glyphs
+    """
+    from ...research.backbones import load_checkpoint
     from ...research.backbones import train as run
 
     folder = output or Path("runs") / arch
     chosen = chosen_recipe(recipe, arch, epochs, batch_size)
-    start_network = load_network(start)
+    start_network = None if start is None else load_checkpoint(start)
     base = open_split(layout, root, base_split, size, samples)
     val = open_split(layout, root, val_split, size, samples) if validation else None
     show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
@@ -142,12 +136,6 @@ def chosen_recipe(
     return found
 
 
-def load_network(path: Path | None) -> Checkpoint | None:
-    from ...research.backbones import load_checkpoint
-
-    return None if path is None else load_checkpoint(path)
-
-
 def open_split(
     layout: str, root: Path | None, split: str, size: int | None, samples: int
 ) -> ImageSet:
@@ -156,10 +144,10 @@ def open_split(
 
     if layout == "glyphs":
         if root is not None:
-            raise typer.BadParameter(f"ROOT must not be given with --layout glyphs, got {root}")
+            raise o.UsageError(f"ROOT must not be given with --layout glyphs, got {root}")
         return glyph_images(split, samples=samples, size=32 if size is None else size)
     if root is None:
-        raise typer.BadParameter(f"ROOT, the images, must be given with --layout {layout}")
+        raise o.UsageError(f"ROOT, the images, must be given with --layout {layout}")
     return open_images(layout, root, split, size=size)
 
 
@@ -178,49 +166,69 @@ def show_training(history: list[Epoch], folder: Path, seconds: float) -> None:
     show.pairs(rows)
 
 
-# --- extract ------------------------------------------------------------------------------------
-
-
 def extract(
-    checkpoint: Annotated[Path, typer.Argument(help="best.safetensors, or a public .pth.tar.")],
-    root: Root = None,
-    layout: Layout = "folder",
-    split: Annotated[str, typer.Option(help="One, or several: repr,query.")] = "test",
-    output: Annotated[Path, typer.Option(help="The bank: .npz or .safetensors.")] = Path(
-        "bank.npz"
-    ),
-    base_split: Annotated[
-        str | None, typer.Option(help="Store this split's mean feature, for methods that centre.")
-    ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Cache of features, indexed by content.")
-    ] = None,
-    size: Size = None,
-    samples: Samples = 40,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 256,
-    precision: Precision = "float32",
-    device: Device = None,
+    checkpoint: Path,
+    root: o.Root = None,
+    /,
+    *,
+    layout: o.Layout = "folder",
+    split: Annotated[list[str], o.LIST] = ["test"],  # noqa: B006
+    output: Path = Path("bank.npz"),
+    base_split: str | None = None,
+    cache: Path | None = None,
+    size: o.Size = None,
+    samples: o.Samples = 40,
+    batch_size: int = 256,
+    precision: o.Precision = "float32",
+    device: o.Device = None,
 ) -> None:
-    """Compute the features of images and write a feature bank."""
-    from ...research.backbones import extract as run
+    """Compute the features of images and write a feature bank.
+
+    Parameters
+    ----------
+    checkpoint
+        best.safetensors, or a public .pth.tar.
+    split
+        One, or several: repr,query.
+    output
+        The bank: .npz or .safetensors.
+    base_split
+        Store this split's mean feature, for methods that centre.
+    cache
+        Cache of features, indexed by content.
+    batch_size
+        Images per batch.
+
+    Examples
+    --------
+    paddle-ext extract runs/mini/best.safetensors data/mini --layout mini
+    paddle-ext extract runs/mini/best.safetensors data/mini --layout mini --base-split base
+    paddle-ext extract model_best.pth.tar data/inat --layout inatural --split repr,query
+    """
+    from ...research.backbones import extract as extract_features
     from ...research.backbones import load_checkpoint
 
     if output.suffix not in (".npz", ".safetensors"):
-        raise typer.BadParameter(f"--output must end in .npz or .safetensors, got {output}")
-    splits = comma_separated([split])
-    if not splits:
-        raise typer.BadParameter("--split must be at least one, got none")
+        raise o.UsageError(f"--output must end in .npz or .safetensors, got {output}")
+    if not split:
+        raise o.UsageError("--split must be at least one, got none")
     network = load_checkpoint(checkpoint)
-    sets = [open_split(layout, root, name, size, samples) for name in splits]
+    sets = [open_split(layout, root, name, size, samples) for name in split]
     base = None if base_split is None else open_split(layout, root, base_split, size, samples)
-    settings: dict[str, Any] = {"batch_size": batch_size, "device": device, "progress": True}
-    settings |= {"precision": precision, "cache": cache}
-    kept = "interrupted: the same command starts over"
+    run = partial(
+        extract_features,
+        network,
+        batch_size=batch_size,
+        precision=precision,
+        cache=cache,
+        device=device,
+        progress=True,
+    )
+    lost = "interrupted: the same command starts over"
     if cache is not None:
-        kept += f", except for features cached in {cache}"
-    with show.on_interrupt(kept):
-        banks = [run(network, sets[0], base=base, **settings)]
-        banks += [run(network, each, **settings) for each in sets[1:]]
+        lost += f", except for features cached in {cache}"
+    with show.on_interrupt(lost):
+        banks = [run(sets[0], base=base), *map(run, sets[1:])]
     bank = merge_banks(banks)
     output.parent.mkdir(parents=True, exist_ok=True)
     bank.save(output)
