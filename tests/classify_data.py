@@ -11,7 +11,7 @@ from commands import Result, run_command
 from PIL import Image
 
 from paddle_ext.app.classify import Settings
-from paddle_ext.app.read.networks import Preparation, SquareNetwork, network_of
+from paddle_ext.app.read.encoders import Network, Preparation, network_of
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
 PRESENT = (1, 4)
@@ -150,8 +150,8 @@ class Colours(torch.nn.Module):
         return self.weight * torch.cat([means, across, down], dim=1)
 
 
-def small_network(weight: float = 1.0) -> SquareNetwork:
-    preparation = Preparation(32, 0.94, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+def small_network(weight: float = 1.0) -> Network:
+    preparation = Preparation(32, 0.94, (127 / 255,) * 3, (128 / 255,) * 3)
     return network_of(Colours(weight), preparation, torch.device("cpu"), "colours")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paddle_ext.app.classify import Answers, Labelled
-from paddle_ext.app.correcting import DataNames, corrected_source
+from paddle_ext.app.corrections import DataNames, corrected_source
 from paddle_ext.app.outcome import Outcome
 from paddle_ext.app.read.samples import Source
 from paddle_ext.app.write.page import digest_source, page

@@ -32,11 +32,11 @@ NAMED = "as classify --export label-studio writes them"
 # --- tasks --------------------------------------------------------------------------------------
 
 
-def check_tasks(source: Source) -> None:
+def check_tasks(kind: str, name: str) -> None:
     """Reject embeddings, of which there is nothing to show, before they are classified."""
-    if source.kind not in OBJECTS:
+    if kind not in OBJECTS:
         raise check.ArgumentValueError(
-            "label_studio", f"must be omitted unless there are images or texts, got {source.name}"
+            "label_studio", f"must be omitted unless there are images or texts, got {name}"
         )
 
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..presence import Suggestions
+from ..text import plural
 from .answers import Answers
-from .correcting import Corrected
+from .corrections import Corrected
 from .labelled_check import Expected, ExpectedAccuracy, LabelledCheck
 from .read.samples import Source
 from .review import ToCheck, about_strangers, to_check
+
+MOST_SUGGESTIONS_NAMED = 5  # in the terminal
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,36 @@ class Outcome:
         known = self.source.labelled
         shots = torch.bincount(known.labels, minlength=len(known.class_names))
         return about_strangers(self.answers, shots)
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """Samples to label next, and what was predicted for all."""
+
+    answers: Answers
+    suggestions: Suggestions
+
+    def names(self) -> list[str]:
+        return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
+
+    def reasons(self) -> list[str]:
+        """For each of them, why its label would help.
+
+        Its label is in doubt or its class may be unknown, and how many unlabelled samples have no
+        labelled or suggested sample nearer to them.
+        """
+        strange = set(self.answers.strangers().tolist())
+        reasons = []
+        for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):
+            first = "unsure, " if self.answers.doubt[row] > 0.5 else ""
+            first = "possibly of an unknown class, " if row in strange else first
+            alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
+            reasons.append(first + ("like a labelled one" if size == 0 else alike))
+        return reasons
+
+    def line(self) -> str:
+        """The first of them, for the terminal."""
+        names = self.names()
+        more = len(names) - MOST_SUGGESTIONS_NAMED
+        rest = f" and {plural(more, 'other')}" if more > 0 else ""
+        return f"label next: {', '.join(names[:MOST_SUGGESTIONS_NAMED])}{rest}"

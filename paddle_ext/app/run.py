@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .. import check
+from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
 from ..text import plural
 from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
-from .correcting import Corrected, DataNames, corrected_source, repeated
-from .corrections import KEPT, gathered, write_corrections
+from .corrections import KEPT, Corrected, DataNames, corrected_source, gathered
 from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
-from .model import check_model_path, load_model, open_by_model, save_model
-from .outcome import Outcome
-from .read.class_tables import hierarchy_of, prior_of, read_pairs, read_prior
-from .read.opening import open_source
-from .read.samples import Labelled, Source
-from .read.tables import WithText, embeds_texts
+from .outcome import Outcome, Suggested
+from .read.input_check import Finding, check_input
+from .read.model import check_model_path, save_model
+from .read.names import hierarchy_of, prior_of, read_pairs, read_prior
+from .read.opening import encoded, open_data
+from .read.samples import Batch, Labelled, Source, WithText, repeated
+from .read.tables import TableSamples
 from .settings import Settings
-from .suggested import SUGGESTIONS, Suggested, remembered, stale_note
 from .write.page import write_page
 from .write.sorting import check_sort_into, sort_into
 from .write.tables import (
     check_final,
-    order_of,
+    write_answers,
     write_classes,
+    write_corrections,
     write_final,
     write_labelled,
-    write_table,
+    write_suggestions,
 )
+
+SUGGESTIONS = "suggestions.csv"
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ def classify(
     unlabelled: str | Path | None = None,
     output: str | Path = ".",
     settings: Settings | None = None,
+    *,
+    show: Callable[[list[Finding]], None] | None = None,
 ) -> Report:
     """Classify samples; writes ``answers.csv``, ``answers.html`` and ``labelled.csv``.
 
@@ -115,6 +122,8 @@ def classify(
     output : path
         The output folder.
     settings : Settings or None
+    show : callable or None
+        Called with what is odd about the data, before anything expensive.
 
     Raises
     ------
@@ -127,53 +136,57 @@ def classify(
     """
     settings = settings or Settings()
     began = time.perf_counter()
-    known = existing(labelled)
-    new = None if unlabelled is None else existing(unlabelled)
-    device = check.device(settings.device)
-    files, notes = gathered(Path(output), settings.corrections)
-    parents = weights = hierarchy = prior = None
-    if settings.parents is not None:
-        parents = read_pairs(Path(settings.parents), "parents", "parent")
-    if settings.prior is not None:
-        weights = read_prior(Path(settings.prior))
-    if settings.save is not None:
-        check_model_path(Path(settings.save))
-    if settings.sort_into is not None:
-        check_sort_into(Path(settings.sort_into), (known, new))
-    if settings.suggest is None:
-        notes += stale_note(Path(output))
-    if settings.final is not None:
-        check_final(Path(settings.final), (known, new))
-    opened = open_data(known, new, settings, device)
+    known, new = existing(labelled), None if unlabelled is None else existing(unlabelled)
+    device, folder = check.device(settings.device), Path(output)
+    files, notes = gathered(folder, settings.corrections)
+    parents = (
+        None if settings.parents is None else read_pairs(settings.parents, "parents", "parent")
+    )
+    weights = None if settings.prior is None else read_prior(settings.prior)
+    check_outputs(settings, (known, new))
+    if settings.suggest is None and (folder / SUGGESTIONS).exists():
+        # It stays, because labels may be written to it.
+        notes.append(f"{folder / SUGGESTIONS} is of an earlier run; --suggest makes a new one")
+    opened = open_data(known, new, settings)
     if settings.label_studio is not None:
-        check_tasks(opened)
-    corrected = corrected_source(opened, files, data_names(known, new, settings))
-    source = corrected.source
-    names = source.labelled.class_names
+        check_tasks(opened.kind, opened.name)
+    if show is not None:
+        show(check_input(opened))
+    source = encoded(opened, device)
+    corrected = corrected_source(source, files, data_names(known, new, settings))
+    given, names = source.labelled.class_names, corrected.source.labelled.class_names
+    hierarchy = prior = None
     if parents is not None:
-        given = opened.labelled.class_names
         hierarchy, more = hierarchy_of(parents, names, given, settings.parents)
         notes += more
     if weights is not None:
         prior, more = prior_of(weights, names, settings.prior)
         notes += more
+    features = list[Tensor]()
+    answers = all_answers(corrected, settings, device, hierarchy, prior, features)
+    source = corrected.source
     checked = check_labelled(source.labelled, device)
     accuracy = expected_accuracy(checked, source.labelled, len(corrected.before.labels))
-    features = list[torch.Tensor]()
-    skipped = WithText(source.unlabelled) if embeds_texts(opened.unlabelled) else None
-    source = source if skipped is None else replace(source, unlabelled=skipped)
-    if settings.suggest is not None:
-        source = replace(source, unlabelled=remembered(source.unlabelled, features))
-    corrected = replace(corrected, source=source)
-    answers = all_answers(corrected, settings, device, hierarchy, prior, skipped)
-    outcome = Outcome(answers, corrected, checked, accuracy)
     notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
-    notes += name_notes(outcome, settings.columns.name)
-    outcome = replace(outcome, corrected=replace(corrected, source=replace(source, notes=notes)))
+    notes += name_notes(answers, corrected, settings.columns.name)
+    corrected = replace(corrected, source=replace(source, notes=notes))
+    outcome = Outcome(answers, corrected, checked, accuracy)
     title = page_title(new or known, answers, source.kind)
-    order = {} if settings.final is None else order_of(opened)
-    report = write_all(Path(output), outcome, settings, title, order, began)
+    order = {}
+    if settings.final is not None and isinstance(opened.samples, TableSamples):
+        order = opened.samples.order()
+    report = write_all(folder, outcome, settings, title, order, began)
     return report if settings.suggest is None else with_suggestions(report, features, settings)
+
+
+def check_outputs(settings: Settings, data: tuple[Path, Path | None]) -> None:
+    """Reject files that could not be written, before any work."""
+    if settings.save is not None:
+        check_model_path(Path(settings.save))
+    if settings.sort_into is not None:
+        check_sort_into(Path(settings.sort_into), data)
+    if settings.final is not None:
+        check_final(Path(settings.final), data)
 
 
 def data_names(known: Path, new: Path | None, settings: Settings) -> DataNames:
@@ -188,23 +201,28 @@ def all_answers(
     settings: Settings,
     device: torch.device,
     hierarchy: Hierarchy | None,
-    prior: torch.Tensor | None,
-    skipped: WithText | None,
+    prior: Tensor | None,
+    features: list[Tensor],
 ) -> Answers:
-    """Predictions of all samples, and those that were skipped, in their order.
+    """Predictions of all samples, and those that have no text, in their order.
 
     Those with a corrected label are predicted by the labelled samples alone, so that the
     corrections do not predict themselves; and each by itself, without a prior, because samples
-    that needed a correction are not a batch like the others.
+    that needed a correction are not a batch like the others. `features` receives those of the
+    samples that were predicted, if suggestions are asked for.
     """
     source, rest = corrected.source, None
-    names = source.labelled.class_names
+    names, batches = source.labelled.class_names, source.unlabelled
+    texts = WithText(batches) if source.embeds_texts else None
+    batches = batches if texts is None else texts
+    if settings.suggest is not None:
+        batches = remembered(batches, features)
     certain = label_counts(corrected.labels, names)
     common = partial(answer, label_noise=settings.label_noise, device=device)
     if corrected.remaining != 0:
         rest = common(
             source.labelled,
-            source.unlabelled,
+            batches,
             batch=settings.batch,
             source=source.name,
             total=source.total,
@@ -213,26 +231,23 @@ def all_answers(
             prior=prior,
             certain=certain,
         )
-    if skipped is not None and skipped.others is not None:
-        others = without_prediction(skipped.others, names)
-        rest = inserted(rest, others, skipped.places, names, certain)
-        rest = replace(rest, no_text=frozenset(skipped.places))
+    if texts is not None and texts.others is not None:
+        others = without_prediction(texts.others, names)
+        rest = inserted(rest, others, texts.places, names, certain)
+        rest = replace(rest, no_text=frozenset(texts.places))
     if corrected.samples is None:
         assert rest is not None
         return rest
     own = common(corrected.before, [corrected.samples], batch=1)
-    found = inserted(rest, own, corrected.places, names, certain)
-    return replace(found, corrected=dict(zip(corrected.places, corrected.labels, strict=True)))
+    answers = inserted(rest, own, corrected.places, names, certain)
+    return replace(answers, corrected=dict(zip(corrected.places, corrected.labels, strict=True)))
 
 
-def open_data(known: Path, new: Path | None, settings: Settings, device: torch.device) -> Source:
-    if settings.model is None:
-        return open_source(known, new, settings, device)
-    if new is not None:
-        raise check.ArgumentValueError(
-            "model", f"must replace the labelled samples, got {known} and {new} too"
-        )
-    return open_by_model(known, load_model(Path(settings.model)), settings, device)
+def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Batch]:
+    """The same batches; their features are added to a list."""
+    for batch in batches:
+        features.append(batch.features)
+        yield batch
 
 
 def write_all(
@@ -253,7 +268,7 @@ def write_all(
     column = name_column(source, settings)
     if settings.corrections:
         write_corrections(folder / KEPT, corrected.kept)
-    write_table(table, answers, column, texts=texts)
+    write_answers(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:
         shown = "file" if pictures else "text" if texts else "sample"
@@ -282,14 +297,19 @@ def write_all(
     )
 
 
-def with_suggestions(report: Report, features: list[torch.Tensor], settings: Settings) -> Report:
+def with_suggestions(report: Report, features: list[Tensor], settings: Settings) -> Report:
     """Write the samples to label next, given the features of those that were predicted."""
-    source, rows = report.outcome.source, report.answers.predicted().nonzero().view(-1).tolist()
-    if not rows:
+    source, rows = report.outcome.source, report.answers.predicted().nonzero().view(-1)
+    if not len(rows):
         return report
-    suggested = Suggested.of(report.answers, rows, source.labelled, torch.cat(features), settings)
+    assert settings.suggest is not None
+    device = check.device(settings.device)
+    query = source.labelled.columns.of(torch.cat(features).to(device, torch.float32))
+    chosen = suggest(source.labelled.rows(device), query, settings.suggest)
+    chosen = Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu())
+    suggested = Suggested(report.answers, chosen)
     path = report.table.parent / SUGGESTIONS
-    suggested.write(path, name_column(source, settings), texts=source.kind == "texts")
+    write_suggestions(path, suggested, name_column(source, settings), texts=source.kind == "texts")
     return replace(report, suggested=suggested, suggestions=path)
 
 
@@ -298,15 +318,15 @@ def name_column(source: Source, settings: Settings) -> str:
     return settings.columns.name or ("file" if source.kind == "pictures" else "row")
 
 
-def name_notes(outcome: Outcome, column: str | None) -> list[str]:
+def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> list[str]:
     """A warning about names that cannot tell samples apart."""
-    known, new = outcome.corrected.data
-    others = (one.name for one in outcome.corrected.given) if known == new else ()
-    found = [] if column is None else repeated([*others, *outcome.answers.names])
-    if not found:
+    known, new = corrected.data
+    others = (one.name for one in corrected.given) if known == new else ()
+    several = [] if column is None else repeated([*others, *answers.names])
+    if not several:
         return []
-    names = f"names in column {column!r} that several samples have: {len(found):,}"
-    return [f"{names}, such as {found[0]!r}; a correction counts for all of them"]
+    names = f"names in column {column!r} that several samples have: {len(several):,}"
+    return [f"{names}, such as {several[0]!r}; a correction counts for all of them"]
 
 
 def trust_notes(labelled: Labelled) -> list[str]:
@@ -322,23 +342,14 @@ def trust_notes(labelled: Labelled) -> list[str]:
 
 
 def page_title(path: Path, answers: Answers, kind: str) -> str:
-    """Title of the page: what was classified, and the result.
-
-    Examples
-    --------
-    >>> page_title(Path("photos/june"), Answers(("a", "b"), ["x"], [""], torch.tensor([0]),
-    ...     torch.tensor([1]), torch.ones(1), torch.zeros(1), torch.zeros(1),
-    ...     torch.tensor([True, False])), "pictures")
-    'june: 1 image, 1 class'
-    """
+    """Title of the page: what was classified, and the result, as 'june: 1 image, 1 class'."""
     thing = {"pictures": "image", "texts": "text", "rows": "sample"}[kind]
-    found = int((answers.counts() > 0).sum())
+    classes = int((answers.counts() > 0).sum())
     name = path.resolve().name if path.is_dir() else path.stem
-    return f"{name}: {plural(len(answers), thing)}, {plural(found, 'class')}"
+    return f"{name}: {plural(len(answers), thing)}, {plural(classes, 'class')}"
 
 
 def existing(path: str | Path) -> Path:
-    found = Path(path)
-    if not found.exists():
-        raise ValueError(f"{found} must be a file or a folder, but does not exist")
-    return found
+    if not Path(path).exists():
+        raise ValueError(f"{path} must be a file or a folder, but does not exist")
+    return Path(path)

@@ -17,7 +17,7 @@ from ..libraries import library
 cyclopts = library("cyclopts", "paddle-ext classify", "'paddle_ext[cli]'")
 Parameter, ordered = cyclopts.Parameter, cyclopts.Group.create_ordered
 
-DEFAULT_BACKBONE = "efficientnet_lite0"
+DEFAULT_NETWORK = "efficientnet_lite0"
 # The panels of the help, in their order.
 TABLES = Parameter(group=ordered("Tables and arrays"))
 CLASSES = Parameter(group=ordered("What is known of the classes"))
@@ -103,7 +103,7 @@ class Settings:
         For images: efficientnet_lite0, timm:NAME, or a checkpoint.
     encoder : str or None
         For texts: a sentence-transformers model. For images with names: an image-text model on
-        disk, as a transformers, open_clip or ONNX folder, or open_clip:NAME:WEIGHTS.
+        disk, as a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS.
     batch : int or None
         Samples classified together; default: 300.
     device : str or None
@@ -130,7 +130,7 @@ class Settings:
     suggest: Annotated[int | None, REVIEW] = None
     save: Annotated[Path | None, REVIEW] = None
     model: Annotated[Path | None, REVIEW] = None
-    backbone: Annotated[str, COMPUTING] = DEFAULT_BACKBONE
+    backbone: Annotated[str, COMPUTING] = DEFAULT_NETWORK
     encoder: Annotated[str | None, COMPUTING] = None
     batch: Annotated[int | None, COMPUTING] = None
     device: Annotated[str | None, COMPUTING] = None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from threading import Event
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,17 +17,25 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.engines import classify
-from ..files import check_regular
-from ..large.ahead import ahead
-from ..large.parquet import libraries
+from ..files import ahead, check_regular
 from ..progress import Progress
 from ..task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
-from .correcting import relabelled
-from .read.samples import Batch, Source, concatenated, matched_names, rebatched
-from .read.tables import TableSamples, embeds_texts, has_text
-from .run import existing, open_data
+from .corrections import relabelled
+from .read.input_check import Finding, check_input
+from .read.opening import encoded, open_data
+from .read.samples import (
+    Batch,
+    Source,
+    concatenated,
+    has_text,
+    matched_names,
+    pyarrow,
+    rebatched,
+)
+from .read.tables import TableSamples
+from .run import existing
 from .settings import Settings
 from .write.tables import SUFFIXES, require_libraries, write_file
 
@@ -105,6 +112,7 @@ def stream(
     settings: Settings | None = None,
     *,
     one_batch: bool = False,
+    show: Callable[[list[Finding]], None] | None = None,
 ) -> StreamReport:
     """Classify data into one file: Parquet, CSV or Excel.
 
@@ -121,6 +129,8 @@ def stream(
     one_batch : bool
         Whether all rows are one batch, with the class frequencies of the whole file, which is then
         read a few times.
+    show : callable or None
+        As in `classify`.
 
     Raises
     ------
@@ -138,17 +148,21 @@ def stream(
     check_settings(settings, check.flag("one_batch", one_batch))
     check_paths(known, new, target)
     device = check.device(settings.device)
-    source = open_data(known, new, settings, device)
+    opened = open_data(known, new, settings)
+    samples, copied = opened.samples, {"name": "file" if opened.kind == "pictures" else "row"}
+    notes: list[str] = []
+    if isinstance(samples, TableSamples):
+        copied, notes = copied_columns(samples)
+        samples.copied = list(copied)
+    if show is not None:
+        show(check_input(opened))
+    source = encoded(opened, device)
     if one_batch and (source.total == 0 or source.kind == "pictures"):
         # A CSV file does not say it, and some images may be unreadable.
         source = replace(source, total=sum(len(batch.names) for batch in source.unlabelled))
-    samples, copied = source.unlabelled, {"name": "file" if source.kind == "pictures" else "row"}
-    texts = embeds_texts(samples)
+    texts = source.embeds_texts
     source = replace(source, labelled=relabelled(source.labelled, {}, texts=texts)[1])
-    batches, notes = iter(samples), list[str]()
-    if isinstance(samples, TableSamples):
-        copied, notes = copied_columns(samples)
-        batches = samples.batches(list(copied))
+    batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable
     )
@@ -206,7 +220,7 @@ def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
 
 def read_ahead(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
     """The same batches, read by a thread while earlier ones are in use."""
-    return ahead(lambda: next(batches, None), Event())
+    return ahead(lambda: next(batches, None))
 
 
 # --- predictions --------------------------------------------------------------------------------
@@ -311,7 +325,7 @@ def answer_table(
 
     If the features are those of `texts`, samples without one are unknown.
     """
-    arrow = libraries()[0]
+    arrow = pyarrow()
     there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
     names = np.full(len(there), UNKNOWN, dtype=object)
     truth = list(compress(matched_names(batch.truth or [], report.class_names), there))

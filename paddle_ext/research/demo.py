@@ -21,7 +21,7 @@ from ..files import cache_or_temporary
 from ..methods import Method, create
 from ..version import version
 from .backbones import Recipe, extract, recipe, train
-from .backbones.run import FORMAT
+from .backbones.training import FORMAT
 from .data.bank import FeatureBank
 from .data.glyphs import glyph_images
 from .data.images import ImageArray

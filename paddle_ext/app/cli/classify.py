@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..classify import Report, StreamReport
     from ..labelled_check import Expected
+    from ..read.input_check import Finding
 
 MOST_CLASSES, MOST_UNREADABLE = 25, 5  # in the terminal
 
@@ -80,20 +81,25 @@ def classify(
     if tasks is not None and tasks.suffix != ".json":
         raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
     settings = replace(settings or Settings(), label_studio=tasks, progress=True)
-    show_check(labelled, unlabelled, settings)
-    if not check:
+    if check:
+        show_check(labelled, unlabelled, settings)
+    else:
         classify_and_show(labelled, unlabelled, output, settings, one_batch)
 
 
 def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
-    """Print what is odd about the input."""
     from ..read.input_check import check_input
+    from ..read.opening import open_data
     from ..run import existing
 
     paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
-    rows = check_input(*paths, settings)
-    if rows:
-        show.table(["input", "found", "advice"], rows, text_columns=(0, 1, 2))
+    show_findings(check_input(open_data(*paths, settings)))
+
+
+def show_findings(findings: list[Finding]) -> None:
+    """Print what is odd about the input."""
+    if findings:
+        show.table(["input", "found", "advice"], findings, text_columns=(0, 1, 2))
 
 
 def classify_and_show(
@@ -104,13 +110,16 @@ def classify_and_show(
 
     try:
         if streams(output):
-            show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
+            report = stream(
+                labelled, unlabelled, output, settings, one_batch=one_batch, show=show_findings
+            )
+            show_streamed(report)
             return
         if one_batch:
             raise ArgumentValueError(
                 "one_batch", "must be omitted unless the output is a file, got True"
             )
-        show_report(classify(labelled, unlabelled, output, settings))
+        show_report(classify(labelled, unlabelled, output, settings, show=show_findings))
         if settings.label_studio is not None:
             interface = settings.label_studio.with_suffix(".xml")
             show.say(f"written: {settings.label_studio}, {interface}")

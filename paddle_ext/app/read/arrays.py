@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import check
-from ...files import UnmappableError, open_regular, readable
-from ...research.data import archives, bank_files
-from ...research.data.labels import label_text, whole_numbers
+from ... import arrays, check
+from ...files import open_regular, readable
+from ...labels import label_text
 from ..settings import Columns
-from .samples import Batch, Examples
+from .samples import Batch
 from .text_files import decoded
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
@@ -30,15 +29,13 @@ class ArrayFile:
 
     def __init__(self, path: Path, columns: Columns, class_names: tuple[str, ...] = ()) -> None:
         self.path, self.columns = path, columns
-        known = {"class_names": class_names} if class_names else {}
-        self.contents = known | read(path, columns.others())
+        named = {"class_names": class_names} if class_names else {}
+        self.contents = named | read(path, columns.others())
         self.features = features_of(self.contents, path)
 
     def array(self, *names: str) -> list[str]:
         """The labels under one of these names."""
-        return label_names(
-            bank_files.pick(self.contents, names, self.path), self.contents, self.path
-        )
+        return label_names(arrays.pick(self.contents, names, self.path), self.contents, self.path)
 
     def labels(self, file: Path | None, *, required: bool) -> list[str]:
         """A label for each row, empty if missing; the array of true labels does not count.
@@ -47,15 +44,15 @@ class ArrayFile:
         all are an error if they are required.
         """
         label = self.columns.label
-        there = (name for name in bank_files.LABELS if name in self.contents)
-        known = label is not None or any(name != self.columns.truth for name in there)
-        if file is None and not known and not required:
+        there = (name for name in arrays.LABELS if name in self.contents)
+        has_labels = label is not None or any(name != self.columns.truth for name in there)
+        if file is None and not has_labels and not required:
             return [""] * len(self.features)
         if file is None and self.path.suffix == ".npy":
             raise check.ArgumentValueError(
                 "labels", f"must be a file of labels for {self.path}, got none"
             )
-        names = (label,) if label else bank_files.LABELS
+        names = (label,) if label else arrays.LABELS
         return self.one_each(self.array(*names) if file is None else read_labels(file), file)
 
     def one_each(self, values: list[str], file: Path | None = None) -> list[str]:
@@ -66,28 +63,27 @@ class ArrayFile:
             )
         return values
 
-    def examples(self, values: list[str]) -> Examples:
+    def labelled(self, values: list[str]) -> Batch:
         """The rows with a label."""
         rows = [row for row, value in enumerate(values) if value]
-        return Examples(
+        return Batch(
+            [str(row) for row in rows],
             self.features[torch.tensor(rows, dtype=torch.int64)].float(),
+            [f"row {row}" for row in rows],
             [values[row] for row in rows],
-            tuple(f"row {row}" for row in rows),
-            str(self.path),
-            tuple(map(str, rows)),
         )
 
-    def samples(self, rows: Sequence[int] | None = None) -> UnlabelledArrays:
+    def samples(self, rows: Sequence[int] | None = None) -> ArraySamples:
         """These rows to classify; None: all."""
         truth = self.columns.truth
-        return UnlabelledArrays(
+        return ArraySamples(
             self.features,
             range(len(self.features)) if rows is None else rows,
             None if truth is None else self.one_each(self.array(truth)),
         )
 
 
-class UnlabelledArrays:
+class ArraySamples:
     """Some rows of embeddings [N, D] to classify, with the true labels of all N, if known."""
 
     def __init__(self, features: Tensor, rows: Sequence[int], truth: list[str] | None) -> None:
@@ -110,23 +106,17 @@ class UnlabelledArrays:
 def read(path: Path, others: set[str]) -> dict[str, Any]:
     """Named arrays, memory-mapped if possible: those with known names, and others."""
     if path.suffix == ".npy":
-        return {"features": archives.read_npy(path, mmap=True)}
+        return {"features": arrays.read_npy(path, mmap=True)}
     if path.suffix == ".safetensors":
-        return bank_files.read_safetensors(path, mmap=True)
+        return arrays.read_safetensors(path, mmap=True)
     if path.suffix in (".pt", ".pth"):
-        return dict(bank_files.named_contents(bank_files.read_torch(path), path))
-    wanted = bank_files.KNOWN | others
-    try:
-        return archives.read_npz(path, wanted, bank_files.FEATURES)
-    except UnmappableError:  # compressed
-        return archives.read_npz(path, wanted)
+        return arrays.named_contents(arrays.read_torch(path), path)
+    return arrays.read_npz(path, arrays.KNOWN | others)
 
 
 def features_of(contents: dict[str, Any], path: Path) -> Tensor:
     """[N, D] floating point."""
-    features = bank_files.as_tensor(
-        bank_files.pick(contents, bank_files.FEATURES, path), "features", path
-    )
+    features = arrays.as_tensor(arrays.pick(contents, arrays.FEATURES, path), "features", path)
     if features.dim() != 2 or not features.is_floating_point() or features.shape[1] < 1:
         raise ValueError(
             f"{path} must have floating-point features of shape [N, D], "
@@ -136,25 +126,21 @@ def features_of(contents: dict[str, Any], path: Path) -> Tensor:
 
 
 def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
-    """Labels as text, empty if missing: names as they are, numbers by the names of the classes.
-
-    The rule is that of `research.data.labels`.
-    """
+    """Labels as text, empty if missing: names as they are, numbers by the names of the classes."""
     shape = getattr(values, "shape", None)
     if shape is not None and len(shape) != 1:
         raise ValueError(f"{path} must have labels of shape [N], got {list(shape)}")
-    texts = bank_files.label_texts(values)
+    texts = arrays.label_texts(values)
     if texts is not None:
         return texts
-    with bank_files.naming(path):
-        numbers = whole_numbers(bank_files.as_tensor(values, "labels", path)).tolist()
+    numbers = arrays.label_numbers(values, path).tolist()
     low, high = min(numbers, default=0), max(numbers, default=0)
     if low < -1:
         raise ValueError(f"{path} must have labels of at least 0, or -1 for no label, got {low}")
-    given = next((contents[name] for name in bank_files.CLASS_NAMES if name in contents), None)
+    given = next((contents[name] for name in arrays.CLASS_NAMES if name in contents), None)
     if given is None:
         return [label_text(number) for number in numbers]
-    names = bank_files.as_names(given, "class_names", path).tolist()
+    names = arrays.as_names(given, "class_names", path).tolist()
     if high >= len(names):
         raise ValueError(f"{path} must have a name for every label, got {len(names)} and {high}")
     return [names[number] if number >= 0 else "" for number in numbers]
@@ -163,7 +149,7 @@ def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
 def read_labels(path: Path) -> list[str]:
     """Labels from `.npy`, or one per line of a text file; an empty line is a missing label."""
     if path.suffix == ".npy":
-        return label_names(archives.read_npy(path), {}, path)
+        return label_names(arrays.read_npy(path), {}, path)
     with readable(path, "a text file with one label per line"), open_regular(path) as file:
         lines = decoded(file.read()).split("\n")
     if lines[-1] == "":

@@ -1,14 +1,18 @@
-"""Choose the feature columns of a table, and explain why others are left out."""
+"""Cells of tables: numbers, gaps, texts, ids."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...text import plain_cell
+
+NUMBERS = ("float", "double", "halffloat", "int", "uint", "decimal")  # types of Arrow
+LARGEST = float(np.finfo(np.float32).max)
 # Names of columns of row numbers and keys; pandas writes an index without a name.
 ID_NAMES = re.compile(
     r"(.*[_\s-])?(id|ids|idx|index|key|uuid|row|rowid|nr|number)|unnamed.*|", re.IGNORECASE
@@ -16,37 +20,21 @@ ID_NAMES = re.compile(
 ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
 GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
 COUNTED = 5  # rows needed to recognise a column that counts up
-WORDS = 3  # of a text, on average
-DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+([eE][+-]?\d+)?\s*")
+WORDS_OF_A_TEXT = 3  # on average
+DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
 
 
-class Chosen(NamedTuple):
-    """Feature columns, and why others are left out."""
-
-    names: list[str]
-    left_out: dict[str, str]  # reason for each
+def is_number(kind: Any, *, decimals: bool = True) -> bool:
+    return str(kind).startswith(NUMBERS if decimals else NUMBERS[:-1])
 
 
-def choose(rows: Mapping[str, Sequence[object]], numeric: Sequence[str]) -> Chosen:
-    """Choose the features among numeric columns, by the first cells of each column.
-
-    Examples
-    --------
-    >>> choose({"id": ["7", "9"], "x": ["0.1", "0.3"]}, ["id", "x"]).left_out
-    {'id': 'its name is typical of an id column'}
-    """
-    left_out = {}
-    for name in numeric:
-        why = why_an_id(name, numbers_of(rows[name]))
-        if why and len(numeric) > 1:
-            left_out[name] = why
-    return Chosen([name for name in numeric if name not in left_out], left_out)
+def cell_value(value: object) -> object:
+    """The original cell, before it was escaped as a formula."""
+    return plain_cell(value) if isinstance(value, str) else value
 
 
-def numbers_of(cells: Sequence[object]) -> npt.NDArray[np.float64]:
-    """The numbers among some cells; missing values are skipped."""
-    found = [as_number(cell) for cell in cells if not is_gap(cell)]
-    return np.array([number for number in found if number is not None], np.float64)
+def cell_text(value: object) -> str:
+    return "" if value is None else str(cell_value(value))
 
 
 def as_number(cell: object) -> float | None:
@@ -58,24 +46,13 @@ def as_number(cell: object) -> float | None:
 
 
 def plain_number(cell: Any) -> Any:
-    """Replace a decimal comma by a point.
-
-    Only for tables with another separator: in those with commas, "1,234" is more than a thousand.
-    """
-    if isinstance(cell, str) and "," in cell and DECIMAL_COMMA.fullmatch(cell):
-        return cell.replace(",", ".")
-    return cell
+    """Replace a decimal comma by a point."""
+    return re.sub(DECIMAL_COMMA, r"\1.\2", cell) if isinstance(cell, str) else cell
 
 
 def is_gap(cell: object) -> bool:
     """Whether a cell is a missing number."""
     return cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS)
-
-
-def is_numeric(cells: Sequence[object]) -> bool:
-    """Whether all cells are numbers or missing, with at least one number."""
-    there = [cell for cell in cells if not is_gap(cell)]
-    return bool(there) and all(as_number(cell) is not None for cell in there)
 
 
 def looks_like_text(cells: Sequence[object]) -> bool:
@@ -88,11 +65,20 @@ def looks_like_text(cells: Sequence[object]) -> bool:
     """
     there = [cell for cell in cells if isinstance(cell, str) and not is_gap(cell)]
     words = sum(len(cell.split()) for cell in there)
-    return bool(there) and words >= WORDS * len(there) and 2 * len(set(there)) > len(there)
+    return (
+        bool(there) and words >= WORDS_OF_A_TEXT * len(there) and 2 * len(set(there)) > len(there)
+    )
 
 
-def why_an_id(name: str, values: npt.NDArray[np.float64]) -> str:
-    """Why a numeric column is an identifier of rows; empty if it is not."""
+def why_an_id(name: str, cells: Sequence[object]) -> str:
+    """Why a numeric column is an identifier of rows; empty if it is not.
+
+    Examples
+    --------
+    >>> why_an_id("id", ["7", "9"]), why_an_id("x", ["0.1", "0.3"])
+    ('its name is typical of an id column', '')
+    """
+    values = np.array([as_number(cell) for cell in cells if not is_gap(cell)], np.float64)
     if not len(values) or not np.isfinite(values).all() or (values != np.floor(values)).any():
         return ""
     if ID_NAMES.fullmatch(name.strip()) or ID_SUFFIX.fullmatch(name.strip()):
@@ -114,3 +100,28 @@ def why_no_feature(cells: Sequence[object]) -> str:
 def shortened(cell: object) -> str:
     text = str(cell)
     return text if len(text) <= 40 else text[:39] + "…"
+
+
+def all_lists(values: Sequence[object]) -> bool:
+    return all(isinstance(value, list) or "[" in str(value)[:2] for value in values)
+
+
+def as_list(value: object) -> list[float]:
+    if isinstance(value, list):
+        return value
+    text = str(value).strip()
+    if "," in text:
+        numbers: list[float] = json.loads(text)
+        return numbers
+    return [float(word) for word in text.strip("[]").split()]
+
+
+def odd_cells(cells: Sequence[Sequence[object]], names: Sequence[str]) -> dict[int, str]:
+    """Rows with a cell that is not a finite single-precision number, and its column."""
+    odd: dict[int, str] = {}
+    for row in range(len(cells[0])):
+        for column, name in zip(cells, names, strict=True):
+            number = as_number(column[row])
+            if number is None or not abs(number) <= LARGEST:
+                odd.setdefault(row, name)
+    return odd

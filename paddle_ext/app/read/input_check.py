@@ -1,34 +1,25 @@
-"""What is odd about the input, found before anything expensive."""
+"""What is odd about opened data, found before anything expensive."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from ...research.data.labels import label_text
-from ...text import plural, without_controls
-from ..correcting import repeated
-from ..model import load_model, settings_of
-from ..settings import Columns, Settings
-from .arrays import ArrayFile
+from ...text import plural
 from .cache import digest
 from .columns import looks_like_text, shortened
-from .formats import SUFFIXES, Table, open_table
-from .opening import left_out_columns, used_columns
-from .pictures import files_below
-from .tables import TableFeatures, TableSamples
+from .opening import Opened, left_out_columns, used_columns
+from .samples import has_text, repeated
+from .tables import TableSamples
 
-SHOWN = 3  # examples of a finding
-SHORTEST = 4  # letters of a name that may be a misspelling
-MOST_READ = 200_000  # texts to classify
+EXAMPLES_SHOWN = 3  # of a finding
+SHORTEST_MISSPELT = 4  # letters of a name that may be a misspelling
+MOST_TEXTS_READ = 200_000  # of those to classify
+MOST_ROWS_READ = 20_000
 # Words, in any case, that may stand for a missing label, but may also be classes.
 MAY_BE_MISSING = frozenset(
     ("none", "na", "n.a.", "nil", "missing", "undefined", "tbd", "todo", "unlabelled", "unlabeled")
@@ -43,154 +34,63 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-@dataclass
-class Samples:
-    """The labelled samples, as far as they can be read quickly."""
+def check_input(opened: Opened) -> list[Finding]:
+    """Check the data of `classify`; no model is loaded and no feature of a text or image computed.
 
-    labels: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    contents: list[Hashable] = field(default_factory=list)  # equal for equal samples; None: unknown
-    empty: list[str] = field(default_factory=list)  # names of samples with an empty text
-    words: Counter[str] = field(default_factory=Counter)  # that count as missing labels
-    padded: Counter[str] = field(default_factory=Counter)  # labels with white space around them
-
-
-def check_input(labelled: Path, unlabelled: Path | None, settings: Settings) -> list[Finding]:
-    """Check the data of `classify`; no model is loaded and no feature computed."""
-    if settings.model is not None:
-        settings = settings_of(load_model(Path(settings.model)), settings)
-        return [*to_classify(labelled, settings, "all")]
-    found, features = list[Finding](), None
-    if labelled.is_dir():
-        known = Samples() if unlabelled is None else picture_samples(labelled)
-    elif labelled.suffix in SUFFIXES:
-        known, found, features = table_samples(labelled, settings)
-    else:
-        known = array_samples(labelled, settings)
-    rows = [*found, *about_labels(known), *about_contents(known)]
-    if known.labels:
-        samples, classes = len(known.labels), len(set(known.labels))
-        text = f"{plural(samples, 'sample')} of {plural(classes, 'class')}"
-        rows.insert(0, Finding("labelled", text))
-    if unlabelled is not None:
-        return [*rows, *to_classify(unlabelled, settings, "all", features)]
-    return [*rows, *to_classify(labelled, settings, "unlabelled", features, known.names)]
-
-
-# --- read the samples ---------------------------------------------------------------------------
-
-
-def no_features(texts: list[str]) -> Tensor:
-    return torch.zeros(len(texts), 1)
-
-
-def quick_features(table: Table, columns: Columns) -> tuple[TableFeatures, list[Finding]]:
-    """Features without the embeddings of texts, and what the columns are used for."""
-    if columns.text is not None and columns.features is None:
-        table.column(columns.text, "text")
-        unused = [name for name in table.names if name not in columns.others()]
-        rows = [Finding("texts", f"column {columns.text!r}")]
-        if unused:
-            rows.append(Finding("columns not used", listed(unused)))
-        return TableFeatures(no_features, [], "texts"), rows
-    chosen = table.feature_columns(columns.features, columns.others())
-    rows = [Finding("features", used_columns(chosen))]
-    unused = [name for name in table.names if name not in {*chosen.names, *columns.others()}]
-    if unused:
-        reasons = left_out_columns(chosen) if chosen.left_out else listed(unused)
-        rows.append(Finding("columns not used", reasons))
-    if columns.text is None and columns.features is None:
-        rows += [
-            Finding("texts", f"column {name!r} looks like text", f"add --text {name}")
-            for name in table.names
-            if name not in columns.others() and looks_like_text(table.first.get(name, []))
-        ]
-    return TableFeatures(None, chosen.names, "rows"), rows
-
-
-def table_samples(path: Path, settings: Settings) -> tuple[Samples, list[Finding], TableFeatures]:
-    table, asked = open_table(path, *settings.csv_format), settings.columns
-    label = table.label_column_if_any(asked.label, asked.truth)
-    columns = replace(
-        asked, label=label, truth=label, name=asked.name if asked.name in table.names else None
-    )
-    features, rows = quick_features(table, replace(asked, label=label))
-    rows = [*(Finding("sheet", note) for note in table.notes), *rows]
-    found = Samples()
-    if label is None:
-        return found, rows, features
-    samples = TableSamples(table, columns, features, "labelled")
-    for batch in samples:
-        found.labels += batch.truth or []
-        names = shown_names(batch.names, columns)
-        found.names += names
-        if features.embedder is None:
-            found.contents += [digest(row.numpy().tobytes()) for row in batch.features]
-        else:
-            found.contents += [text.strip() for text in batch.texts]
-            found.empty += empty_texts(names, batch.texts)
-    found.words, found.padded = samples.gap_words, samples.padded
-    return found, rows, features
-
-
-def array_samples(path: Path, settings: Settings) -> Samples:
-    file = ArrayFile(path, replace(settings.columns, truth=None))
-    values = file.labels(settings.labels, required=False)
-    known = file.examples(values)
-    contents: list[Hashable] = [digest(row.tobytes()) for row in known.features.numpy()]
-    return Samples(known.labels, list(known.texts), contents)
-
-
-def picture_samples(root: Path) -> Samples:
-    """Images of one folder per class; only files of equal size are compared."""
-    found, paths = Samples(), list[Path]()
-    for entry in sorted(root.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
-            own, name = files_below(entry, {}), without_controls(entry.name)
-            if not label_text(name):
-                found.words[name] += len(own)
-                continue
-            paths += own
-            found.labels += [name] * len(own)
-    found.names = [path.relative_to(root).as_posix() for path in paths]
-    sizes = [path.stat().st_size if path.is_file() else -1 for path in paths]
-    several = {size for size, count in Counter(sizes).items() if count > 1}
-    found.contents = [
-        digest(path.read_bytes()) if size in several and size > 0 else None
-        for path, size in zip(paths, sizes, strict=True)
-    ]
-    return found
-
-
-def to_classify(
-    path: Path,
-    settings: Settings,
-    rows: str,
-    features: TableFeatures | None = None,
-    others: Sequence[str] = (),
-) -> Iterator[Finding]:
-    """What can be said of the samples to classify, and of names that others have as well.
-
-    `features` are those of the labelled table; a missing number is an error here already.
+    A missing number is an error here already.
     """
-    if path.is_dir():
-        yield Finding("to classify", plural(len(files_below(path, {})), "file"))
+    labels = opened.examples.truth or []
+    names = shown_names(opened, opened.examples.names)
+    rows = [Finding("sheet", note) for note in (() if opened.table is None else opened.table.notes)]
+    rows += [*about_columns(opened), *about_labels(opened, labels)]
+    rows += about_contents(opened, labels, names)
+    if labels:
+        text = f"{plural(len(labels), 'sample')} of {plural(len(set(labels)), 'class')}"
+        rows.insert(0, Finding("labelled", text))
+    one_table = isinstance(opened.samples, TableSamples) and opened.samples.rows == "unlabelled"
+    return [*rows, *to_classify(opened, names if one_table else ())]
+
+
+def shown_names(opened: Opened, names: Sequence[str]) -> list[str]:
+    named = opened.kind == "pictures" or opened.columns.name is not None
+    return list(names) if named else [f"row {name}" for name in names]
+
+
+def about_columns(opened: Opened) -> Iterator[Finding]:
+    """What the columns of a table are used for."""
+    table, columns, chosen = opened.table, opened.columns, opened.chosen
+    if table is None or opened.settings.model is not None:
         return
-    asked = settings.columns
-    texts = asked.text is not None and asked.features is None
-    features = TableFeatures(no_features, [], "texts") if texts else features
-    if path.suffix not in SUFFIXES or features is None:
+    used = {*columns.others(), *([] if chosen is None else chosen.names)}
+    unused = [name for name in table.names if name not in used]
+    if chosen is None:
+        yield Finding("texts", f"column {columns.text!r}")
+    else:
+        yield Finding("features", used_columns(chosen))
+    if unused:
+        reasons = left_out_columns(chosen) if chosen and chosen.left_out else listed(unused)
+        yield Finding("columns not used", reasons)
+    if columns.text is None and columns.features is None:
+        for name in unused:
+            if looks_like_text(table.first[name]):
+                yield Finding("texts", f"column {name!r} looks like text", f"add --text {name}")
+
+
+def to_classify(opened: Opened, others: Sequence[str]) -> Iterator[Finding]:
+    """What can be said of the samples to classify, and of names that others have as well."""
+    samples = opened.samples
+    if opened.kind == "pictures":
+        yield Finding("to classify", plural(opened.total, "file"))
+    if not isinstance(samples, TableSamples):
         return
-    table = open_table(path, *settings.csv_format)
-    label = table.label_column_if_any(asked.label, asked.truth) if rows == "unlabelled" else None
-    columns = replace(asked, label=label, truth=None)
-    samples = TableSamples(table, columns, features, "all" if label is None else "unlabelled")
+    texts = opened.embeds_texts
     read = (pair for batch in samples for pair in zip(batch.names, batch.texts, strict=True))
-    most = MOST_READ if texts else MOST_READ // 10
+    most = MOST_TEXTS_READ if texts else MOST_ROWS_READ
     first = list(islice(read, most))
     more = "at least " if len(first) == most else ""
     yield Finding("to classify", more + plural(len(first), "text" if texts else "row"))
-    names = shown_names([name for name, _ in first], columns)
+    named = samples.columns.name is not None
+    names = [name if named else f"row {name}" for name, _ in first]
     empty = empty_texts(names, [text for _, text in first]) if texts else []
     if empty:
         yield Finding("empty texts to classify", listed_as_they_are(empty), "they get no class")
@@ -203,23 +103,38 @@ def to_classify(
         )
 
 
-def shown_names(names: Sequence[str], columns: Columns) -> list[str]:
-    return [f"row {name}" if columns.name is None else name for name in names]
-
-
 def empty_texts(names: Sequence[str], texts: Sequence[str]) -> list[str]:
-    return [name for name, text in zip(names, texts, strict=True) if not text.strip()]
+    return [name for name, there in zip(names, has_text(texts), strict=True) if not there]
+
+
+def contents_of(opened: Opened) -> list[Hashable]:
+    """What is equal for equal labelled samples; None: it is not known.
+
+    Of image files only those of equal size are compared.
+    """
+    examples = opened.examples
+    if opened.kind != "pictures":
+        if examples.features.shape[1] == 0:
+            return [text.strip() for text in examples.texts]
+        return [digest(row.tobytes()) for row in examples.features.numpy()]
+    paths = [Path(text) for text in examples.texts]
+    sizes = [path.stat().st_size if path.is_file() else -1 for path in paths]
+    several = {size for size, count in Counter(sizes).items() if count > 1}
+    return [
+        digest(path.read_bytes()) if size in several and size > 0 else None
+        for path, size in zip(paths, sizes, strict=True)
+    ]
 
 
 # --- what is odd --------------------------------------------------------------------------------
 
 
-def about_labels(known: Samples) -> Iterator[Finding]:
-    counts = Counter(known.labels)
-    if known.words:
+def about_labels(opened: Opened, labels: Sequence[str]) -> Iterator[Finding]:
+    counts = Counter(labels)
+    if opened.gap_words:
         yield Finding(
             "labels like missing values",
-            listed_counts(known.words),
+            listed_counts(opened.gap_words),
             "they count as no label; rename them if they are classes",
         )
     missing = {name: n for name, n in counts.items() if name.lower() in MAY_BE_MISSING}
@@ -229,8 +144,8 @@ def about_labels(known: Samples) -> Iterator[Finding]:
             listed_counts(missing),
             "they are classes; remove them if they are not",
         )
-    if known.padded:
-        yield Finding("white space around labels", listed_counts(known.padded), "it is ignored")
+    if opened.padded:
+        yield Finding("white space around labels", listed_counts(opened.padded), "it is ignored")
     for why, pairs in alike(sorted(counts)).items():
         shown = [f"{one!r} ({counts[one]}) and {two!r} ({counts[two]})" for one, two in pairs]
         yield Finding(
@@ -243,19 +158,23 @@ def about_labels(known: Samples) -> Iterator[Finding]:
         yield Finding("classes with one example", listed(single), "label another one of each")
 
 
-def about_contents(known: Samples) -> Iterator[Finding]:
-    if known.empty:
-        yield Finding("empty labelled texts", listed_as_they_are(known.empty), "they are not used")
+def about_contents(
+    opened: Opened, labels: Sequence[str], names: Sequence[str]
+) -> Iterator[Finding]:
+    examples = opened.examples
+    if opened.kind != "pictures" and examples.features.shape[1] == 0:
+        empty = empty_texts(names, examples.texts)
+        if empty:
+            yield Finding("empty labelled texts", listed_as_they_are(empty), "they are not used")
     places: dict[Hashable, list[int]] = defaultdict(list)
-    for row, content in enumerate(known.contents):
+    for row, content in enumerate(contents_of(opened)):
         if content not in (None, ""):
             places[content].append(row)
     shown = []
     for rows in places.values():
-        other = next((row for row in rows if known.labels[row] != known.labels[rows[0]]), None)
+        other = next((row for row in rows if labels[row] != labels[rows[0]]), None)
         if other is not None:
-            pair = (rows[0], other)
-            shown.append(" and ".join(f"{known.labels[k]!r} ({known.names[k]})" for k in pair))
+            shown.append(" and ".join(f"{labels[k]!r} ({names[k]})" for k in (rows[0], other)))
     if shown:
         yield Finding(
             "equal samples with different labels", listed_as_they_are(shown), "correct one of them"
@@ -279,7 +198,7 @@ def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
         plain[key].append(name)
         numbered[re.sub(r"\d", "", key)].setdefault(re.sub(r"\D", "", key), name)
     for word in numbered:
-        if len(word) >= SHORTEST:
+        if len(word) >= SHORTEST_MISSPELT:
             shorter[word].add(word)
             for place in range(len(word)):
                 shorter[word[:place] + word[place + 1 :]].add(word)
@@ -321,5 +240,9 @@ def listed_counts(counts: Mapping[str, int]) -> str:
 
 def listed_as_they_are(texts: Sequence[str]) -> str:
     """How many there are, and a few of them."""
-    more = f" and {plural(len(texts) - SHOWN, 'other')}" if len(texts) > SHOWN else ""
-    return f"{len(texts):,}: {' '.join(', '.join(texts[:SHOWN]).split())}{more}"
+    more = (
+        f" and {plural(len(texts) - EXAMPLES_SHOWN, 'other')}"
+        if len(texts) > EXAMPLES_SHOWN
+        else ""
+    )
+    return f"{len(texts):,}: {' '.join(', '.join(texts[:EXAMPLES_SHOWN]).split())}{more}"

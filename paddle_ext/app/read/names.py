@@ -1,9 +1,10 @@
-"""Classes known by name: files of names, their embeddings by an encoder, and labels."""
+"""What is known of classes besides samples: names and their embeddings, parents, a prior."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,29 +12,28 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ... import check
+from ... import arrays, check
 from ...files import open_regular, readable
-from ...research.data import archives, bank_files
-from ...research.data.labels import numbered
+from ...labels import numbered
+from ...presence.hierarchy import Hierarchy
+from ...text import plain_cell, plural
 from ..settings import Settings
-from .encoders import Encoder, check_widths, open_encoder
+from .encoders import Encoder, TextEncoder, cached_texts
 from .samples import (
     LOGIT_SCALE,
-    Examples,
+    Batch,
     Labelled,
     check_finite,
     matched_names,
+    named_labels,
     spoken_name,
 )
-from .text_embedding import CachedTexts
-from .text_files import decoded
+from .text_files import decoded, given_rows
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
 EMBEDDINGS = ("text", "prototypes")  # keys of class embeddings in files
 STORED = (".npz", ".safetensors")  # formats of such files
-
-TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] float32
 
 
 @dataclass(frozen=True)
@@ -59,49 +59,55 @@ class ClassPrompts:
         ]
 
 
-@dataclass(frozen=True)
-class NamedClasses:
-    """Embeddings of class names."""
+Given: TypeAlias = ClassPrompts | Labelled | None  # what the user gave
 
-    class_names: tuple[str, ...]
-    prototypes: Tensor  # [K, D]
-    source: str  # their origin, for messages
-    logit_scale: float = LOGIT_SCALE  # factor from cosines with them to logits
 
-    def __post_init__(self) -> None:
-        check_finite(self.prototypes, self.source, self.class_names)
+def only_names(
+    class_names: Sequence[str], prototypes: Tensor, source: str, logit_scale: float = LOGIT_SCALE
+) -> Labelled:
+    """Classes known by embeddings [K, D] of their names, without a sample."""
+    check_finite(prototypes, source, class_names)
+    none = torch.empty(0, prototypes.shape[1]), torch.empty(0, dtype=torch.int64)
+    return Labelled(*none, tuple(class_names), (), source, prototypes, logit_scale)
 
-    def labelled(self, examples: Examples | None) -> Labelled:
-        """Classes in the order of the names, with the labelled samples, if any."""
-        D = self.prototypes.shape[1]
-        if examples is None or not examples.labels:
-            labels = torch.empty(0, dtype=torch.int64)
-            examples = Examples(torch.empty(0, D), [], (), self.source, ())
-        else:
-            given = matched_names(examples.labels, self.class_names)
-            check_labels(examples._replace(labels=given), self)
-            labels = numbered(given, self.class_names)
-            if examples.features.shape[1] != D:
-                raise ValueError(
-                    f"{examples.source} must have as many features as the names of {self.source}, "
-                    f"{D}, got {examples.features.shape[1]}"
-                )
+
+def known_classes(examples: Batch, named: Labelled | None, source: str) -> Labelled:
+    """Everything known about the classes: their samples, read from `source`, or names, or both."""
+    labels = examples.truth or []
+    if named is None:
+        numbers, class_names = named_labels(labels)
         return Labelled(
             examples.features,
-            labels,
-            self.class_names,
-            examples.texts,
-            examples.source,
-            self.prototypes,
-            self.logit_scale,
-            examples.names,
+            numbers,
+            class_names,
+            tuple(examples.texts),
+            source,
+            names=tuple(examples.names),
         )
+    if not labels:
+        return named
+    labels = matched_names(labels, named.class_names)
+    check_labels(labels, source, named)
+    D = named.features.shape[1]
+    if examples.features.shape[1] != D:
+        raise ValueError(
+            f"{source} must have as many features as the names of {named.source}, "
+            f"{D}, got {examples.features.shape[1]}"
+        )
+    return replace(
+        named,
+        features=examples.features,
+        labels=numbered(labels, named.class_names),
+        texts=tuple(examples.texts),
+        names=tuple(examples.names),
+        source=source,
+    )
 
 
-def check_labels(examples: Examples, named: NamedClasses) -> None:
+def check_labels(labels: Sequence[str], source: str, named: Labelled) -> None:
     """Every label must be one of the names; the error suggests the closest name."""
-    known = set(named.class_names)
-    odd = [label for label in dict.fromkeys(examples.labels) if label not in known]
+    among = set(named.class_names)
+    odd = [label for label in dict.fromkeys(labels) if label not in among]
     if not odd:
         return
     shown = []
@@ -110,12 +116,9 @@ def check_labels(examples: Examples, named: NamedClasses) -> None:
         shown.append(f"{label!r} (closest: {near[0]!r})")
     more = f" and {len(odd) - 3} others" if len(odd) > 3 else ""
     raise ValueError(
-        f"{examples.source} must have labels among the {len(known)} names of {named.source}, "
+        f"{source} must have labels among the {len(among)} names of {named.source}, "
         f"got {', '.join(shown)}{more}"
     )
-
-
-Given: TypeAlias = ClassPrompts | NamedClasses | None  # what the user gave
 
 
 # --- files of names -----------------------------------------------------------------------------
@@ -156,28 +159,19 @@ def at_least_two(class_names: Sequence[str], path: Path) -> None:
         raise check.ArgumentValueError("names", f"must be at least two, got {found} in {path}")
 
 
-def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
-    for template in templates:
-        if template.count("{}") != 1:
-            raise check.ArgumentValueError(
-                "templates", f"must have {{}} once, for the name, got {template!r}"
-            )
-    return tuple(templates)
-
-
 def embedded(
     names: ClassPrompts,
     templates: Sequence[str],
     encode: TextEncoder,
     source: str,
     logit_scale: float,
-) -> NamedClasses:
+) -> Labelled:
     """Encode names: for each class the mean of its unit-norm phrase embeddings."""
     phrases = names.phrases(templates)
     rows = unit(encode([phrase for own in phrases for phrase in own]))
     parts = torch.split(rows, [len(own) for own in phrases])
     means = torch.stack([own.mean(0) for own in parts])
-    return NamedClasses(names.class_names, unit(means), source, logit_scale)
+    return only_names(names.class_names, unit(means), source, logit_scale)
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -187,12 +181,12 @@ def unit(rows: Tensor) -> Tensor:
 # --- files of embeddings ------------------------------------------------------------------------
 
 
-def stored_names(path: Path, *, required: bool) -> NamedClasses | None:
+def stored_names(path: Path, *, required: bool) -> Labelled | None:
     """Embeddings of names computed elsewhere; a file of features need not contain any."""
     if path.suffix == ".safetensors":
-        contents = bank_files.read_safetensors(path, mmap=True)
+        contents = arrays.read_safetensors(path, mmap=True)
     else:
-        contents = archives.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
+        contents = arrays.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
     for key in EMBEDDINGS if "class_names" in contents else ():
         if key in contents and (required or getattr(contents[key], "ndim", 0) == 2):
             return named_classes(contents, key, path)
@@ -205,15 +199,15 @@ def stored_names(path: Path, *, required: bool) -> NamedClasses | None:
     )
 
 
-def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasses:
-    rows = bank_files.as_tensor(contents[key], key, path)
+def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:
+    rows = arrays.as_tensor(contents[key], key, path)
     if rows.dim() != 2 or not rows.is_floating_point() or rows.shape[1] < 1:
         raise check.ArgumentValueError(
             "names",
             f"must be floating-point numbers of shape [K, D], got {key!r} of {path}, "
             f"{check.plain(rows.dtype)} of shape {list(rows.shape)}",
         )
-    class_names = bank_files.as_names(contents["class_names"], "class_names", path).tolist()
+    class_names = arrays.as_names(contents["class_names"], "class_names", path).tolist()
     if len(class_names) != len(rows):
         raise check.ArgumentValueError(
             "names",
@@ -227,13 +221,13 @@ def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasse
         seen.add(name)
     scale = LOGIT_SCALE
     if contents.get("logit_scale") is not None:
-        given = bank_files.as_tensor(contents["logit_scale"], "logit_scale", path)
+        given = arrays.as_tensor(contents["logit_scale"], "logit_scale", path)
         if given.numel() != 1:
             raise check.ArgumentValueError(
                 "logit_scale", f"must be one number, got shape {list(given.shape)} in {path}"
             )
         scale = check.real("logit_scale", given.item(), positive=True)
-    return NamedClasses(tuple(class_names), rows.float(), str(path), scale)
+    return only_names(class_names, rows.float(), str(path), scale)
 
 
 # --- for each kind of data ----------------------------------------------------------------------
@@ -241,7 +235,11 @@ def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasse
 
 def given_names(settings: Settings) -> Given:
     """The user's input about names, read and checked before any work."""
-    checked_templates(settings.templates)
+    for template in settings.templates:
+        if template.count("{}") != 1:
+            raise check.ArgumentValueError(
+                "templates", f"must have {{}} once, for the name, got {template!r}"
+            )
     if settings.logit_scale is not None:
         check.real("logit_scale", settings.logit_scale, positive=True)
     path = None if settings.names is None else Path(settings.names)
@@ -257,64 +255,106 @@ def given_names(settings: Settings) -> Given:
     return stored_names(path, required=True) if path.suffix in STORED else read_names(path)
 
 
-def named_for_pictures(
-    given: Given, encoder: Encoder | None, settings: Settings
-) -> NamedClasses | None:
-    """Names for images: embedded by the text tower of the encoder that sees the images."""
+def embedded_names(
+    given: Given, encoder: Encoder | None, texts: TextEncoder | None, settings: Settings
+) -> Labelled | None:
+    """Names embedded by the encoder of the texts, or by the text tower of an image-text one."""
     if isinstance(given, ClassPrompts):
-        assert encoder is not None
-        encoder.text_tower()  # raises an error if there is none
-        check_widths(encoder)
-        given = names_by_encoder(encoder, given, settings)
-    elif given is not None and encoder is not None and encoder.images is not None:
-        D, width = given.prototypes.shape[1], encoder.images.width()
-        if width != D:
+        source = str(settings.names)
+        if texts is not None:
+            given = embedded(given, settings.templates or FOR_TEXTS, texts, source, LOGIT_SCALE)
+        else:
+            assert encoder is not None
+            key = f"names 1 {encoder.key}"
+            encode = cached_texts(encoder.text_tower(), settings.cache, key)
+            prompts = settings.templates or FOR_PICTURES
+            given = embedded(given, prompts, encode, source, encoder.logit_scale)
+    if given is None or settings.logit_scale is None:
+        return given
+    return replace(given, logit_scale=settings.logit_scale)
+
+
+# --- tables of classes and their parents or weights ----------------------------------------------
+
+
+def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
+    """What a CSV of two columns, with a header or without, says of each class.
+
+    `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
+    """
+    found: dict[str, str] = {}
+    rows = given_rows(path, argument, f"of classes and {what}s")
+    for number, row in enumerate(rows, start=1):
+        cells = [plain_cell(cell).strip() for cell in row]
+        if not any(cells) or (number == 1 and [x.lower() for x in cells] == ["class", what]):
+            continue
+        if len(cells) != 2 or not all(cells):
             raise check.ArgumentValueError(
-                "encoder",
-                f"must compute as many features per image as {given.source} has, {D}, got {width} "
-                f"by {encoder.name}",
+                argument,
+                f"must have a class and its {what} in every line, got {path}, line "
+                f"{number}: {', '.join(cells)}",
             )
-    return scaled(given, settings)
-
-
-def named_for_rows(
-    given: Given,
-    embedder: TextEncoder | None,
-    files: Sequence[Path],
-    settings: Settings,
-    device: torch.device,
-) -> NamedClasses | None:
-    """Names for texts, by their encoder, or for embeddings, from a file or by their encoder."""
-    if isinstance(given, ClassPrompts) and embedder is not None:
-        templates = settings.templates or FOR_TEXTS
-        given = embedded(given, templates, embedder, str(settings.names), LOGIT_SCALE)
-    elif isinstance(given, ClassPrompts):
-        if settings.encoder is None:
+        if found.setdefault(cells[0], cells[1]) != cells[1]:
             raise check.ArgumentValueError(
-                "names",
-                "must be a .npz or .safetensors with embeddings of the names, 'text' and "
-                f"'class_names', for embeddings computed elsewhere, got {settings.names}",
-                or_pass="encoder",
+                argument,
+                f"must have one {what} for each class, got {found[cells[0]]!r} and {cells[1]!r} "
+                f"for {cells[0]!r}",
             )
-        given = names_by_encoder(open_encoder(settings.encoder, device), given, settings)
-    elif given is None and embedder is None:
-        found = (stored_names(path, required=False) for path in files if path.suffix in STORED)
-        given = next((one for one in found if one is not None), None)
-    return scaled(given, settings)
+    return found
 
 
-def names_by_encoder(encoder: Encoder, names: ClassPrompts, settings: Settings) -> NamedClasses:
-    texts = CachedTexts(encoder.text_tower(), settings.cache, f"names 1 {encoder.text_key}")
-    templates = settings.templates or FOR_PICTURES
-    return embedded(names, templates, texts, str(settings.names), encoder.logit_scale)
+def hierarchy_of(
+    parents: Mapping[str, str], classes: Sequence[str], given: Sequence[str], path: Path | None
+) -> tuple[Hierarchy, list[str]]:
+    """The hierarchy over the classes, and what to tell the user; an error names the file.
+
+    Classes that are not among the `given` ones, because corrections have added them, may lack a
+    parent. They get one of their own, which is never named, because it is no more probable.
+    """
+    alone = [name for name in classes if name not in parents and name not in given]
+    try:
+        found = Hierarchy.of({**parents, **{name: (name,) for name in alone}}, classes)
+    except ValueError as error:
+        raise ValueError(f"{error}, in {path}") from error
+    return found, [f"new class {name!r} has no parent in {path}" for name in alone]
 
 
-def scaled(named: NamedClasses | None, settings: Settings) -> NamedClasses | None:
-    if named is None or settings.logit_scale is None:
-        return named
-    return replace(named, logit_scale=settings.logit_scale)
+def read_prior(path: Path) -> dict[str, float]:
+    """The weight of each class, from a CSV of two columns."""
+    found = {}
+    for name, cell in read_pairs(path, "prior", "weight").items():
+        try:
+            weight = float(cell)
+        except ValueError:
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            raise check.ArgumentValueError(
+                "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
+            )
+        found[name] = weight
+    return found
 
 
-def known_classes(examples: Examples, named: NamedClasses | None) -> Labelled:
-    """Everything known about the classes: their samples, their names, or both."""
-    return examples.labelled() if named is None else named.labelled(examples)
+def prior_of(
+    weights: Mapping[str, float], classes: Sequence[str], path: Path | None
+) -> tuple[Tensor, list[str]]:
+    """The weights in the order of the classes, [K], and what to tell the user."""
+    known = {name: weights[name] for name in classes if name in weights}
+    if not any(known.values()):
+        raise check.ArgumentValueError(
+            "prior",
+            f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
+        )
+    notes, missing = [], [name for name in classes if name not in known]
+    least = min(weight for weight in known.values() if weight)
+    if missing:
+        notes.append(
+            f"{plural(len(missing), 'class')} not in {path} got its smallest weight above 0, "
+            f"{least:g}, such as {missing[0]}"
+        )
+    if len(weights) > len(known):
+        notes.append(
+            f"{len(weights) - len(known)} of the names in {path} are no classes here and were "
+            "ignored"
+        )
+    return torch.tensor([known.get(name, least) for name in classes], dtype=torch.float64), notes

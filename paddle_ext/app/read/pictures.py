@@ -5,28 +5,27 @@ from __future__ import annotations
 import base64
 import io
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...decoding import open_picture, read_picture_file, why_unreadable
+from ...files import in_threads
+from ...labels import label_text
 from ...progress import Progress
-from ...research.data.decoding import open_picture, read_picture_file, why_unreadable
-from ...research.data.images import in_threads
-from ...research.data.labels import label_text
 from ...text import encodable, plural, without_controls
 from .cache import FeatureCache, digest
-from .networks import Network
-from .samples import Batch, Examples
+from .encoders import Network
+from .samples import Batch, concatenated, part_of, selected_from
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Pixels: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 READ_AT_ONCE = 64  # images
 GREY_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
@@ -49,74 +48,53 @@ class PictureReader:
         self.network, self.unreadable = network, unreadable
         self.cache = FeatureCache(cache, network.key, notes)
 
-    def batches(
-        self, paths: Sequence[Path], title: str, progress: bool
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Indices of the readable files, and their features [n, D]."""
-        with Progress(title, len(paths), show=progress) as shown:
-            for start in range(0, len(paths), READ_AT_ONCE):
-                part = paths[start : start + READ_AT_ONCE]
-                numbers, features = self.batch(part)
-                shown.advance(len(part))
-                if numbers:
-                    yield [start + number for number in numbers], features
+    def __call__(self, batch: Batch) -> Batch:
+        """The readable images of a batch, with their features.
 
-    def batch(self, paths: Sequence[Path]) -> tuple[list[int], Tensor]:
-        """Features are stored by the digest of the bytes they were computed from.
-
-        A file may change after its digest was taken, so the decoded bytes are digested again, and
-        no feature is ever stored under the digest of another image.
+        Features are stored by the digest of the bytes they were computed from. A file may change
+        after its digest was taken, so the decoded bytes are digested again, and no feature is ever
+        stored under the digest of another image.
         """
-        digests = list(in_threads(file_digest, paths))
-        known = self.cache.get([one for one in digests if isinstance(one, bytes)])
-        todo = [
-            number
-            for number, one in enumerate(digests)
-            if isinstance(one, bytes) and one not in known
-        ]
-        fresh: dict[bytes, Pixels] = {}
-        decoded = in_threads(self.decode, [paths[number] for number in todo])
-        for number, result in zip(todo, decoded, strict=True):
+        digests = list(in_threads(file_digest, batch.texts))
+        rows = self.cache.get([one for one in digests if isinstance(one, bytes)])
+        todo = [k for k, one in enumerate(digests) if isinstance(one, bytes) and one not in rows]
+        fresh: dict[bytes, Tensor] = {}
+        decoded = in_threads(self.decode, [batch.texts[k] for k in todo])
+        for k, result in zip(todo, decoded, strict=True):
             if isinstance(result, str):
-                digests[number] = result
+                digests[k] = result
             else:
-                digests[number], fresh[result[0]] = result
+                digests[k], fresh[result[0]] = result
         if fresh:
-            pixels = torch.from_numpy(np.stack(list(fresh.values())))
-            rows = dict(zip(fresh, self.network(pixels), strict=True))
-            self.cache.put(rows)
-            known |= rows
-        numbers, features = [], []
-        for number, one in enumerate(digests):
+            new = dict(zip(fresh, self.network(torch.stack([*fresh.values()])), strict=True))
+            self.cache.put(new)
+            rows |= new
+        features = []
+        for path, one in zip(batch.texts, digests, strict=True):
             if isinstance(one, bytes):
-                numbers.append(number)
-                features.append(known[one])
+                features.append(rows[one])
             else:
-                self.unreadable[encodable(str(paths[number]))] = one
-        return numbers, torch.stack(features) if features else torch.empty(0, 0)
+                self.unreadable[encodable(path)] = one
+        readable = selected_from(batch, [isinstance(one, bytes) for one in digests])
+        if readable is None:
+            return Batch([], torch.empty(0, 0), [], None if batch.truth is None else [])
+        return readable._replace(features=torch.stack(features))
 
-    def decode(self, path: Path) -> tuple[bytes, Pixels] | str:
-        """The digest of a file and its pixels [H, W, C], or the reason why it cannot be read."""
+    def decode(self, path: str) -> tuple[bytes, Tensor] | str:
+        """The digest of a file and its prepared pixels, or the reason why it cannot be read."""
         try:
-            content = read_picture_file(path)
-            picture = self.network.square(upright(content))
+            content = read_picture_file(Path(path))
+            return digest(content), self.network.prepare(upright(content))
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise anything
             return why_unreadable(error)
-        pixels = np.asarray(picture.convert("L" if self.network.channels == 1 else "RGB"))
-        return digest(content), pixels.reshape(*pixels.shape[:2], self.network.channels)
 
 
-def file_digest(path: Path) -> bytes | str:
+def file_digest(path: str) -> bytes | str:
     """The digest of a file, or the reason why it cannot be read."""
     try:
-        return digest(read_picture_file(path))
+        return digest(read_picture_file(Path(path)))
     except (OSError, ValueError) as error:
         return why_unreadable(error)
-
-
-def load_picture(path: Path) -> Image:
-    """The image in a file, as `upright`."""
-    return upright(read_picture_file(path))
 
 
 def upright(content: bytes) -> Image:
@@ -171,51 +149,17 @@ def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
     return found
 
 
-def labelled_folder(
-    root: Path, reader: PictureReader, notes: list[str], *, progress: bool
-) -> Examples:
-    """One folder per class, including its subfolders."""
-    paths: list[Path] = []
-    classes: list[str] = []
-    for entry in sorted(root.iterdir()):
-        if entry.name.startswith("."):
-            continue
-        if not entry.is_dir():
-            reader.unreadable[encodable(str(entry))] = "it is not in the folder of a class"
-            continue
-        own, name = files_below(entry, reader.unreadable), without_controls(entry.name)
-        if not label_text(name):
-            notes.append(f"the folder {name!r} is no class: {plural(len(own), 'image')} not used")
-            continue
-        paths += own
-        classes += [name] * len(own)
-        if not own:
-            notes.append(f"the folder {name!r} has no images, so it is not a class")
-    if not paths:
-        raise ValueError(
-            f"{root} must have one folder of images per class, got no image in a folder"
-        )
-    parts = list(reader.batches(paths, "labelled images", progress))
-    rows = [row for numbers, _ in parts for row in numbers]
-    if not rows:
-        raise ValueError(
-            f"{root} must have readable images, got {len(paths)} unreadable files, "
-            f"first one: {next(iter(reader.unreadable.values()), 'damaged')}"
-        )
-    for name in sorted(set(classes) - {classes[row] for row in rows}):
-        notes.append(f"no image of {name!r} could be read, so it is not a class")
-    features = torch.cat([features for _, features in parts])
-    texts = tuple(str(paths[row]) for row in rows)
-    names = tuple(without_controls(paths[row].relative_to(root).as_posix()) for row in rows)
-    return Examples(features, [classes[row] for row in rows], texts, str(root), names)
+class FolderSamples:
+    """Any tree of images; with `truth` the name of the folder of an image is its true class.
 
+    The texts are their paths; features are computed later.
+    """
 
-class UnlabelledFolder:
-    """Any tree of images; with `truth` the name of the folder of an image is its true class."""
-
-    def __init__(self, root: Path, reader: PictureReader, *, truth: bool, progress: bool) -> None:
-        self.root, self.reader, self.truth, self.progress = root, reader, truth, progress
-        self.paths = files_below(root, reader.unreadable)
+    def __init__(
+        self, root: Path, unreadable: dict[str, str], *, truth: bool, progress: bool
+    ) -> None:
+        self.root, self.truth, self.progress = root, truth, progress
+        self.paths = files_below(root, unreadable)
         if not self.paths:
             raise ValueError(
                 f"{root} must have at least one image (JPEG, PNG, WebP, HEIC, ...) to classify, "
@@ -226,15 +170,73 @@ class UnlabelledFolder:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[Batch]:
-        title = "images to classify"
-        for rows, features in self.reader.batches(self.paths, title, self.progress):
-            paths = [self.paths[row] for row in rows]
-            yield Batch(
-                [without_controls(path.relative_to(self.root).as_posix()) for path in paths],
-                features,
-                [str(path) for path in paths],
-                [without_controls(path.parent.name) for path in paths] if self.truth else None,
-            )
+        classes = [without_controls(path.parent.name) for path in self.paths]
+        whole = images_of(self.root, self.paths, classes if self.truth else None)
+        return in_parts(whole, "images to classify", progress=self.progress)
+
+
+def images_of(root: Path, paths: Sequence[Path], classes: list[str] | None) -> Batch:
+    """Images that are named by their place in a folder."""
+    names = [without_controls(path.relative_to(root).as_posix()) for path in paths]
+    return Batch(names, torch.empty(len(paths), 0), [str(path) for path in paths], classes)
+
+
+def in_parts(images: Batch, title: str, *, progress: bool) -> Iterator[Batch]:
+    """The same images, some at a time; the progress is that of their use."""
+    with Progress(title, len(images.names), show=progress) as shown:
+        for start in range(0, len(images.names), READ_AT_ONCE):
+            part = part_of(images, start, start + READ_AT_ONCE)
+            yield part
+            shown.advance(len(part.names))
+
+
+def labelled_images(
+    root: Path, unreadable: dict[str, str], notes: list[str]
+) -> tuple[Batch, Counter[str]]:
+    """The files of one folder per class, including its subfolders.
+
+    Also how many files are in folders that are no classes by their names.
+    """
+    paths: list[Path] = []
+    classes: list[str] = []
+    no_classes: Counter[str] = Counter()
+    for entry in sorted(root.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if not entry.is_dir():
+            unreadable[encodable(str(entry))] = "it is not in the folder of a class"
+            continue
+        own, name = files_below(entry, unreadable), without_controls(entry.name)
+        if not label_text(name):
+            notes.append(f"the folder {name!r} is no class: {plural(len(own), 'image')} not used")
+            no_classes[name] += len(own)
+            continue
+        paths += own
+        classes += [name] * len(own)
+        if not own:
+            notes.append(f"the folder {name!r} has no images, so it is not a class")
+    if not paths:
+        raise ValueError(
+            f"{root} must have one folder of images per class, got no image in a folder"
+        )
+    return images_of(root, paths, classes), no_classes
+
+
+def encoded_images(
+    images: Batch, reader: PictureReader, root: str, notes: list[str], *, progress: bool
+) -> Batch:
+    """The readable ones of labelled images, with their features."""
+    parts = map(reader, in_parts(images, "labelled images", progress=progress))
+    there = [part for part in parts if part.names]
+    if not there:
+        raise ValueError(
+            f"{root} must have readable images, got {len(images.names)} unreadable files, "
+            f"first one: {next(iter(reader.unreadable.values()), 'damaged')}"
+        )
+    readable = concatenated(there)
+    for name in sorted(set(images.truth or ()) - set(readable.truth or ())):
+        notes.append(f"no image of {name!r} could be read, so it is not a class")
+    return readable
 
 
 def thumbnails(paths: Sequence[str], side: int) -> list[str]:
@@ -244,7 +246,7 @@ def thumbnails(paths: Sequence[str], side: int) -> list[str]:
 
 def thumbnail(path: str, side: int) -> str:
     try:
-        picture = load_picture(Path(path))
+        picture = upright(read_picture_file(Path(path)))
     except Exception:  # noqa: BLE001 - unreadable by now; the page shows only its name
         return ""
     picture.thumbnail((side, side))

@@ -1,8 +1,9 @@
-"""The data to classify: labelled samples in memory, the others in batches."""
+"""The types of the application: samples as they are read, what is known, and what to classify."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,10 +12,14 @@ import torch
 from torch import Tensor
 
 from ...integrations.columns import Columns, columns_for
-from ...large.parquet import libraries
-from ...research.data.labels import numbered, sorted_names
+from ...labels import numbered, sorted_names
+from ...libraries import library
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
+
+
+def pyarrow() -> Any:
+    return library("pyarrow", "a table", "'paddle_ext[classify]'")
 
 
 @dataclass(frozen=True)
@@ -74,30 +79,13 @@ class Labelled:
         return there.nonzero().view(-1), torch.where(there, there.cumsum(0) - 1, -1)
 
 
-class Examples(NamedTuple):
-    """Labelled samples as read."""
-
-    features: Tensor  # [S, D]
-    labels: list[str]
-    texts: tuple[str, ...]  # as in `Labelled`
-    source: str
-    names: tuple[str, ...] = ()  # as in `Labelled`
-
-    def labelled(self) -> Labelled:
-        """The same with integer labels; the classes are those with a sample."""
-        numbers, class_names = named_labels(self.labels)
-        return Labelled(
-            self.features, numbers, class_names, self.texts, self.source, names=self.names
-        )
-
-
 class Batch(NamedTuple):
-    """Samples to classify."""
+    """Samples: labelled ones as they are read, or some of those to classify."""
 
     names: list[str]  # row numbers, files, or the user's names
-    features: Tensor  # [n, D] float32
+    features: Tensor  # [n, D] float32; [n, 0] while they are still to be computed
     texts: list[str]  # as in `Labelled`
-    truth: list[str] | None  # names of the true classes, if the user wants the accuracy
+    truth: list[str] | None  # names of the classes: of labelled samples, or if the user knows them
     copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
 
 
@@ -113,6 +101,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
     # Files that could not be read, and why; complete once all batches have been read.
     unreadable: dict[str, str] = field(default_factory=dict)
+    embeds_texts: bool = False  # whether the features are those of the texts
 
 
 def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
@@ -148,6 +137,11 @@ def matched_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
         same = spoken.get(spoken_name(label), [])
         known[label] = same[0] if len(same) == 1 else label
     return [known[label] for label in labels]
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Names of several samples, of which a correction cannot mean one."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None:
@@ -212,7 +206,7 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
         torch.cat([part.features for part in parts]),
         [text for part in parts for text in part.texts],
         None if truths[0] is None else [name for truth in truths for name in truth or ()],
-        None if copied[0] is None else libraries()[0].concat_tables(copied),
+        None if copied[0] is None else pyarrow().concat_tables(copied),
     )
 
 
@@ -237,3 +231,46 @@ def selected_from(batch: Batch, wanted: Sequence[bool]) -> Batch | None:
         [batch.texts[row] for row in rows],
         None if batch.truth is None else [batch.truth[row] for row in rows],
     )
+
+
+class Encoded:
+    """Samples whose features are computed by `encode` as they are read."""
+
+    def __init__(self, batches: Iterable[Batch], encode: Callable[[Batch], Batch]) -> None:
+        self.batches, self.encode = batches, encode
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for batch in map(self.encode, self.batches) if batch.names)
+
+
+# --- samples without a text, of which nothing can be said: neither used nor classified -----------
+
+
+def has_text(texts: Iterable[str]) -> list[bool]:
+    return [bool(text.strip()) for text in texts]
+
+
+class WithText:
+    """The samples that have a text; once all have been read, `others` are known."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+        self.places: list[int] = []  # of the others among all
+        self.parts: list[Batch] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.places, self.parts, count = [], [], 0
+        for batch in self.batches:
+            texts = has_text(batch.texts)
+            self.places += [count + row for row, yes in enumerate(texts) if not yes]
+            count += len(texts)
+            other = selected_from(batch, [not yes for yes in texts])
+            self.parts += [] if other is None else [other]
+            own = selected_from(batch, texts)
+            if own is not None:
+                yield own
+
+    @property
+    def others(self) -> Batch | None:
+        """The samples without a text; None if there are none."""
+        return concatenated(self.parts) if self.parts else None

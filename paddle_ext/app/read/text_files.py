@@ -5,20 +5,19 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from ... import check
-from ...files import open_regular, replacing
-from ...text import spreadsheet_cell
+from ...files import open_regular
 
 SEPARATORS = (",", ";", "\t", "|")
 NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}
 SAMPLE = 2**16  # bytes used to detect the separator
 BLOCK = 2**22  # bytes read at a time
 MARKS = {  # byte order marks; longer ones first
-    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -30,7 +29,7 @@ OTHERWISE = "cp1252"  # written by Windows programs in western Europe; extends L
 def decoded(content: bytes) -> str:
     """The text of a small file, with plain line ends; ValueError if it is not text."""
     try:
-        text = content.decode(marked(content) or "utf-8")
+        text = content.decode(marked(content) or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
         if marked(content):
             raise
@@ -113,8 +112,14 @@ def table_rows(path: Path) -> list[list[str]]:
     """All rows of a small table, with the separator and the encoding detected."""
     encoding = sniffed_encoding(path)
     separator = sniffed_separator(path, encoding)
-    with open_regular(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
+    with open_regular(path) as file, text_of(file, encoding) as text:
         return list(csv_reader(text, separator))
+
+
+def text_of(file: BinaryIO, encoding: str) -> TextIO:
+    """The text of an open file, without a byte order mark."""
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+    return io.TextIOWrapper(file, encoding, newline="")
 
 
 def given_rows(path: Path, argument: str, what: str) -> list[list[str]]:
@@ -129,11 +134,3 @@ def given_rows(path: Path, argument: str, what: str) -> list[list[str]]:
         raise check.ArgumentValueError(
             argument, f"must be a CSV file, got {path}, which cannot be read: {error}"
         ) from error
-
-
-def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a CSV file whose cells no spreadsheet runs as formulas."""
-    with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(map(spreadsheet_cell, header))
-        writer.writerows([spreadsheet_cell(cell) for cell in row] for row in rows)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...files import replacing
 from ...text import plural, without_controls
 from ..answers import UNKNOWN, Answers
-from ..correcting import GivenSample
+from ..corrections import GivenSample
 from ..outcome import Outcome
 from ..read.pictures import thumbnails
 from ..review import DOUBTFUL, ToCheck, by_chance, to_check_words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,16 +15,15 @@ from torch import Tensor
 
 from ... import check
 from ...files import replacing
-from ...large.parquet import libraries
 from ...libraries import library
-from ...text import without_controls
+from ...parquet import libraries
+from ...text import spreadsheet_cell, without_controls
 from ..answers import Answers
-from ..correcting import Corrected
+from ..corrections import HEADER as CORRECTIONS_HEADER
+from ..corrections import Corrected, Corrections
 from ..labelled_check import Expected, LabelledCheck
-from ..read.row_files import excel_library
-from ..read.samples import Source
-from ..read.tables import READ_AT_ONCE, TableSamples, cell_text
-from ..read.text_files import write_rows
+from ..outcome import Suggested
+from ..read.tables import excel_library
 from ..review import reasons
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
@@ -36,6 +36,14 @@ PREDICTED = ("probability", "second", "second_probability", "doubt", "novelty", 
 
 
 # --- any table ----------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[str]]) -> None:
+    """Write a CSV file; no name or text becomes a spreadsheet formula."""
+    with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(map(spreadsheet_cell, header))
+        lines.writerows(map(spreadsheet_cell, row) for row in rows)
 
 
 def decimals(x: Tensor) -> list[str]:
@@ -55,7 +63,7 @@ def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
     first = next(tables)
     tables = chain([first], tables)
     if path.suffix == ".csv":
-        write_rows(path, first.column_names, chain.from_iterable(map(csv_rows, tables)))
+        write_csv(path, first.column_names, chain.from_iterable(map(csv_rows, tables)))
         return []
     with replacing(path) as new:
         write = write_excel if path.suffix == ".xlsx" else write_parquet
@@ -126,7 +134,7 @@ def excel_cell(sheet: Any, value: Any) -> Any:
 # --- tables of the output folder ----------------------------------------------------------------
 
 
-def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
+def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
     """Write one row per sample, in order; the first column, `name_column`, identifies them."""
     header = [name_column, *["text"] * texts, "label", "source", "prediction", *PREDICTED]
     header += [] if answers.nodes is None else ["node", "node_probability"]
@@ -136,7 +144,7 @@ def write_table(path: Path, answers: Answers, name_column: str, *, texts: bool) 
     starts = range(0, len(answers), CONVERTED_AT_ONCE)
     parts = (slice(start, start + CONVERTED_AT_ONCE) for start in starts)
     rows = (zip(*answer_columns(answers, part, why, texts=texts), strict=True) for part in parts)
-    write_rows(path, header, chain.from_iterable(rows))
+    write_csv(path, header, chain.from_iterable(rows))
 
 
 def answer_columns(
@@ -177,7 +185,7 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
 
     accuracies = ("accuracy", "accuracy_low", "accuracy_high")
     order = shares.estimate.argsort(descending=True, stable=True).tolist()
-    write_rows(path, ("class", "samples", "share", "low", "high", *accuracies), map(row, order))
+    write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), map(row, order))
 
 
 def write_labelled(
@@ -194,7 +202,23 @@ def write_labelled(
     )
     wanted = [named is not None, True, True, True, True]
     header = compress((named or "", shown, "label", "doubt", "suggestion"), wanted)
-    write_rows(path, list(header), (tuple(compress(row, wanted)) for row in rows))
+    write_csv(path, list(header), (compress(row, wanted) for row in rows))
+
+
+def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, texts: bool) -> None:
+    """Write the samples to label next, the most useful first."""
+    answers, rows = suggested.answers, suggested.suggestions.queries
+    shown = [answers.texts[row] for row in rows.tolist()]
+    classes = [answers.class_names[k] for k in answers.labels[rows].tolist()]
+    columns = (classes, decimals(answers.probability[rows]), suggested.reasons())
+    header = (name_column, *["text"] * texts, "label", "probability", "reason")
+    write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
+
+
+def write_corrections(path: Path, corrections: Corrections) -> None:
+    """Write the file in the output folder, without withdrawn corrections."""
+    rows = ((key.name, label, key.data) for key, label in corrections.items() if label)
+    write_csv(path, CORRECTIONS_HEADER, rows)
 
 
 # --- all samples with their labels --------------------------------------------------------------
@@ -235,7 +259,7 @@ def write_final(
     names = ["data", name_column, "text", "label", "source", "prediction", "probability"]
     header = list(compress(names, wanted))
     if path.suffix == ".csv":
-        write_rows(path, header, (tuple(compress(row, wanted)) for row in rows))
+        write_csv(path, header, (compress(row, wanted) for row in rows))
         return
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
     sure = [float(cell) if cell else None for cell in columns.pop()]
@@ -252,14 +276,3 @@ def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ..
     for row, (name, text) in enumerate(zip(answers.names, answers.texts, strict=True)):
         source = "corrected" if row in answers.corrected else "predicted"
         yield new, name, text, answers.label(row), source, answers.prediction(row), sure[row]
-
-
-def order_of(source: Source) -> dict[str, int]:
-    """Where each row of a table is, by its name; empty if rows are numbered, or not of a table."""
-    samples = source.unlabelled
-    if not isinstance(samples, TableSamples) or samples.columns.name is None:
-        return {}
-    column = samples.columns.name
-    parts = samples.table.parts([column], READ_AT_ONCE)
-    names = (cell_text(cell) for part in parts for cell in part.cells(column))
-    return {name: row for row, name in enumerate(names)}

@@ -6,11 +6,9 @@ holds the bytes or paths of JPEG, PNG or WebP files and decodes them with Pillow
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +16,19 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...libraries import library
+from ...decoding import (
+    CHANNELS,
+    UnreadableError,
+    decode,
+    read_picture_file,
+    require_pillow,
+    why_unreadable,
+)
+from ...files import in_threads
+from ...labels import check_one_each
 from ...progress import Progress
-from .decoding import UnreadableError, open_picture, read_picture_file, why_unreadable
-from .labels import check_one_each
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 READ_AT_ONCE = 256  # images
-CHANNELS = {1: "L", 3: "RGB"}
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class ImageSet(Protocol):
@@ -151,6 +149,22 @@ class ImageFiles:
             ) from error
 
 
+class ImageBytes:
+    """Encoded images in memory."""
+
+    def __init__(self, names: Sequence[str], contents: Sequence[memoryview]) -> None:
+        self.names, self.contents = names, contents
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def name(self, number: int) -> str:
+        return self.names[number]
+
+    def read(self, number: int) -> bytes:
+        return bytes(self.contents[number])
+
+
 class EncodedImages:
     """Images that are decoded each time they are read, in several threads.
 
@@ -204,7 +218,7 @@ class EncodedImages:
         """One image, [H, W, C]."""
         name, content = self.contents.name(number), self.contents.read(number)
         try:
-            return decoded(content, self.size, self.channels)
+            return decode(content, self.size, self.channels)
         except UnreadableError as error:
             raise ValueError(f"{name} must be an image, got: {error}") from None
         except Exception as error:  # Pillow's decoders raise anything
@@ -263,43 +277,6 @@ def in_batches(count: int, size: int) -> Iterator[Tensor]:
     """The numbers below `count` in order, at most `size` at a time: [n] int64."""
     for start in range(0, count, size):
         yield torch.arange(start, min(start + size, count))
-
-
-def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.uint8]:
-    """[H, W, C] from the bytes of a file."""
-    with open_picture(content) as image:
-        picture: Image = image
-        if "transparency" in image.info:  # Pillow warns about palettes with it otherwise
-            picture = image.convert("RGBA")
-        picture = picture.convert(CHANNELS[channels])
-    if size is not None:
-        picture = square_crop(picture, size)
-    pixels = np.asarray(picture, np.uint8)
-    return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def square_crop(picture: Image, size: int) -> Image:
-    """Scale the shorter side to `size`, and crop the longer one."""
-    from PIL.Image import Resampling
-
-    width, height = picture.size
-    if (width, height) == (size, size):
-        return picture
-    scale = size / min(width, height)
-    width, height = max(size, round(width * scale)), max(size, round(height * scale))
-    picture = picture.resize((width, height), Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    return picture.crop((left, top, left + size, top + size))
-
-
-def require_pillow() -> None:
-    library("PIL.Image", "reading images", "'paddle_ext[images]'")
-
-
-def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Results of `work` in order; file reads and Pillow's decoders release the GIL."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        yield from pool.map(work, items)
 
 
 def checked_names(class_names: Sequence[str]) -> tuple[str, ...]:

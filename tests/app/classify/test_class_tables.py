@@ -7,7 +7,7 @@ import pytest
 from classify_data import settings, table
 
 from paddle_ext.app.classify import classify
-from paddle_ext.app.read.class_tables import read_pairs
+from paddle_ext.app.read.names import read_pairs
 from paddle_ext.app.streaming import check_settings
 
 NAMES = ("oak", "elm", "newt", "frog")

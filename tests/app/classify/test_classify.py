@@ -23,8 +23,8 @@ from classify_data import (
 from encoder_models import stand_in_sentences
 
 from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
+from paddle_ext.app.read.encoders import open_text_model
 from paddle_ext.app.read.samples import named_labels, rebatched
-from paddle_ext.app.read.text_embedding import TextEmbedder
 
 SETTINGS = settings()
 
@@ -246,7 +246,7 @@ def test_messages_of_tables(
 def test_tables_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table.parquet").write_bytes(b"whatever")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"a .parquet file needs pyarrow, which is not installed"):
+    with pytest.raises(ImportError, match=r"needs pyarrow, which is not installed"):
         classify(tmp_path / "table.parquet", None, tmp_path, SETTINGS)
 
 
@@ -260,10 +260,9 @@ def test_texts_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_each_text_is_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for sentence-transformers, which sees only what is not cached."""
     asked = stand_in_sentences(monkeypatch, lambda text: [text.count("a"), text.count("b")])
-    embedder = TextEmbedder("model", torch.device("cpu"), tmp_path)
-    assert embedder.model.given == ("model", "cpu")
-    assert embedder(["aab", "b", "aab"]).tolist() == [[2, 1], [0, 1], [2, 1]]
-    again = TextEmbedder("model", torch.device("cpu"), tmp_path)
+    encode = open_text_model("model", torch.device("cpu"), tmp_path)
+    assert encode(["aab", "b", "aab"]).tolist() == [[2, 1], [0, 1], [2, 1]]
+    again = open_text_model("model", torch.device("cpu"), tmp_path)
     assert again(["b", "a"]).tolist() == [[0, 1], [1, 0]]
     assert asked == ["aab", "b", "a"]
 

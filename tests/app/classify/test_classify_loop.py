@@ -10,8 +10,7 @@ from classify_data import STRANGE, pattern, settings
 from pages import FRAME, made, probed, shown_by, with_probe
 
 from paddle_ext.app.classify import Answers, Labelled, classify
-from paddle_ext.app.correcting import DataNames, corrected_source
-from paddle_ext.app.corrections import read_corrections
+from paddle_ext.app.corrections import DataNames, corrected_source, read_corrections
 from paddle_ext.app.outcome import Outcome
 from paddle_ext.app.read.pictures import thumbnail
 from paddle_ext.app.read.samples import Source

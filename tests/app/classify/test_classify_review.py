@@ -23,7 +23,7 @@ from classify_data import (
 
 from paddle_ext.app.classify import classify
 from paddle_ext.app.corrections import Key, read_corrections
-from paddle_ext.app.read.formats import open_table
+from paddle_ext.app.read.tables import open_table
 
 # --- corrections accumulate -----------------------------------------------------------------------
 

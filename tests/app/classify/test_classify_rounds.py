@@ -21,7 +21,7 @@ from classify_data import (
 
 from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
 from paddle_ext.app.labelled_check import check_labelled
-from paddle_ext.app.model import load_model
+from paddle_ext.app.read.model import load_model
 from paddle_ext.app.run import page_title
 
 CPU = torch.device("cpu")

@@ -7,7 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from toy_images import one_thread, pattern_images, random_pixels, write_image  # noqa: F401
+from toy_images import (
+    LazyImages,
+    one_thread,  # noqa: F401
+    pattern_images,
+    random_pixels,
+    write_image,
+)
 
 from paddle_ext.research.backbones import (
     Backbone,
@@ -19,7 +25,7 @@ from paddle_ext.research.backbones import (
     extract,
 )
 from paddle_ext.research.backbones import extraction as module
-from paddle_ext.research.backbones.extraction import Extractor
+from paddle_ext.research.backbones.extraction import Extractor, Feeder
 from paddle_ext.research.data import FeatureBank
 from paddle_ext.research.data.images import EncodedImages, ImageArray, ImageFiles
 
@@ -203,35 +209,6 @@ def test_files_count_by_their_bytes_alone(
     assert torch.allclose(bank.features, counting.during(network, images())[1].features)
 
 
-def test_an_image_that_changes_while_it_is_read(
-    network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its features are never stored under the digest of the earlier image."""
-    pytest.importorskip("PIL", reason="needs Pillow")
-    old, new = random_pixels(16, 16, seed=1), random_pixels(16, 16, seed=2)
-    path = write_image(tmp_path / "a.png", old)
-
-    def images() -> EncodedImages:
-        return EncodedImages(ImageFiles([path]), [0], ["a"], size=16, channels=1)
-
-    key = Extractor.key
-
-    def meanwhile(extractor: Extractor, given: EncodedImages) -> str:
-        found = key(extractor, given)
-        write_image(path, new)  # after its digest, and before it is decoded
-        return found
-
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(Extractor, "key", meanwhile)
-    extract(network, images(), transform=GREY, device="cpu", cache=cache)
-    monkeypatch.setattr(Extractor, "key", key)
-    for pixels in (old, new):
-        write_image(path, pixels)
-        expected = extract(network, images(), transform=GREY, device="cpu").features
-        found = extract(network, images(), transform=GREY, device="cpu", cache=cache).features
-        assert torch.equal(found, expected)
-
-
 def test_digest_of_images_sees_borders() -> None:
     """The same bytes as other images are not the same images."""
     pixels = random_pixels(8, 4, 6, 1)
@@ -272,3 +249,31 @@ def test_progress(
     assert "features 40/45" in capsys.readouterr().err
     extract(network, IMAGES, transform=GREY, device="cpu")
     assert capsys.readouterr().err == ""
+
+
+# --- batches of images ---------------------------------------------------------------------------
+
+ORDER = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 0, 5]), torch.tensor([2])] * 3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_batches_in_order(keep: bool) -> None:
+    feeder = Feeder(LazyImages(IMAGES), torch.device("cpu"), keep=keep)
+    assert (feeder.resident is not None) == keep
+    batches = list(feeder.batches(ORDER))
+    assert len(batches) == 12
+    for index, batch in zip(ORDER, batches, strict=True):
+        assert torch.equal(batch, IMAGES.images[index])
+
+
+def test_broken_images_and_leaving_early() -> None:
+    lazy = LazyImages(IMAGES, broken=7)
+    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
+    assert len(next(batches)) == 2
+    with pytest.raises(ValueError, match="image 7 must be an image"):
+        next(batches)
+    lazy = LazyImages(IMAGES)
+    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
+    next(batches)
+    batches.close()
+    assert lazy.reads <= 2

@@ -5,12 +5,12 @@ it writes a table and a page. `stream` handles a Parquet file of any size, and `
 same on tensors.
 """
 
-from ..answering import answer
-from ..answers import Answers
-from ..read.samples import Batch, Labelled
-from ..run import Report, classify
-from ..settings import Columns, Settings
-from ..streaming import StreamReport, stream, streams
+from .answering import answer
+from .answers import Answers
+from .read.samples import Batch, Labelled
+from .run import Report, classify
+from .settings import Columns, Settings
+from .streaming import StreamReport, stream, streams
 
 __all__ = [
     "Answers",

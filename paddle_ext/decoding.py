@@ -15,7 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ...files import RefusedError, first_line, open_regular
+import numpy as np
+import numpy.typing as npt
+
+from .files import RefusedError, first_line, open_regular
+from .libraries import library
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,6 +32,7 @@ FORMATS = (
 MOST_PIXELS = 89_478_485  # where Pillow begins to warn; 1 GiB in the worst mode
 LARGE = 2**24  # pixels from which images are decoded one at a time
 MOST_BYTES = 2**28
+CHANNELS = {1: "L", 3: "RGB"}  # Pillow's modes
 BRANDS = {  # of ISO media files, with what is needed to read them
     b"avif": "an AVIF image, which needs Pillow 11.3 or newer",
     b"avis": "an AVIF image, which needs Pillow 11.3 or newer",
@@ -39,17 +44,16 @@ BRANDS = {  # of ISO media files, with what is needed to read them
 one_large_picture = threading.Lock()
 
 
+def require_pillow() -> None:
+    library("PIL.Image", "reading images", "'paddle_ext[images]'")
+
+
 class UnreadableError(ValueError):
     """The reason why a file is not read, in a few words that follow its name."""
 
 
 def read_picture_file(path: Path) -> bytes:
-    """The bytes of a file that may be an image; only the beginning of any other.
-
-    Raises
-    ------
-    UnreadableError, OSError
-    """
+    """The bytes of a file that may be an image; `UnreadableError` or OSError for any other."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         check_beginning(file)
@@ -96,12 +100,7 @@ def known_formats() -> tuple[str, ...]:
 
 @contextmanager
 def open_picture(content: bytes) -> Iterator[Image]:
-    """Open the image in some bytes without decoding it.
-
-    Raises
-    ------
-    UnreadableError
-    """
+    """Open the image in some bytes without decoding it, or raise `UnreadableError`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -109,8 +108,8 @@ def open_picture(content: bytes) -> Iterator[Image]:
     except UnidentifiedImageError:
         raise UnreadableError(what_else(content[:32])) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        found = re.search(r"(\d+) pixels", str(error))
-        raise UnreadableError(too_large(found[1] if found else "more")) from None
+        pixels = re.search(r"(\d+) pixels", str(error))
+        raise UnreadableError(too_large(pixels[1] if pixels else "more")) from None
     with picture:
         width, height = picture.size
         if width * height > MOST_PIXELS:
@@ -121,6 +120,33 @@ def open_picture(content: bytes) -> Iterator[Image]:
 
 def too_large(pixels: str) -> str:
     return f"{pixels} pixels, more than {MOST_PIXELS / 1e6:.0f} million"
+
+
+def decode(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.uint8]:
+    """The pixels of an image, [H, W, C]; of its middle, size x size, if a size is given."""
+    with open_picture(content) as image:
+        picture: Image = image
+        if "transparency" in image.info:  # Pillow warns about palettes with it otherwise
+            picture = image.convert("RGBA")
+        picture = picture.convert(CHANNELS[channels])
+    if size is not None:
+        picture = square_crop(picture, size)
+    pixels = np.asarray(picture, np.uint8)
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def square_crop(picture: Image, size: int) -> Image:
+    """Scale the shorter side to `size`, and crop the longer one."""
+    from PIL.Image import Resampling
+
+    width, height = picture.size
+    if (width, height) == (size, size):
+        return picture
+    scale = size / min(width, height)
+    width, height = max(size, round(width * scale)), max(size, round(height * scale))
+    picture = picture.resize((width, height), Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    return picture.crop((left, top, left + size, top + size))
 
 
 def why_unreadable(error: Exception) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,16 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .. import check
-from ..files import (
-    AbandonedError,
-    Fill,
-    check_regular,
-    current_version,
-    readable,
-    unchanged,
-)
-from ..libraries import library
+from . import check
+from .files import check_regular, current_version, readable, unchanged
+from .libraries import library
 
 Numbers = npt.NDArray[Any]
 WHOLE = "a complete .parquet file"
@@ -52,7 +44,7 @@ class ParquetColumn:
         self.shape, self.dtype = (N, D), DTYPES[str(kind.value_type)]
 
     @contextmanager
-    def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
+    def reading(self, start: int, stop: int) -> Iterator[Callable[[Tensor], None]]:
         """Read rows [start, stop); row groups without any of them are not read."""
         unchanged(self.path, current_version(self.path), self.version)
         with open_parquet(self.path) as table:
@@ -64,8 +56,6 @@ class ParquetColumn:
                 nonlocal rest, skipped
                 out, done = rows.numpy(), 0
                 while done < len(out):
-                    if abandoned.is_set():
-                        raise AbandonedError
                     if len(rest) == 0:
                         rest = next(pieces)
                     dropped = min(skipped, len(rest))
@@ -107,8 +97,8 @@ def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Number
     if numbers.null_count:
         missing = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
         bad_row(source, width, f"a missing value in row {rows[missing // width]}")
-    found: Numbers = numbers.to_numpy().reshape(-1, width)
-    return found
+    matrix: Numbers = numbers.to_numpy().reshape(-1, width)
+    return matrix
 
 
 def bad_row(source: str, width: int, got: str) -> NoReturn:

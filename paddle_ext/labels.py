@@ -14,12 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...text import without_controls
+from .text import without_controls
 
 NO_LABEL = frozenset(
     ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")
 ) | {"?", "-", "unknown", "Unknown", "UNKNOWN"}
 MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
+MOST_LABEL = 2.0**62  # beyond it floating-point numbers do not fit in int64
 
 
 def label_text(value: object) -> str:
@@ -55,13 +56,7 @@ def sorted_names(labels: Sequence[str]) -> list[str]:
 
 
 def numbered(labels: Sequence[str], names: Sequence[str]) -> Tensor:
-    """Indices of labels among the names, [N] int64; -1 if missing.
-
-    Raises
-    ------
-    ValueError
-        For a label that is not among the names.
-    """
+    """Indices of labels among the names, [N] int64; -1 if missing."""
     number = {name: label for label, name in enumerate(names)} | {"": -1}
     for label in labels:
         if label not in number:
@@ -70,32 +65,20 @@ def numbered(labels: Sequence[str], names: Sequence[str]) -> Tensor:
 
 
 def whole_numbers(values: npt.NDArray[Any] | Tensor) -> Tensor:
-    """Labels as int64: some programs save them as floating point, with NaN if missing.
-
-    Raises
-    ------
-    ValueError
-        For numbers that are not integers, or too large to be classes.
-    """
+    """Labels as int64: some programs save them as floating point, with NaN if missing."""
     if isinstance(values, Tensor) and values.is_floating_point():
         values = values.double()
     array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if array.dtype.kind == "b":
-        raise ValueError("labels must be integers or names, got bool")
     if array.dtype.kind not in "iuf":
         raise ValueError(f"labels must be integers or names, got {array.dtype}")
     if array.dtype.kind == "f":
-        gaps = np.isnan(array)
-        whole = np.where(gaps, -1.0, array.astype(np.float64))
-        odd = whole[~(np.isfinite(whole) & (whole == np.floor(whole)))]
-        if odd.size:
-            raise ValueError(f"labels must be integers or names, got {odd.flat[0]:g}")
-        array = whole
-    if array.size:
-        low, high = array.min(), array.max()
-        if low < -(2.0**62) or high > 2.0**62:
-            worst = low if low < -(2.0**62) else high
-            raise ValueError(f"labels must be class numbers, got {worst:g}")
+        array = np.where(np.isnan(array), -1.0, array.astype(np.float64))
+        fractions = array[~(np.isfinite(array) & (array == np.floor(array)))]
+        if fractions.size:
+            raise ValueError(f"labels must be integers or names, got {fractions.flat[0]:g}")
+    if array.size and (array.min() < -MOST_LABEL or array.max() > MOST_LABEL):
+        worst = array.min() if array.min() < -MOST_LABEL else array.max()
+        raise ValueError(f"labels must be class numbers, got {worst:g}")
     return torch.from_numpy(array.astype(np.int64))
 
 

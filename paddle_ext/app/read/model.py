@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import check
-from ..files import replacing
-from ..research.data import archives
-from .read.names import NamedClasses
-from .read.opening import check_suffix, open_folders, open_rows
-from .read.samples import LOGIT_SCALE, Labelled, Source
-from .settings import DEFAULT_BACKBONE, Settings
+from ... import arrays, check
+from ...files import replacing
+from ..settings import DEFAULT_NETWORK, Settings
+from .samples import LOGIT_SCALE, Labelled, Source
 
 FORMAT = 1
 MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
@@ -80,7 +77,7 @@ def load_model(path: Path) -> Model:
             "model", f"must be a file written by classify --save, got {path}, which does not exist"
         )
     try:
-        contents = archives.read_npz(path)
+        contents = arrays.read_npz(path)
         names = contents["class_names"]
         if (int(contents["paddle_ext_model"]), names.ndim, names.dtype.kind) != (FORMAT, 1, "U"):
             raise KeyError
@@ -108,32 +105,12 @@ def load_model(path: Path) -> Model:
     return Model(known, **made_by)
 
 
-def open_by_model(path: Path, model: Model, settings: Settings, device: torch.device) -> Source:
-    """All samples of some data, to classify with a saved model."""
-    settings = settings_of(model, settings)
-    known = model.labelled
-    if path.is_dir() != (model.kind == "pictures"):
-        what = "a folder of images" if model.kind == "pictures" else "a file"
-        raise check.ArgumentValueError(
-            "model", f"must match the data to classify, {what} for {known.source}, got {path}"
-        )
-    if path.is_dir():
-        means = known.prototypes
-        if means is None:
-            means = known.features.new_zeros(len(known.class_names), known.features.shape[1])
-        named = NamedClasses(known.class_names, means, known.source)
-        source = open_folders(None, path, named, settings, device)
-        return replace(source, labelled=known)
-    check_suffix(path)
-    return open_rows(path, known, None, settings, device, [])
-
-
 def settings_of(model: Model, settings: Settings) -> Settings:
     """Settings that compute features in the same way as for the model."""
     given = {"encoder": settings.encoder or "", "backbone": settings.backbone}
-    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT_BACKBONE}
+    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT_NETWORK}
     for name, value in given.items():
-        if value not in ("", DEFAULT_BACKBONE, saved[name]):
+        if value not in ("", DEFAULT_NETWORK, saved[name]):
             made = saved[name] or "none"
             raise check.ArgumentValueError(
                 name, f"must be omitted or equal to the model's, {made}, got {value}"
