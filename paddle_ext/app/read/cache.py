@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +13,11 @@ import torch
 from torch import Tensor
 
 DIGESTS_OF_A_QUERY = 500  # the database limits the number
+SEAL = 20  # bytes of a digest
 
 
 def digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=20).digest()
-
-
-def sealed(key: bytes, row: bytes) -> bytes:
-    """A row as it is stored: with a digest that no damaged row has, nor the row of another key."""
-    return row + digest(key + row)
+    return hashlib.blake2b(content, digest_size=SEAL).digest()
 
 
 class FeatureCache:
@@ -37,20 +33,19 @@ class FeatureCache:
         self.notes, self.writable = notes, folder is not None
         if folder is not None:
             self.path = folder / f"{digest(key.encode()).hex()}.sqlite"
-            with self.database() as database:
-                database.execute(
-                    "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
-                )
+            create = "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
+            self.attempt(lambda database: database.execute(create))
 
-    @contextmanager
-    def database(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
+    def attempt(
+        self, work: Callable[[sqlite3.Connection], object], *, writing: bool = False
+    ) -> None:
         """One transaction; a database that is locked or read-only is not tried twice."""
         path = self.path
         assert path is not None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(str(path), timeout=60)) as database, database:
-                yield database
+                work(database)
         except (OSError, sqlite3.OperationalError) as error:
             self.writable = False
             self.path = path if writing else None
@@ -64,20 +59,25 @@ class FeatureCache:
     def get(self, digests: Sequence[bytes]) -> dict[bytes, Tensor]:
         """The features found in the cache, [D] float32 each."""
         rows: dict[bytes, Tensor] = {}
-        for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
-            asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
-            query = f"SELECT digest, row FROM features WHERE digest IN ({'?,' * len(asked)}'')"
-            if self.path is None:
-                break
-            with self.database() as database:
+
+        def select(database: sqlite3.Connection) -> None:
+            for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
+                asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
+                marks = ",".join("?" * len(asked))
+                query = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
                 for key, stored in database.execute(query, asked):
-                    row = stored[:-20] if isinstance(stored, bytes) else b""
-                    if stored == sealed(key, row):
+                    row = stored[:-SEAL] if isinstance(stored, bytes) else b""
+                    if stored == row + digest(key + row):
                         rows[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())
+
+        if self.path is not None:
+            self.attempt(select)
         return rows
 
     def put(self, features: dict[bytes, Tensor]) -> None:
+        """Store rows, each with a digest that no damaged row has, nor the row of another key."""
         if self.writable and features:
-            rows = [(key, sealed(key, row.numpy().tobytes())) for key, row in features.items()]
-            with self.database(writing=True) as database:
-                database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+            pairs = ((key, row.numpy().tobytes()) for key, row in features.items())
+            rows = [(key, row + digest(key + row)) for key, row in pairs]
+            insert = "INSERT OR REPLACE INTO features VALUES (?, ?)"
+            self.attempt(lambda database: database.executemany(insert, rows), writing=True)

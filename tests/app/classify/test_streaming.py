@@ -282,7 +282,8 @@ def test_an_unreadable_image_in_one_batch(tmp_path: Path) -> None:
     found = {row["file"]: row["label"] for row in table(output)}
     assert len(found) == 6
     assert all(Path(name).parent.name == label for name, label in found.items())
-    source = streaming.open_data(labelled, new, kept, torch.device("cpu"))
+    opened = streaming.open_data(labelled, new, kept)
+    source = streaming.encoded(opened, torch.device("cpu"))
     with pytest.raises(ValueError, match="must not change while it is in use, got 6 samples ins"):
         list(streaming.complete(source.unlabelled, source))
 
