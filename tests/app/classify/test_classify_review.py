@@ -163,7 +163,7 @@ def test_the_final_table_in_other_formats(
 ) -> None:
     path = tmp_path / f"all{suffix}"
     said(*files, "--output", tmp_path, "--final", path)
-    parts = list(open_table(path, None, None).parts(["data", "label", "probability"], 2048))
+    parts = list(open_table(path).parts(["data", "label", "probability"]))
     labels = [cell for part in parts for cell in part.cells("label")]
     assert len(labels) == 24 + 40
     answers = [row["label"] for row in table(tmp_path / "answers.csv")]
