@@ -210,6 +210,8 @@ def test_commands_exist() -> None:
 
     seen = set()
     for page in PAGES:
+        if page.name == "CHANGELOG.md":  # which names commands of the past
+            continue
         for shown in re.findall(
             r"(?:^|`) *(paddle-ext [a-z][^`\n]*)", page.read_text(), re.MULTILINE
         ):
@@ -262,9 +264,7 @@ PUBLIC: dict[str, list[str]] = {
     "paddle_ext.integrations.sklearn": ["PaddleClassifier"],
     "paddle_ext.research.backbones": [],
     "paddle_ext.research.data": [],
-    "paddle_ext.research.evaluation": [],
-    "paddle_ext.research.evaluation.experiments": [],
-    "paddle_ext.research.tasks": [],
+    "paddle_ext.research.tune": ["Tuning"],
 }
 
 

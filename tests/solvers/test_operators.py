@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paddle_ext import check
-from paddle_ext.research.tasks import sampler
+from paddle_ext.research import sampler
 from paddle_ext.solvers.paddle_operators import solve_indexed_op, solve_op
 from paddle_ext.solvers.sinkhorn_operators import sinkhorn_op
 from paddle_ext.solvers.tim_operators import SOLVERS, tim_op

@@ -63,8 +63,7 @@ def demo(
 def show_demo(demo: Demo) -> None:
     import torch
 
-    from ...research.evaluation.drawing import emphasised
-    from ...research.evaluation.tables import accuracy_text, milliseconds_text, title_of
+    from ...research.tables import accuracy_text, emphasised, milliseconds_text, title_of
 
     results = list(demo.evaluation)
     cells = [
@@ -74,7 +73,11 @@ def show_demo(demo: Demo) -> None:
     strong = [number for number, r in enumerate(results) if emphasised(r.method)]
     show.table(["method", "accuracy %", "ms/task", "tasks"], cells, emphasised=strong)
     batch = demo.batch
-    counts = {"are there": batch.truth, "by SimpleShot": batch.nearest, "by Adaptive": batch.labels}
+    counts = {
+        "are there": batch.truth,
+        "by SimpleShot": batch.nearest,
+        "by Adaptive": batch.adaptive,
+    }
     listed = ", ".join(f"{len(torch.unique(labels))} {name}" for name, labels in counts.items())
     show.say(f"classes in the first batch: {listed}")
     show.say(f"± 95 % confidence interval; {demo.evaluation.machine}")

@@ -14,7 +14,7 @@ from . import show
 if TYPE_CHECKING:
     from ...methods import Method
     from ...research.data import FeatureBank
-    from ...research.evaluation import Evaluation
+    from ...research.results import Evaluation
 
 RESUMABLE = "interrupted: the same command resumes from {}"
 LOST = "interrupted: nothing was saved; with --output FOLDER the same command can resume"
@@ -62,7 +62,7 @@ def evaluate(
     paddle-ext evaluate bank.npz --methods adaptive,my_module:MyMethod
     paddle-ext evaluate inat.npz --shots all --support repr --query query
     """
-    from ...research.evaluation import evaluate as run
+    from ...research.evaluate import evaluate as run
 
     if k_eff is None:
         raise o.UsageError("--k-eff must be integers such as 2,5,10, got all")
@@ -116,11 +116,11 @@ def chosen_methods(
     names: Sequence[str], preset: str | None, option: Sequence[str], tuned: Path | None
 ) -> dict[str, Method]:
     """The methods; --option overrides --tuned, which overrides --preset."""
-    from ...research.evaluation.arguments import chosen_methods as by_name
+    from ...research.evaluate import chosen_methods as by_name
 
     chosen = by_name("all" if names == ("all",) else [own_method(name) for name in names], preset)
     if tuned is not None:
-        from ...research.evaluation.tuning import Tuning
+        from ...research.tune import Tuning
 
         best = Tuning.load(tuned).methods()
         chosen = {name: best.get(name, method) for name, method in chosen.items()}
@@ -152,12 +152,11 @@ def own_method(name: str) -> str | Method:
 
 def show_evaluation(evaluation: Evaluation, markdown: Path | None, figure: Path | None) -> None:
     from ...files import replacing
-    from ...research.evaluation import figures, tables
-    from ...research.evaluation.drawing import emphasised, settings_line
+    from ...research import figures, tables
 
     header, cells = tables.rows(evaluation)
-    strong = [number for number, name in enumerate(evaluation.methods) if emphasised(name)]
-    title = settings_line(evaluation, evaluation.bank)
+    strong = [number for number, name in enumerate(evaluation.methods) if tables.emphasised(name)]
+    title = tables.settings_line(evaluation, evaluation.bank)
     show.table(header, cells, title=title, emphasised=strong)
     show.say(f"accuracy in percent, ± 95 % confidence interval; {evaluation.machine}")
     if markdown is not None:
@@ -200,8 +199,8 @@ def tune(
     paddle-ext tune val.npz --output runs/tuned
     paddle-ext evaluate test.npz --tuned runs/tuned/tuning.json
     """
-    from ...research.evaluation.tuning import FILE
-    from ...research.evaluation.tuning import tune as run
+    from ...research.tune import FILE
+    from ...research.tune import tune as run
 
     chosen = list(chosen_methods(methods, preset, option, None).values())
     features = load_bank(bank, split)

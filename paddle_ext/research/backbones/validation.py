@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...methods import SimpleShot
-from ..tasks import TaskSampler
+from ..sampler import TaskSampler
 
 TASKS_AT_ONCE = 50
 

@@ -42,7 +42,7 @@ def bank(tmp_path: Path) -> Path:
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Stands in for the evaluation, which is interrupted at once."""
     mock = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("paddle_ext.research.evaluation.evaluate", mock)
+    monkeypatch.setattr("paddle_ext.research.evaluate.evaluate", mock)
     return mock
 
 

@@ -13,12 +13,11 @@ pytest.importorskip("safetensors", reason="needs safetensors")
 
 from commands import run_command
 
-from paddle_ext import FeatureBank, TaskSampler, methods
+from paddle_ext import Evaluation, FeatureBank, TaskSampler, methods
 from paddle_ext.research.backbones import extract, load_checkpoint, nearest_mean_accuracy
 from paddle_ext.research.data import open_images
 from paddle_ext.research.data.images import ImageArray
-from paddle_ext.research.evaluation import Evaluation
-from paddle_ext.research.evaluation.tuning import Tuning
+from paddle_ext.research.tune import Tuning
 
 CPU = ("--device", "cpu")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paddle_ext.research.data import FeatureBank
-from paddle_ext.research.tasks import TaskSampler
+from paddle_ext.research.sampler import TaskSampler
 
 N, D = 9, 5
 LABELS = [0, 2, 1, 0, -1, 1, 2, 0, 1]

@@ -1,23 +1,22 @@
 """Results of an evaluation: exact counts, and statistics derived from them.
 
 Correct predictions are summed as integers, so that the same tasks give the same result whatever the
-order, the batch size or the number of workers.
+order or the batch size.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...files import open_regular, replacing
+from ..files import open_regular, replacing
 
 FORMAT = 2  # of every file with results
-NEARLY_BEST = 1.0  # points of accuracy below the best
 COUNTS = ("k_eff", "num_classes", "n_query", "n_tasks", "correct", "squares")
 
 
@@ -119,30 +118,6 @@ def result_from_fields(fields: Mapping[str, Any]) -> Result:
 
 def as_tuple(value: object) -> object:
     return tuple(map(as_tuple, value)) if isinstance(value, list) else value
-
-
-# --- PADDLE with several lambdas -----------------------------------------------------------------
-
-
-def lambda_of(result: Result) -> float:
-    """Lambda of a result of PADDLE."""
-    value = result.options.get("lam", result.n_query)
-    if value is None:
-        return float(result.n_query)
-    if not isinstance(value, int | float):
-        raise TypeError(f"lam must be a number or None, got {value!r}")
-    return float(value)
-
-
-def best_of(results: Sequence[Result]) -> Result:
-    """The most accurate result; of equals, the one with lambda nearest the number of queries."""
-    return max(results, key=lambda r: (r.accuracy, -abs(lambda_of(r) - r.n_query)))
-
-
-def nearly_best_lambdas(results: Sequence[Result]) -> list[float]:
-    """Values of lambda that lose at most `NEARLY_BEST` points against the best."""
-    least = best_of(results).accuracy - NEARLY_BEST
-    return [lambda_of(result) for result in results if result.accuracy >= least]
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paddle_ext import Evaluation, methods
-from paddle_ext.research.evaluation import Result
-from paddle_ext.research.evaluation.tables import markdown, rows, title_of
+from paddle_ext.research.results import Result
+from paddle_ext.research.tables import markdown, rows, title_of
 
 
 def result(method: str = "paddle", shots: int | None = 5, k_eff: int = 5, **changes: int) -> Result:
@@ -41,6 +41,9 @@ def test_accuracy_and_interval() -> None:
 
 
 def test_interval_of_equal_and_of_single_tasks() -> None:
+    assert (
+        rows(Evaluation((result(n_tasks=1, correct=60, squares=3600),), "mini"))[1][0][1] == "80.0"
+    )
     assert result(squares=100 * 60**2).interval == 0
     assert math.isnan(result(n_tasks=1, correct=60, squares=3600).interval)
 
@@ -101,11 +104,6 @@ def test_damaged_file(tmp_path: Path, change: object) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Evaluation.load(tmp_path / "none.json")
-
-
 # --- tables -------------------------------------------------------------------------------------
 
 
@@ -141,30 +139,15 @@ def test_columns(settings: list[tuple[int | None, int]], titles: list[str]) -> N
     assert rows(found)[0] == ["method", *titles, "ms/task"]
 
 
-def test_missing_cells_and_published_numbers() -> None:
-    found = Evaluation((result("tim"), result("paddle"), result("paddle", 20)), "mini")
-    published = {"paddle": {5: 63.24, 20: 80}, "tim": {20: 71.7}, "ici": {5: 1.0}}
-    header, cells = rows(found, published=published)
-    assert header == [
-        *("method", "5-shot", "paper", "difference", "20-shot", "paper", "difference", "ms/task")
+def test_missing_cells() -> None:
+    header, cells = rows(
+        Evaluation((result("tim"), result("paddle"), result("paddle", 20)), "mini")
+    )
+    assert header == ["method", "5-shot", "20-shot", "ms/task"]
+    assert cells == [
+        ["TIM", "80.0 ± 2.6", "–", "2.5"],
+        ["PADDLE", "80.0 ± 2.6", "80.0 ± 2.6", "2.5"],
     ]
-    assert cells[0] == ["TIM", "80.0 ± 2.6", "–", "–", "–", "71.7", "–", "2.5"]
-    assert cells[1] == [
-        *("PADDLE", "80.0 ± 2.6", "63.2", "+16.8", "80.0 ± 2.6", "80.0", "+0.0", "2.5")
-    ]
-    assert rows(found, published={"tim": {10: 1.0}})[0] == [
-        "method",
-        "5-shot",
-        "20-shot",
-        "ms/task",
-    ]
-
-
-def test_shared_support_with_the_paper() -> None:
-    found = Evaluation((result("paddle", None),), "inat")
-    header, cells = rows(found, published={"paddle": {None: 70.6}})
-    assert header == ["method", "accuracy", "paper", "difference", "ms/task"]
-    assert cells == [["PADDLE", "80.0 ± 2.6", "70.6", "+9.4", "2.5"]]
 
 
 @pytest.mark.parametrize(
@@ -175,18 +158,12 @@ def test_times(seconds: float, text: str) -> None:
     assert rows(found)[1][0][-1] == text
 
 
-def test_a_single_task_has_no_interval() -> None:
-    found = Evaluation((result(n_tasks=1, correct=60, squares=3600),), "mini")
-    assert rows(found)[1][0][1] == "80.0"
-
-
 def test_markdown() -> None:
     better = result("a|b", correct=6100, squares=100 * 61**2 + 100 * 10**2)
     results = (result("tim"), better, result("tim", 10), result("a|b", 10))
-    text = markdown(Evaluation(results, "mini"), published={"tim": {5: 90.0}})
-    assert text.splitlines() == [
-        "| method | 5-shot | paper | difference | 10-shot | ms/task |",
-        "|---|---|---|---|---|---|",
-        "| TIM | 80.0 ± 2.6 | 90.0 | -10.0 | **80.0 ± 2.6** | 2.5 |",
-        r"| a\|b | **81.3 ± 2.6** | – | – | **80.0 ± 2.6** | 2.5 |",
+    assert markdown(Evaluation(results, "mini")).splitlines() == [
+        "| method | 5-shot | 10-shot | ms/task |",
+        "|---|---|---|---|",
+        "| TIM | 80.0 ± 2.6 | **80.0 ± 2.6** | 2.5 |",
+        r"| a\|b | **81.3 ± 2.6** | **80.0 ± 2.6** | 2.5 |",
     ]

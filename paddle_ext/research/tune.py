@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ... import check
-from ...methods import Method, describe
-from ...methods.base import Grid
-from ...methods.registry import lookup
-from ..data.bank import FeatureBank
-from ..ranks import is_first_rank
-from .arguments import chosen_methods
-from .evaluate import evaluate_plan
-from .plan import plan_tasks
+from .. import check
+from ..methods import Method, describe
+from ..methods.base import Grid
+from ..methods.registry import lookup
+from .data.bank import FeatureBank
+from .evaluate import chosen_methods, evaluate
 from .results import Evaluation, Result, as_tuple, contents_of, write_json
-from .settings import RunSettings
 from .tables import accuracy_text, markdown_table, title_of
 
 FILE = "tuning.json"
@@ -107,13 +102,13 @@ def tune(
     n_query, preset
         As in `evaluate`.
     **run
-        Seed, name, device, memory, output, resume and progress, as in `evaluate`; see
-        `RunSettings`. `output` gets the journal and, at the end, ``tuning.json``.
+        Seed, name, device, memory, output, resume and progress, as in `evaluate`. `output` gets the
+        journal and, at the end, ``tuning.json``.
 
     Returns
     -------
     Tuning
-        Of equally accurate points, the one nearest to the method's own options, then the first.
+        Of equally accurate points, the one with most of the method's own options, then the first.
 
     Raises
     ------
@@ -131,41 +126,39 @@ def tune(
     >>> tuning.options
     {'bd_cspn': {'temperature': 50.0}}
     """
-    settings = RunSettings(**run)
     if isinstance(methods, Mapping):
         raise check.ArgumentTypeError("methods", "must be names or methods, got a mapping")
     chosen = chosen_methods(methods, preset)
-    plan = plan_tasks(
-        bank,
-        shots=check.integer("shots", shots),
-        k_eff=check.integer("k_eff", k_eff),
-        n_query=n_query,
-        n_tasks=n_tasks,
-        num_classes=num_classes,
-        sampling=sampling,
-        alpha=alpha,
-        seed=settings.seed,
-    )
     points = {
         label: grid_points(method, grid_of(label, method, grids))
         for label, method in chosen.items()
     }
     for label in grids or {}:
         check.choice("grids", label, tuple(chosen))
-    labels = [label for label, own in points.items() for _ in own]
-    labelled = {
-        f"{label} {option_text(options)}".strip(): method
-        for label, own in points.items()
-        for method, options in own
-    }
-    found = evaluate_plan(bank, labelled, plan, settings)
+    evaluation = evaluate(
+        bank,
+        {
+            f"{label} {option_text(options)}".strip(): method
+            for label, of_method in points.items()
+            for method, options in of_method
+        },
+        shots=check.integer("shots", shots),
+        k_eff=check.integer("k_eff", k_eff),
+        num_classes=num_classes,
+        n_tasks=n_tasks,
+        n_query=n_query,
+        sampling=sampling,
+        alpha=alpha,
+        **run,
+    )
+    labels = [label for label, of_method in points.items() for _ in of_method]
     results = tuple(
         dataclasses.replace(result, method=label)
-        for result, label in zip(found, labels, strict=True)
+        for result, label in zip(evaluation, labels, strict=True)
     )
-    tuning = best_points(chosen, points, dataclasses.replace(found, results=results))
-    if settings.folder is not None and is_first_rank():
-        tuning.save(settings.folder / FILE)
+    tuning = best_points(chosen, points, dataclasses.replace(evaluation, results=results))
+    if run.get("output") is not None:
+        tuning.save(Path(run["output"]) / FILE)
     return tuning
 
 
@@ -176,9 +169,9 @@ def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Gri
     """The grid of a method; the user's takes precedence."""
     if grids is None or label not in grids:
         return method.tuning_grid
-    known = tuple(option.name for option in describe(method.name))
+    names = tuple(option.name for option in describe(method.name))
     for option, values in grids[label].items():
-        check.choice(f"an option of grids[{label!r}]", option, known)
+        check.choice(f"an option of grids[{label!r}]", option, names)
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise TypeError(
                 f"grids[{label!r}][{option!r}] must be a sequence of values, "
@@ -206,27 +199,14 @@ def best_points(
     best, options = {}, {}
     for label, method in chosen.items():
         of_method = zip(curves.select(label), points[label], strict=True)
-        # max keeps the first of equals.
-        best[label], (_, options[label]) = max(
-            of_method, key=lambda one: (one[0].correct, -options_distance(method, one[1][1]))
+        best[label], (_, options[label]) = max(  # the first of equals
+            of_method, key=lambda one: (one[0].correct, unchanged_options(method, one[1][1]))
         )
     return Tuning(curves, best, options)
 
 
-def options_distance(method: Method, options: Mapping[str, object]) -> float:
-    """The distance of options from those of a method."""
-    return sum(value_distance(getattr(method, name), value) for name, value in options.items())
-
-
-def value_distance(a: object, b: object) -> float:
-    """The distance between two values of an option; logarithmic for numbers."""
-    if a == b:
-        return 0.0
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b):
-        return sum(map(value_distance, a, b))
-    if isinstance(a, int | float) and isinstance(b, int | float) and a > 0 and b > 0:
-        return abs(math.log(a / b))
-    return 1.0
+def unchanged_options(method: Method, options: Mapping[str, object]) -> int:
+    return sum(getattr(method, name) == value for name, value in options.items())
 
 
 def option_text(value: object) -> str:

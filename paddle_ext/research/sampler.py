@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ... import check
-from ...native import load as native
-from ...native import operators
-from ...native.pointers import ON_CPU, pointer
+from .. import check
+from ..native import load as native
+from ..native import operators
+from ..native.pointers import ON_CPU, pointer
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 SAMPLING_NAMES = tuple(SAMPLINGS)

@@ -1,19 +1,24 @@
-"""The figures, checked through their artists."""
+"""The figures of evaluations and their style, checked through their artists."""
 
+import itertools
+import json
 import math
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from paddle_ext import methods
+from paddle_ext import Evaluation, methods
 from paddle_ext.methods.base import Display
 from paddle_ext.methods.registry import lookup
-from paddle_ext.research.evaluation import Evaluation, Result, figures, paper
+from paddle_ext.research import figures, style
+from paddle_ext.research.results import Result
+from paddle_ext.research.tables import base_name, display_of, title_of
 
 pytest.importorskip("matplotlib")
 
-from paddle_ext.research.evaluation import drawing
-
+ROOT = Path(__file__).resolve().parents[2]
 N_QUERY, TASKS = 75, 400
 NAMES = methods.available(named=False)
 
@@ -53,7 +58,7 @@ def labels(axes) -> list[str]:
 
 
 def test_every_method_has_its_own_style() -> None:
-    shown = [drawing.display_of(name) for name in NAMES]
+    shown = [display_of(name) for name in NAMES]
     for values in zip(*shown, strict=True):
         assert len(set(values)) == len(NAMES)
     assert Display() not in shown
@@ -70,9 +75,9 @@ def test_every_method_has_its_own_style() -> None:
     ],
 )
 def test_labels(label: str, name: str, title: str) -> None:
-    assert drawing.base_name(label) == name
-    assert drawing.title_of(label) == title
-    assert drawing.display_of(label) == (lookup(name).display if name else Display())
+    assert base_name(label) == name
+    assert title_of(label) == title
+    assert display_of(label) == (lookup(name).display if name else Display())
 
 
 def test_accuracy_against_k_eff() -> None:
@@ -83,7 +88,7 @@ def test_accuracy_against_k_eff() -> None:
     figure = figures.accuracy_against_k_eff(evaluation(*results), public)
     left, right = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["5 shots", "20 shots"]
-    red, blue = drawing.display_of("paddle").colour, drawing.display_of("tim").colour
+    red, blue = display_of("paddle").colour, display_of("tim").colour
     assert lines(left) == {f"{red} -": list(accuracies.items()), f"{red} --": [(2, 81), (3, 78)]}
     assert lines(right) == {
         f"{red} -": list(accuracies.items()),
@@ -129,21 +134,13 @@ def test_bars_are_sorted() -> None:
     )
     figure = figures.accuracy_bars(found, 5, {"paddle": {5: 72.5}, "tim": {10: 9.0}})
     (axes,) = figure.axes
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([20, 70, 75], abs=0.01)
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["PT-MAP", "PADDLE", "TIM"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([75, 70, 20], abs=0.01)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["TIM", "PADDLE", "PT-MAP"]
+    assert axes.yaxis_inverted()  # the best is at the top
     ticks = [line for line in axes.get_lines() if line.get_linewidth() == 2.4]
     assert [list(line.get_xdata()) for line in ticks] == [[72.5, 72.5]]
     assert "70.0" in texts(figure)
     assert len(figures.accuracy_bars(found).axes) == 2
-
-
-def test_bars_in_axes_of_another_figure() -> None:
-    from matplotlib.figure import Figure
-
-    own = Figure()
-    axes = own.subplots()
-    assert figures.accuracy_bars(evaluation(result("ici", 50.0)), axes=axes) is own
-    assert len(axes.patches) == 1
 
 
 def test_a_single_task_has_no_interval() -> None:
@@ -152,69 +149,6 @@ def test_a_single_task_has_no_interval() -> None:
     figure = figures.accuracy_bars(evaluation(one))
     assert "80.0" in texts(figure)
     assert "nan" not in texts(figure)
-
-
-def quadratic(k_eff: int, n_query: int, top: float) -> list[Result]:
-    values = [n_query * i / 5 for i in range(1, 11)]
-    return [
-        result("p", 80 - ((lam - top) / 20) ** 2, 20, k_eff, n_query, lam=lam) for lam in values
-    ]
-
-
-def test_accuracy_against_lambda() -> None:
-    figure = figures.accuracy_against_lambda([*quadratic(2, 75, 90.0), *quadratic(5, 75, 75.0)])
-    left, right = figure.axes
-    assert "best at 90" in left.get_title(loc="left")
-    assert "best at 75" in right.get_title(loc="left")
-    dotted = [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == ":"]
-    dashed = [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == "--"]
-    assert (dotted, dashed) == ([90.0], [75])
-    with pytest.raises(ValueError, match=r"one number of queries, got \[25, 75\]"):
-        figures.accuracy_against_lambda([*quadratic(2, 75, 90.0), *quadratic(2, 25, 30.0)])
-
-
-def test_best_lambda_against_queries() -> None:
-    results = [*quadratic(2, 50, 60.0), *quadratic(2, 100, 120.0)]
-    figure = figures.best_lambda_against_queries(results)
-    (axes,) = figure.axes
-    queries, best = (list(zip(*line.get_data(), strict=True)) for line in axes.lines)
-    assert best == [(50, 60.0), (100, 120.0)]
-    assert queries == [(0, 0), (100, 100)]
-    # Within a point: at most 20 from the best one.
-    band = axes.collections[0].get_paths()[0].vertices
-    assert {tuple(point) for point in band} >= {(50, 40.0), (50, 80.0), (100, 100.0), (100, 140.0)}
-
-
-def test_lambda_without_a_value_is_the_number_of_queries() -> None:
-    assert figures.lambda_of(result("paddle", 50.0, lam=None)) == 75
-    assert figures.lambda_of(result("paddle", 50.0)) == 75
-    assert figures.lambda_of(result("paddle", 50.0, lam=3.5)) == 3.5
-    same = [result("p", 50.0, lam=lam) for lam in (10.0, 70.0, 100.0)]
-    assert figures.best_of(same) is same[1]  # of equals the one nearest the number of queries
-
-
-def test_criterion_against_time() -> None:
-    steps = tuple(range(1, 301))
-    seconds = tuple(1e-3 * i for i in steps)
-    long = figures.Curve(
-        "paddle_pgd", "PGD", steps, seconds, tuple(0.1 / i for i in steps), 5, None
-    )
-    short = figures.Curve("paddle", "ours", (1, 2), (1e-3, 3e-3), (1e-2, 0.0), 9.0, 3e-3)
-    figure = figures.criterion_against_time([short, long], 1e-6)
-    (axes,) = figure.axes
-    assert axes.get_xscale() == axes.get_yscale() == "log"
-    ours, pgd, level = axes.get_lines()
-    assert list(ours.get_ydata()) == [1e-2]  # 0 has no place on a log scale
-    assert (ours.get_markevery(), pgd.get_markevery()) == (1, 100)
-    assert list(level.get_ydata()) == [1e-6, 1e-6]
-    assert labels(axes) == ["ours:\n3 ms", "PGD:\nnot reached"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(12.34, "12.3 s"), (0.61, "610 ms"), (4.2e-5, "42 µs")]
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert drawing.duration_text(seconds) == text
 
 
 def test_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +168,7 @@ def test_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_cut_off() -> None:
     """The longest texts stay inside the figure."""
     results = [result(name, 60.0 + i, s) for i, name in enumerate(NAMES) for s in (5, 20)]
-    figure = figures.accuracy_bars(
-        evaluation(*results), published=paper.accuracies("table1", "mini")
-    )
+    figure = figures.accuracy_bars(evaluation(*results), published={"paddle": {5: 63.2, 20: 80.0}})
     figure.draw_without_rendering()
     width, height = figure.get_size_inches() * figure.dpi
     for text in figure.texts + [label for axes in figure.axes for label in axes.get_yticklabels()]:
@@ -256,6 +188,52 @@ def test_errors() -> None:
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match="pip install 'paddle_ext"):
         figures.accuracy_bars(evaluation(result("paddle", 50.0)))
+
+
+# --- style --------------------------------------------------------------------------------------
+
+
+def test_colours() -> None:
+    assert style.colour("paddle") == methods.Paddle.display.colour
+    assert style.colour("EMQ") == style.PEERS["EMQ"]
+    with pytest.raises(ValueError, match="name must be one of"):
+        style.colour("no such method")
+    # On a phone, where a figure is 360 pixels wide, text is at least 9 high.
+    assert style.SMALL / 72 / style.WIDTH * 360 >= 9
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.11, 0.12, 0.9], [0.5] * 4, [0.0, 1.0], []])
+def test_moved_apart(values: list[float]) -> None:
+    """In their order, apart, and with the same mean."""
+    moved = style.moved_apart(values, 0.2)
+    assert all(b - a > 0.2 - 1e-9 for a, b in itertools.pairwise(moved))
+    assert sum(moved) == pytest.approx(sum(values))
+
+
+def test_names_at_the_ends_of_curves_do_not_overlap() -> None:
+    from matplotlib.text import Text  # the box of an annotation has its line in it
+
+    figure, (axes,) = style.make_panels(1, height=3.0)
+    axes.set(xlim=(0, 1), ylim=(0, 100))
+    names = [style.Label(1, 50 + i, f"method {i}", style.INK) for i in range(8)]
+    style.label_ends(axes, names)
+    figure.draw_without_rendering()
+    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)
+    assert len(boxes) == 8
+    assert all(a.y1 <= b.y0 + 1 for a, b in itertools.pairwise(boxes))
+    assert max(box.x1 for box in boxes) <= figure.get_size_inches()[0] * figure.dpi
+
+
+def test_figures_choose_no_colours_of_their_own() -> None:
+    """Colours are written in the style, in the methods and in drawings that are not plots."""
+    allowed = {"paddle_ext/research/style.py", "docs/make_architecture.py", "docs/make_idea.py"}
+    for path in [*ROOT.glob("paddle_ext/**/*.py"), *ROOT.glob("[bde]*/**/*.py")]:
+        name = path.relative_to(ROOT).as_posix()
+        if name not in allowed and not name.startswith(("paddle_ext/methods/", "build/")):
+            assert not re.search(r"['\"]#[0-9a-f]{6}['\"]", path.read_text()), name
+    for path in ROOT.glob("examples/*.ipynb"):
+        code = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+        assert not re.search(r"#[0-9a-f]{6}\b|\.legend\(", "\n".join(code)), path.name

@@ -1,7 +1,9 @@
 """Tasks: what is drawn, from where, how often, and that it is reproducible."""
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -9,7 +11,7 @@ from scripts import run_code
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.research.tasks import TaskBatch, TaskSampler
+from paddle_ext.research.sampler import TaskBatch, TaskSampler
 
 SAMPLINGS = ("uniform", "balanced", "dirichlet")
 SIZES = [30, 12, 45, 20, 17, 60, 25]  # of the classes
@@ -193,14 +195,6 @@ def test_everything_can_be_requested(sampling: str) -> None:
     assert torch.equal(rows, torch.arange(40).expand(20, -1))
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_one_class_one_query(sampling: str) -> None:
-    sampler = TaskSampler(torch.tensor([0, 0]), shots=1, n_query=1, k_eff=1, sampling=sampling)
-    batch = sampler.batch(0, 50)
-    assert_proper(sampler, batch)
-    assert set(batch.query_index.view(-1).tolist()) == {0, 1}
-
-
 def test_balanced_counts() -> None:
     sampler = TaskSampler(ragged_labels(), shots=2, n_query=20, k_eff=3, sampling="balanced")
     for labels in sampler.batch(0, 50).query_labels:
@@ -252,15 +246,6 @@ def test_queries_are_uniform_over_the_pool() -> None:
     assert 1e-3 < uniform_p_value(drawn, pool, 30) < 1 - 1e-3
 
 
-def test_queries_of_one_task_are_uniform_given_its_classes() -> None:
-    """A class has queries in proportion to its share of the pool outside the support."""
-    labels = torch.repeat_interleave(torch.arange(3), torch.tensor([15, 35, 75]))
-    batch = TaskSampler(labels, shots=5, n_query=10, k_eff=3).batch(0, 4000)
-    counts = torch.bincount(batch.query_labels.view(-1)).double()
-    shares = torch.tensor([10.0, 30.0, 70.0]).double() / 110
-    assert (counts / counts.sum() - shares).abs().max() < 0.01  # 4 standard deviations
-
-
 def test_supports_and_classes_are_uniform() -> None:
     labels = even_labels(12, 20)
     batch = TaskSampler(labels, shots=3, n_query=8, k_eff=4).batch(0, 5000)
@@ -273,13 +258,6 @@ def test_supports_and_classes_are_uniform() -> None:
     ways = TaskSampler(labels, shots=3, n_query=8, k_eff=2, num_classes=5).batch(0, 5000)
     drawn = labels[ways.support_index[:, ::3]]
     assert 1e-3 < uniform_p_value(drawn, torch.arange(12), 5) < 1 - 1e-3
-
-
-def test_label_of_an_effective_class_tells_nothing() -> None:
-    options: dict[str, Any] = {"shots": 1, "n_query": 2, "k_eff": 2, "num_classes": 6}
-    sampler = TaskSampler(even_labels(9, 20), sampling="balanced", **options)
-    labels = sampler.batch(0, 5000).query_labels
-    assert 1e-3 < uniform_p_value(labels, torch.arange(6), 2) < 1 - 1e-3
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 5.0])
@@ -350,19 +328,12 @@ def test_task_does_not_depend_on_the_threads() -> None:
 
 def test_task_does_not_depend_on_the_process() -> None:
     code = (
-        "import torch; from paddle_ext.research.tasks import TaskSampler;"
+        "import torch; from paddle_ext.research.sampler import TaskSampler;"
         "labels = torch.arange(9).repeat_interleave(30);"
         "print(TaskSampler(labels, shots=2, n_query=6, seed=5).batch(70, 2).query_index.tolist())"
     )
     here = TaskSampler(even_labels(9, 30), shots=2, n_query=6, seed=5).batch(0, 80)
     assert run_code(code, OMP_NUM_THREADS="1") == [str(here.query_index[70:72].tolist())]
-
-
-def test_seed_and_number_matter() -> None:
-    labels = even_labels(9, 30)
-    first, second = (TaskSampler(labels, shots=2, seed=s).batch(0, 2) for s in (0, 1))
-    assert not torch.equal(first.query_index, second.query_index)
-    assert not torch.equal(first.support_index[0], first.support_index[1])
 
 
 def test_labels_are_copied() -> None:
@@ -442,3 +413,103 @@ def test_move_to_a_device(device: str) -> None:
     assert isinstance(moved, TaskBatch)
     assert all(x.device.type == device for x in moved)
     assert_same(batch, moved.to("cpu"))
+
+
+# --- tasks that cannot be drawn -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"shots": 2.0}, TypeError, "shots must be an integer, got float"),
+        ({"n_query": "9"}, TypeError, "n_query must be an integer, got str"),
+        ({"alpha": "1"}, TypeError, "alpha must be a number, got str"),
+        ({"support": [1, 2]}, TypeError, "support must be a torch.Tensor, got list"),
+        ({"query": torch.zeros(3)}, TypeError, "query must be a tensor of integers, got float32"),
+        ({"shots": -1}, ValueError, "shots must be an integer in [0,"),
+        ({"n_query": 0}, ValueError, "n_query must be an integer in [1,"),
+        ({"num_classes": 4}, ValueError, "num_classes must be at most the number of classes, 3,"),
+        ({"k_eff": 3, "num_classes": 2}, ValueError, "k_eff must be at most the number of cand"),
+        ({"sampling": "even"}, ValueError, "sampling must be one of 'uniform', 'balanced', 'diri"),
+        ({"alpha": 0.0}, ValueError, "alpha must be finite and > 0, got 0.0"),
+        ({"seed": 2**64}, ValueError, "seed must be an integer in [0, 18446744073709551615], got"),
+        (
+            {"shots": None},
+            ValueError,
+            "support or query must be given with shots=None, got neither",
+        ),
+        (
+            {"shots": 0, "num_classes": 2},
+            ValueError,
+            "num_classes must be None with shots=0, got 2",
+        ),
+        ({"support": torch.tensor([[1]])}, ValueError, "support must have shape [n] with n at"),
+        ({"query": torch.tensor([46])}, ValueError, "query must be in [0, 46), got 46"),
+        (
+            {"query": torch.tensor([4, 4])},
+            ValueError,
+            "query must not have a row twice, got 4 more",
+        ),
+        (
+            {"query": torch.tensor([45])},
+            ValueError,
+            "query must have rows of a class, got 45, whose",
+        ),
+        ({"query": torch.arange(45)}, ValueError, "query must leave rows for the rest of a task"),
+        (
+            {"support": torch.arange(21), "query": torch.arange(20, 45)},
+            ValueError,
+            "support and query must have no row in common, got 20 in both",
+        ),
+        ({"shots": 12}, ValueError, "rows of every class for the support, 10 of class 1, got 12"),
+        ({"shots": 10}, ValueError, "1 or more samples for the queries outside the support, got 0"),
+        (
+            {"shots": 4, "n_query": 15, "sampling": "balanced"},
+            ValueError,
+            "8 or more samples for the queries outside the support, got 6 of class 1",
+        ),
+        (
+            {"shots": 4, "n_query": 18},
+            ValueError,
+            "at most 17, the rows of the 2 smallest classes outside the support (6 of class 1),",
+        ),
+        (
+            {"shots": None, "support": torch.arange(30)},
+            ValueError,
+            "support must have a row of every class, got none of class 2",
+        ),
+        ({"labels": torch.zeros(0).long()}, ValueError, "labels must have shape [N] with N in [1,"),
+        ({"labels": torch.tensor([0, -2])}, ValueError, "labels must be at least 0, or -1 for no"),
+        ({"labels": torch.tensor([-1, -1])}, ValueError, "labels must have a class in [0,"),
+        ({"labels": torch.tensor([0, 2])}, ValueError, "at least once, got none of class 1"),
+        (
+            {"labels": torch.tensor([0, 2**40])},
+            ValueError,
+            "a class in [0, 2147483647), got at most",
+        ),
+    ],
+)
+def test_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Before any work, in one sentence."""
+    labels = torch.repeat_interleave(torch.tensor([0, 1, 2, -1]), torch.tensor([20, 10, 15, 1]))
+    call: dict[str, Any] = {"labels": labels, "shots": 2, "n_query": 12, "k_eff": 2} | changes
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        TaskSampler(**call)
+    assert "\n" not in str(caught.value)
+    assert ", got " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "error", "message"),
+    [
+        (-1, 1, ValueError, "start must be an integer in [0, 9223372036854775807], got -1"),
+        (0, 0, ValueError, "count must be an integer in [1,"),
+        (0.0, 1, TypeError, "start must be an integer, got float"),
+        (2**63 - 1, 1, ValueError, "start + count must be an integer in [0,"),
+    ],
+)
+def test_refused_numbers(start: Any, count: Any, error: type[Exception], message: str) -> None:
+    sampler = TaskSampler(even_labels(5, 30), shots=2)
+    with pytest.raises(error, match=re.escape(message)):
+        sampler.batch(start, count)
+    assert sampler.batch(np.int64(2**62), np.int32(2)).query_index.shape == (2, 75)

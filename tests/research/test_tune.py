@@ -10,8 +10,8 @@ import pytest
 from banks import small_bank
 
 from paddle_ext import Evaluation, evaluate, methods, tune
-from paddle_ext.research.evaluation import Result, Tuning
-from paddle_ext.research.evaluation.tuning import best_points, grid_points, value_distance
+from paddle_ext.research.results import Result
+from paddle_ext.research.tune import Tuning, best_points, grid_points
 
 SMALL = {"n_tasks": 20, "n_query": 25, "device": "cpu", "progress": False}
 
@@ -70,10 +70,9 @@ def test_presets() -> None:
 
 
 def test_ties() -> None:
-    """The point nearest to the defaults, then the first."""
+    """The point with most of the method's own options, then the first."""
     default = methods.create("laplacian_shot")  # lam 0.7, knn 3
-    grid = {"lam": (0.1, 0.5, 0.9, 0.5000001), "knn": (6, 2)}
-    points = grid_points(default, grid)
+    points = grid_points(default, {"lam": (0.1, 0.7, 0.9), "knn": (6, 2)})
     results = [
         Result("laplacian_shot", options, 5, 5, 5, 75, 10, 500, 25_000, 1.0)
         for _, options in points
@@ -84,31 +83,9 @@ def test_ties() -> None:
         tuning = best_points({"laplacian_shot": default}, {"laplacian_shot": points}, curves)
         return tuning.options["laplacian_shot"]
 
-    assert best(results) == {"lam": 0.9, "knn": 2}
+    assert best(results) == {"lam": 0.7, "knn": 6}
     results[0] = replace(results[0], correct=501)
     assert best(results) == {"lam": 0.1, "knn": 6}
-
-
-def test_first_of_equally_near_points() -> None:
-    default = methods.create("simpleshot", temperature=10.0)
-    points = grid_points(default, {"temperature": (20.0, 5.0)})
-    results = tuple(
-        Result("simpleshot", options, 5, 5, 5, 75, 10, 500, 25_000, 1.0) for _, options in points
-    )
-    tuning = best_points({"simpleshot": default}, {"simpleshot": points}, Evaluation(results, ""))
-    assert tuning.options == {"simpleshot": {"temperature": 20.0}}
-
-
-def test_distance() -> None:
-    assert value_distance(10.0, 10) == 0
-    assert value_distance(10.0, 20.0) == value_distance(10.0, 5.0) > value_distance(10.0, 15.0) > 0
-    assert value_distance((1.0, 2.0), (1.0, 4.0)) == value_distance(2.0, 4.0)
-    assert (
-        value_distance("minmax", "auto")
-        == value_distance(None, 75.0)
-        == value_distance(0.0, 3.0)
-        == 1
-    )
 
 
 def test_files_and_resuming(tmp_path: Path) -> None:
