@@ -13,6 +13,7 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 from ...text import printable
+from ...version import version
 from . import classify, demo, evaluating, images, info
 from .options import DEFAULTS, UsageError
 
@@ -45,12 +46,6 @@ EPILOGUE = (
     "Each command has examples: paddle-ext classify --help\n\n"
     "--traceback, anywhere, or PADDLE_EXT_TRACEBACK=1 shows the traceback of an error."
 )
-
-
-def version() -> str:
-    from ...version import version
-
-    return version()
 
 
 app = App(

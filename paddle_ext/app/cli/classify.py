@@ -81,13 +81,9 @@ def classify(
     if tasks is not None and tasks.suffix != ".json":
         raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
     settings = replace(settings or Settings(), label_studio=tasks, progress=True)
-    if check:
-        show_check(labelled, unlabelled, settings)
-    else:
+    if not check:
         classify_and_show(labelled, unlabelled, output, settings, one_batch)
-
-
-def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
+        return
     from ..read.input_check import check_input
     from ..read.opening import open_data
     from ..run import existing
