@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from ...text import printable
 from ...version import version
@@ -55,7 +55,7 @@ app = App(
     help_epilogue=EPILOGUE,
     version=version,
     default_parameter=DEFAULTS,
-    group_parameters="Options",
+    group_parameters=Group("Options", sort_key=0),  # above the panels of `Settings`
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     classify.classify,
