@@ -9,8 +9,8 @@ python=${PYTHON:-python3}
 folder=$PWD/build/engines
 mkdir -p "$folder"
 
-declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open-clip,onnx,text)
-declare -A more=([ray]="" [spark]="" [encoders]=onnx) # what the tests write models with
+declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open-clip,text)
+declare -A more=([ray]="" [spark]="" [encoders]="") # what the tests write models with
 declare -A tests=(
     [ray]="tests/integrations/test_batch_engines.py -k not(spark)"
     [spark]="tests/integrations/test_batch_engines.py -k not(ray)"
@@ -20,7 +20,7 @@ declare -A tests=(
 declare -A needs=(
     [ray]=ray
     [spark]="pyspark|Java"
-    [encoders]="transformers|open_clip|onnx|sentence|gt-all"
+    [encoders]="transformers|open_clip|sentence|gt-all"
 )
 
 if ! wheel=$(ls "$folder"/dist/*.whl 2>/dev/null) || [[ -n $(find csrc paddle_ext -newer "$wheel" -type f -not -name '*.pyc') ]]; then
