@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,72 +172,46 @@ def inserted(
     The classes and shares of the latter do not count. `counts` [K] are the samples of each class
     whose label is certain, which are all there are without a `rest`.
     """
-    N = len(places) + (0 if rest is None else len(rest))
-    own = torch.tensor(places, dtype=torch.int64)
-    other = torch.ones(N, dtype=torch.bool)
-    other[own] = False
-    order = torch.cat([own, other.nonzero().view(-1)]).argsort()
-    mine = torch.tensor([class_names.index(name) for name in more.class_names])
-    numbers = {"labels": mine[more.labels], "second": mine[more.second]}
+    sizes = len(places), 0 if rest is None else len(rest)
+    other = torch.ones(sum(sizes), dtype=torch.bool)
+    other[torch.tensor(places, dtype=torch.int64)] = False
+    others: list[int] = other.nonzero().view(-1).tolist()
+    order = torch.tensor([*places, *others], dtype=torch.int64).argsort()
+    number = torch.tensor([class_names.index(name) for name in more.class_names])
+    more = replace(more, labels=number[more.labels], second=number[more.second])
 
     def tensors(name: str) -> Tensor:
-        first = numbers.get(name, getattr(more, name))
-        parts = [first] if rest is None else [first, getattr(rest, name)]
-        return torch.cat(parts)[order]
+        values = (None if one is None else getattr(one, name) for one in (more, rest))
+        pairs = zip(values, sizes, strict=True)
+        return torch.cat([torch.full((n,), math.nan) if x is None else x for x, n in pairs])[order]
 
-    def lists(name: str, default: str | None = None) -> list[str]:
-        first = getattr(more, name) if default is None else [default] * len(places)
-        both = [*first, *([] if rest is None else getattr(rest, name))]
+    def lists(name: str) -> list[str]:
+        values = (None if one is None else getattr(one, name) for one in (more, rest))
+        pairs = zip(values, sizes, strict=True)
+        both = [text for x, n in pairs for text in ([""] * n if x is None else x)]
         return [both[row] for row in order.tolist()]
 
-    def optional(name: str) -> Tensor | None:
-        parts = [getattr(one, name) for one in (more, rest) if one is not None]
-        if all(part is None for part in parts):
-            return None
-        sizes = [len(places), N - len(places)]
-        filled = [
-            torch.full((size,), math.nan) if part is None else part
-            for part, size in zip(parts, sizes, strict=False)
-        ]
-        return torch.cat(filled)[order]
-
-    position = other.nonzero().view(-1).tolist()
-    nodes = rest is not None and rest.nodes is not None
-    return Answers(
-        class_names,
-        lists("names"),
-        lists("texts"),
-        tensors("labels"),
-        tensors("second"),
-        tensors("probability"),
-        tensors("second_probability"),
-        tensors("doubt"),
-        counts > 0 if rest is None else rest.present,
-        None if more.truth is None else lists("truth"),
-        optional("novelty"),
-        lists("nodes", "") if nodes else None,
-        optional("node_probability") if nodes else None,
-        from_sums(torch.stack([counts, counts, torch.zeros_like(counts)]))
-        if rest is None
-        else rest.prevalence,
-        [] if rest is None else [[position[row] for row in group] for group in rest.alike],
-        no_text=frozenset() if rest is None else frozenset(position[row] for row in rest.no_text),
-    )
+    columns: dict[str, Any] = {"present": counts > 0}
+    columns["prevalence"] = from_sums(torch.stack([counts, counts, torch.zeros_like(counts)]))
+    if rest is not None:
+        columns = {"present": rest.present, "prevalence": rest.prevalence}
+        columns["alike"] = [[others[row] for row in group] for group in rest.alike]
+        columns["no_text"] = frozenset(others[row] for row in rest.no_text)
+        if rest.nodes is not None:
+            columns["nodes"] = lists("nodes")
+            columns["node_probability"] = tensors("node_probability")
+    if more.novelty is not None or (rest is not None and rest.novelty is not None):
+        columns["novelty"] = tensors("novelty")
+    for name in ("labels", "second", "probability", "second_probability", "doubt"):
+        columns[name] = tensors(name)
+    truth = None if more.truth is None else lists("truth")
+    return Answers(class_names, lists("names"), lists("texts"), truth=truth, **columns)
 
 
 def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
     """Samples of which nothing can be said."""
-    n = len(samples.names)
-    none, nothing = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
-    return Answers(
-        class_names,
-        samples.names,
-        samples.texts,
-        none,
-        none,
-        nothing,
-        nothing,
-        nothing,
-        torch.zeros(len(class_names), dtype=torch.bool),
-        samples.truth,
-    )
+    n, K = len(samples.names), len(class_names)
+    none, nan = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
+    absent = torch.zeros(K, dtype=torch.bool)
+    names, texts = samples.names, samples.texts
+    return Answers(class_names, names, texts, none, none, nan, nan, nan, absent, samples.truth)

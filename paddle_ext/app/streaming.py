@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.engines import classify
-from ..files import ahead, check_regular
+from ..files import ahead
 from ..progress import Progress
 from ..task import without_batch
 from .answering import check_batch, classified
@@ -145,8 +145,7 @@ def stream(
     began = time.perf_counter()
     known, target = existing(labelled), Path(output)
     new = None if unlabelled is None else existing(unlabelled)
-    check_settings(settings, check.flag("one_batch", one_batch))
-    check_paths(known, new, target)
+    check_arguments(settings, check.flag("one_batch", one_batch), (known, new), target)
     device = check.device(settings.device)
     opened = open_data(known, new, settings)
     samples, copied = opened.samples, {"name": "file" if opened.kind == "pictures" else "row"}
@@ -176,7 +175,10 @@ def stream(
     return report
 
 
-def check_settings(settings: Settings, one_batch: bool) -> None:
+def check_arguments(
+    settings: Settings, one_batch: bool, data: tuple[Path, Path | None], output: Path
+) -> None:
+    require_libraries(output)
     only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
     for name in (*only_with_a_folder, "prior", "suggest"):
         if (given := getattr(settings, name)) not in (None, ()):
@@ -187,16 +189,8 @@ def check_settings(settings: Settings, one_batch: bool) -> None:
         raise check.ArgumentValueError(
             "batch", f"must be omitted if all rows are one batch, got {settings.batch}"
         )
-
-
-def check_paths(labelled: Path, unlabelled: Path | None, output: Path) -> None:
-    require_libraries(output)
-    for given in (labelled, unlabelled):
-        if given is not None and output.exists() and output.samefile(given):
-            raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
-    path = labelled if unlabelled is None else unlabelled
-    if not path.is_dir():
-        check_regular(path)
+    if any(path is not None and output.exists() and output.samefile(path) for path in data):
+        raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
 
 
 def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
@@ -250,25 +244,26 @@ def predictions_of_one_batch(
     source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
 ) -> Iterator[Predicted]:
     """All samples as one batch."""
-    known = source.labelled
-    if known.prototypes is not None:
+    labelled = source.labelled
+    if labelled.prototypes is not None:
         raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
-    labels = known.labels.to(device)
     likelihood = corrected_likelihood(
-        known.rows(device), labels, len(known.class_names), label_noise=settings.label_noise
+        labelled.rows(device),
+        labelled.labels.to(device),
+        len(labelled.class_names),
+        label_noise=settings.label_noise,
     )
     rows = SampleRows(source, device, progress=settings.progress)
-    found, _ = classify(likelihood, rows, all_classes=False, top=1, validate=True)
-    solution = without_batch(found)
-    answers = (solution.labels, solution.probabilities[:, 0], solution.doubt())
-    labels, probability, doubt = (x.cpu() for x in answers)
-    row = 0
+    whole = without_batch(classify(likelihood, rows, all_classes=False, top=1, validate=True)[0])
+    answers = (whole.labels, whole.probabilities[:, 0], whole.doubt())
+    columns = [x.cpu() for x in answers]
     with Progress("writing", source.total, show=settings.progress) as shown:
         for batch in complete(batches, source):
-            own = slice(row, row + len(batch.names))
-            yield batch, labels[own], probability[own], doubt[own]
-            row = own.stop
-            shown.advance(len(batch.names))
+            n = len(batch.names)
+            labels, probability, doubt = (x[:n] for x in columns)
+            columns = [x[n:] for x in columns]
+            yield batch, labels, probability, doubt
+            shown.advance(n)
 
 
 class SampleRows:

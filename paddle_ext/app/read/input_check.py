@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...text import plural
+from ..settings import Columns
 from .cache import digest
 from .columns import looks_like_text, shortened
 from .opening import Opened, left_out_columns, used_columns
@@ -39,38 +40,33 @@ def check_input(opened: Opened) -> list[Finding]:
 
     A missing number is an error here already.
     """
-    labels = opened.examples.truth or []
-    names = shown_names(opened, opened.examples.names)
-    rows = [Finding("sheet", note) for note in (() if opened.table is None else opened.table.notes)]
-    rows += [*about_columns(opened), *about_labels(opened, labels)]
-    rows += about_contents(opened, labels, names)
+    labels, names = opened.examples.truth or [], opened.examples.names
+    if opened.kind != "pictures" and (opened.rows is None or opened.rows.columns.name is None):
+        names = [f"row {name}" for name in names]
+    rows: list[Finding] = []
     if labels:
         text = f"{plural(len(labels), 'sample')} of {plural(len(set(labels)), 'class')}"
-        rows.insert(0, Finding("labelled", text))
+        rows.append(Finding("labelled", text))
+    rows += [] if opened.rows is None else about_columns(opened.rows, opened.settings.columns)
+    rows += [*about_labels(opened, labels), *about_contents(opened, labels, names)]
     one_table = isinstance(opened.samples, TableSamples) and opened.samples.rows == "unlabelled"
     return [*rows, *to_classify(opened, names if one_table else ())]
 
 
-def shown_names(opened: Opened, names: Sequence[str]) -> list[str]:
-    named = opened.kind == "pictures" or opened.columns.name is not None
-    return list(names) if named else [f"row {name}" for name in names]
-
-
-def about_columns(opened: Opened) -> Iterator[Finding]:
+def about_columns(rows: TableSamples, asked: Columns) -> Iterator[Finding]:
     """What the columns of a table are used for."""
-    table, columns, chosen = opened.table, opened.columns, opened.chosen
-    if table is None or opened.settings.model is not None:
-        return
-    used = {*columns.others(), *([] if chosen is None else chosen.names)}
-    unused = [name for name in table.names if name not in used]
+    table, chosen, others = rows.table, rows.chosen, rows.columns.others() | asked.others()
+    for note in table.notes:
+        yield Finding("sheet", note)
+    unused = [name for name in table.names if name not in {*others, *rows.features}]
     if chosen is None:
-        yield Finding("texts", f"column {columns.text!r}")
+        yield Finding("texts", f"column {rows.columns.text!r}")
     else:
         yield Finding("features", used_columns(chosen))
     if unused:
         reasons = left_out_columns(chosen) if chosen and chosen.left_out else listed(unused)
         yield Finding("columns not used", reasons)
-    if columns.text is None and columns.features is None:
+    if rows.columns.text is None and rows.columns.features is None:
         for name in unused:
             if looks_like_text(table.first[name]):
                 yield Finding("texts", f"column {name!r} looks like text", f"add --text {name}")
@@ -130,11 +126,12 @@ def contents_of(opened: Opened) -> list[Hashable]:
 
 
 def about_labels(opened: Opened, labels: Sequence[str]) -> Iterator[Finding]:
-    counts = Counter(labels)
-    if opened.gap_words:
+    counts, rows = Counter(labels), opened.rows
+    gap_words = opened.no_classes if rows is None else rows.gap_words
+    if gap_words:
         yield Finding(
             "labels like missing values",
-            listed_counts(opened.gap_words),
+            listed_counts(gap_words),
             "they count as no label; rename them if they are classes",
         )
     missing = {name: n for name, n in counts.items() if name.lower() in MAY_BE_MISSING}
@@ -144,8 +141,8 @@ def about_labels(opened: Opened, labels: Sequence[str]) -> Iterator[Finding]:
             listed_counts(missing),
             "they are classes; remove them if they are not",
         )
-    if opened.padded:
-        yield Finding("white space around labels", listed_counts(opened.padded), "it is ignored")
+    if rows is not None and rows.padded:
+        yield Finding("white space around labels", listed_counts(rows.padded), "it is ignored")
     for why, pairs in alike(sorted(counts)).items():
         shown = [f"{one!r} ({counts[one]}) and {two!r} ({counts[two]})" for one, two in pairs]
         yield Finding(

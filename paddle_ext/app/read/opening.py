@@ -60,11 +60,8 @@ class Opened:
     total: int = 0  # number of samples to classify; 0: unknown
     notes: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
-    table: Table | None = None  # with the labelled samples, or else with those to classify
-    columns: Columns = field(default_factory=Columns)  # of this table
-    chosen: Chosen | None = None  # columns of features; None: features of texts
-    gap_words: Counter[str] = field(default_factory=Counter)  # that count as missing labels
-    padded: Counter[str] = field(default_factory=Counter)  # labels with white space around them
+    rows: TableSamples | None = None  # the labelled ones of a table, if there is one
+    no_classes: Counter[str] = field(default_factory=Counter)  # folders, and how many images
 
     @property
     def embeds_texts(self) -> bool:
@@ -168,7 +165,7 @@ def open_folders(
     if labelled is not None:
         # A class without images still counts if it has a name.
         notes = opened.notes if given is None else []
-        opened.examples, opened.gap_words = labelled_images(labelled, unreadable, notes)
+        opened.examples, opened.no_classes = labelled_images(labelled, unreadable, notes)
         opened.labelled_name = str(labelled)
     return opened
 
@@ -202,7 +199,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         settings = replace(settings, columns=replace(columns, text=None))
         classes = classes_of(examples, given)
         opened = open_rows(unlabelled, None, settings, given, classes)
-        return replace(opened, examples=examples, labelled_name=str(labelled), table=None)
+        return replace(opened, examples=examples, labelled_name=str(labelled))
     table = open_table(labelled, *settings.csv_format)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     notes = list(table.notes)
@@ -219,11 +216,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         examples=examples,
         labelled_name=str(labelled),
         notes=[*notes, *gap_notes(rows), *opened.notes],
-        table=table,
-        columns=own,
-        chosen=chosen,
-        gap_words=rows.gap_words,
-        padded=rows.padded,
+        rows=rows,
     )
 
 
@@ -252,28 +245,13 @@ def open_rows(
         return Opened(settings, kind, str(path), stored, given, total=len(stored))
     table = open_table(path, *settings.csv_format)
     notes += table.notes
-    own = columns
     if chosen is None and not texts:
         # The label column of another, labelled file may be missing here.
         here = settings.model is not None or columns.label in table.names
         label = table.label_column(columns.label if here else None, columns.truth, required=False)
-        own = replace(columns, label=label)
-        chosen = chosen_features(table, own, notes)
-    features = [] if chosen is None else chosen.names
-    samples = TableSamples(table, replace(columns, label=None), features, "all")
-    total = table.count or 0
-    return Opened(
-        settings,
-        kind,
-        str(path),
-        samples,
-        given,
-        total=total,
-        notes=notes,
-        table=table,
-        columns=own,
-        chosen=chosen,
-    )
+        chosen = chosen_features(table, replace(columns, label=label), notes)
+    samples = TableSamples(table, replace(columns, label=None), chosen, "all")
+    return Opened(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
 
 
 def open_arrays(path: Path, given: ClassPrompts | Labelled, settings: Settings) -> Opened:
@@ -300,37 +278,23 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Opened:
     chosen = chosen_features(table, columns, notes)
     if chosen is not None:
         given = names_of_rows(given, [], settings)
-    features = [] if chosen is None else chosen.names
-    samples = TableSamples(table, columns, features, "all" if label is None else "unlabelled")
+    samples = TableSamples(table, columns, chosen, "all" if label is None else "unlabelled")
     kind = "rows" if columns.text is None else "texts"
-    opened = Opened(
-        settings,
-        kind,
-        str(path),
-        samples,
-        given,
-        labelled_name=str(path),
-        total=table.count or 0,
-        notes=notes,
-        table=table,
-        columns=columns,
-        chosen=chosen,
-    )
+    opened = Opened(settings, kind, str(path), samples, given, labelled_name=str(path), notes=notes)
+    opened.total, opened.rows = table.count or 0, samples
     if label is None:
         return opened
-    rows = labelled_rows(table, columns, chosen)
+    opened.rows = rows = labelled_rows(table, columns, chosen)
     opened.examples = rows.labelled(required=given is None)
     opened.name = f"{path} (rows without a label in column {label!r})"
     opened.total -= len(opened.examples.names) if table.count is not None else 0
     opened.notes += gap_notes(rows)
-    opened.gap_words, opened.padded = rows.gap_words, rows.padded
     return opened
 
 
 def labelled_rows(table: Table, columns: Columns, chosen: Chosen | None) -> TableSamples:
     """The rows with a label, which is their truth."""
-    features = [] if chosen is None else chosen.names
-    return TableSamples(table, replace(columns, truth=columns.label), features, "labelled")
+    return TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
 
 
 def gap_notes(rows: TableSamples) -> list[str]:

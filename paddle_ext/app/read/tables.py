@@ -411,7 +411,7 @@ def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
 class TableSamples:
     """The samples of a table: all rows, whatever their labels, or those with or without one.
 
-    `features` are the columns of numbers; none if the features are those of the texts, which are
+    `chosen` has the columns of numbers; None: the features are those of the texts, which are
     computed later.
     """
 
@@ -419,11 +419,12 @@ class TableSamples:
         self,
         table: Table,
         columns: Columns,
-        features: Sequence[str],
+        chosen: Chosen | None,
         rows: Literal["all", "labelled", "unlabelled"],
     ) -> None:
-        self.table, self.columns, self.rows = table, columns, rows
-        self.features = [table.column(name, "features") for name in features]
+        self.table, self.columns, self.chosen, self.rows = table, columns, chosen, rows
+        names = [] if chosen is None else chosen.names
+        self.features = [table.column(name, "features") for name in names]
         self.copied: list[str] | None = None  # columns to copy to the output
         self.width: int | None = None  # of a column of lists, once a row has been read
         self.gap_words: Counter[str] = Counter()  # words that counted as missing labels

@@ -17,7 +17,6 @@ from classify_data import (
     feature_columns,
     settings,
     table,
-    table_with_gaps,
     write_table,
 )
 from encoder_models import stand_in_sentences
@@ -160,15 +159,6 @@ def labelled() -> Labelled:
     )
 
 
-def test_small_batches_agree() -> None:
-    _, _, query, truth = embeddings()
-    names = [str(row) for row in range(40)]
-    rows = Batch(names, torch.from_numpy(query), [""] * 40, None)
-    found = answer(labelled(), [rows], batch=16)
-    assert found.labels.tolist() == truth.tolist()
-    assert found.names == names
-
-
 def test_ten_thousand_classes(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     centres = random.normal(size=(10_000, 16)).astype(np.float32)
@@ -285,16 +275,6 @@ def test_texts(tmp_path: Path) -> None:
         classify(tmp_path / "table.csv", None, tmp_path, chosen)
         assert [row["label"] for row in read_answers(tmp_path)] == ["weather", "music"]
     assert "will it rain tomorrow" in (tmp_path / "answers.html").read_text()
-
-
-def test_texts_with_embeddings(tmp_path: Path) -> None:
-    """With both, the numbers are the features and the texts are shown; no model is needed."""
-    texts = [f"utterance {row}" for row in range(64)]
-    path = table_with_gaps(tmp_path / "table.csv", text=texts)
-    chosen = settings(columns=Columns(features="f", text="text"))
-    report = classify(path, None, tmp_path, chosen)
-    assert report.answers.labels.tolist() == embeddings()[3].tolist()
-    assert texts[-1] in (tmp_path / "answers.html").read_text()
 
 
 def test_memory_does_not_grow_with_the_features() -> None:

@@ -11,7 +11,6 @@ from classify_data import (
     embeddings,
     feature_columns,
     refused,
-    said,
     settings,
     table,
     write_table,
@@ -406,13 +405,3 @@ def test_the_command_names_its_options(
     monkeypatch.chdir(tmp_path)
     assert message in refused("rows.npz", *options)
     assert not Path("answers.csv").exists()
-
-
-def test_the_command(tmp_path: Path) -> None:
-    _, _, query, truth, text = centred()
-    np.savez(tmp_path / "rows.npz", features=query, labels=truth)
-    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
-    options = ("--names", tmp_path / "text.npz", "--truth", "labels", "--logit-scale", 50)
-    shown = said(tmp_path / "rows.npz", *options, "--output", tmp_path)
-    assert "60 samples, 2 of 6 classes found" in shown
-    assert "accuracy: 100.00 % of 60 samples with a true label" in shown

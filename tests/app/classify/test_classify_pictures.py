@@ -201,15 +201,6 @@ def test_messages(tmp_path: Path) -> None:
         run(labelled, one / "a.png", tmp_path)
 
 
-def test_one_image_of_each_class(tmp_path: Path) -> None:
-    labelled, new = picture_folders(tmp_path)
-    for path in labelled.glob("*/[123].png"):
-        path.unlink()
-    run(labelled, new, tmp_path)
-    found = labels_of_files(tmp_path)
-    assert sum(name.split("/")[1] == label for name, label in found.items()) >= 5
-
-
 def test_own_checkpoint(tmp_path: Path) -> None:
     """A grey network of ours: its transform is used, and its features are those of `extract`."""
     labelled, new = picture_folders(tmp_path)

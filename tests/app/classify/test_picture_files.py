@@ -28,7 +28,6 @@ from paddle_ext.app.classify import Report, Settings, classify
 from paddle_ext.app.read import pictures as pictures_module
 from paddle_ext.app.read.cache import FeatureCache, digest
 from paddle_ext.app.read.encoders import digest_of_files, open_text_model
-from paddle_ext.app.read.model import load_model
 from paddle_ext.app.read.pictures import PictureReader, images_of
 from paddle_ext.decoding import UnreadableError, open_picture, read_picture_file
 from paddle_ext.files import cache_or_temporary, user_cache
@@ -184,14 +183,6 @@ def test_only_one_large_image_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not decoding.one_large_picture.locked()
 
 
-def test_files_next_to_the_class_folders_are_listed(tmp_path: Path) -> None:
-    labelled, new = picture_folders(tmp_path)
-    pattern(0, 0).save(labelled / "lost.png")
-    assert reasons(run(labelled, new, tmp_path)) == {
-        "lost.png": "it is not in the folder of a class"
-    }
-
-
 # --- the cache ------------------------------------------------------------------------------------
 
 
@@ -318,18 +309,6 @@ def test_damaged_rows_of_a_cache_count_as_missing(tmp_path: Path) -> None:
     assert torch.equal(cache.get([one])[one], torch.ones(2))
 
 
-def test_a_cache_of_another_kind(tmp_path: Path) -> None:
-    path = FeatureCache(tmp_path, "key").path
-    with sqlite3.connect(str(path)) as database:
-        database.execute("DROP TABLE features")
-        database.execute("CREATE TABLE features (a INT)")
-    notes: list[str] = []
-    cache = FeatureCache(tmp_path, "key", notes)
-    assert cache.get([digest(b"a")]) == {}
-    cache.put({digest(b"a"): torch.ones(2)})
-    assert notes == [f"features are not cached: {path}: no such column: digest"]
-
-
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
@@ -340,10 +319,3 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert cache_or_temporary("demo").is_dir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_or_temporary("demo") == tmp_path / "paddle_ext" / "demo"
-
-
-def test_a_saved_model_that_is_a_pipe(tmp_path: Path) -> None:
-    path = tmp_path / "model.npz"
-    os.mkfifo(path)
-    with pytest.raises(ValueError, match="must be a file written by classify --save"):
-        load_model(path)

@@ -17,7 +17,6 @@ from classify_data import (
     embeddings,
     feature_columns,
     picture_folders,
-    said,
     settings,
     table,
     write_table,
@@ -73,8 +72,9 @@ def assert_equal(table: Any, expected: tuple[Any, Any, Any]) -> None:
     np.testing.assert_allclose(table["doubt"].to_numpy(), expected[2], atol=1e-6)
 
 
-@pytest.mark.parametrize("batch", [None, 33, QUERIES, 10**6])
-@pytest.mark.parametrize("at_once", [1, 250, 2048])
+@pytest.mark.parametrize(
+    ("batch", "at_once"), [(None, 1), (33, 250), (QUERIES, 2048), (10**6, 250)]
+)
 def test_the_same_predictions_as_in_memory(
     files: tuple[Path, Path, Path],
     tmp_path: Path,
@@ -118,17 +118,6 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
     )
 
 
-def test_features_in_columns_of_numbers(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    known, new, output = files
-    path, other = tmp_path / "columns.parquet", tmp_path / "other.parquet"
-    pq.write_table(pa.table(feature_columns(ROWS) | {"label": NAMES[LABELS]}), path)
-    pq.write_table(pa.table(feature_columns(NEW)), other)
-    stream(path, other, output, settings())
-    answers = pq.read_table(output)
-    assert answers["row"].to_pylist() == list(range(QUERIES))  # there is nothing else to tell them
-    assert_equal(answers, in_memory(known, new, tmp_path / "folder"))
-
-
 def test_names_and_other_formats_of_labelled_rows(
     files: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
@@ -140,14 +129,6 @@ def test_names_and_other_formats_of_labelled_rows(
     np.savez(tmp_path / "known.npz", features=ROWS, labels=NAMES[LABELS])
     stream(tmp_path / "known.npz", new, output, settings())
     assert_equal(pq.read_table(output), in_memory(tmp_path / "known.npz", new, tmp_path / "folder"))
-
-
-def test_a_saved_model(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    known, new, output = files
-    model = tmp_path / "model.npz"
-    expected = in_memory(known, new, tmp_path / "folder", save=model)
-    stream(new, None, output, settings(model=model))
-    assert_equal(pq.read_table(output), expected)
 
 
 def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -166,19 +147,6 @@ def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -
         stream(new, None, output, settings(names=tmp_path / "text.npz"), one_batch=True)
     with pytest.raises(ValueError, match="batch must be omitted if all rows are one batch"):
         stream(known, new, output, settings(batch=10), one_batch=True)
-
-
-def test_predictions_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    known, _, output = files
-    new = write_new(tmp_path / "new.parquet", note=["=1+1", None] * (QUERIES // 2))
-    stream(known, new, output, settings())
-    stream(known, new, output.with_suffix(".csv"), settings())
-    found, lines = pq.read_table(output), table(output.with_suffix(".csv"))
-    assert [line["label"] for line in lines] == found["label"].to_pylist()
-    assert [int(line["id"]) for line in lines] == found["id"].to_pylist()
-    assert [line["note"] for line in lines[:2]] == ["'=1+1", ""]  # no formula
-    written = [float(line["doubt"]) for line in lines]
-    np.testing.assert_allclose(written, found["doubt"].to_numpy(), atol=6e-5)
 
 
 def test_columns_that_the_output_also_has(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -345,12 +313,3 @@ except KeyboardInterrupt:
     assert lines[-1] == "[]"
     assert output.read_bytes() == b"of before"
     assert sorted(tmp_path.iterdir()) == sorted([known, new, output])
-
-
-def test_the_command(files: tuple[Path, Path, Path]) -> None:
-    known, new, output = files
-    told = said(known, new, "--output", output, "--truth", "truth")
-    assert f"{QUERIES:,} samples, " in told
-    assert f"% of {QUERIES} samples with a true label" in told
-    assert f"written: {output}" in told
-    assert len(pq.read_table(output)) == QUERIES

@@ -124,12 +124,6 @@ def test_images_and_arrays_into_one_file(tmp_path: Path) -> None:
     assert column(read(tmp_path / "all.csv"), "row") == list(map(str, range(40)))
 
 
-def test_all_rows_of_a_csv_as_one_batch(tmp_path: Path) -> None:
-    """The file does not say how many there are."""
-    said(write(tmp_path / "table.csv"), "--output", tmp_path / "all.csv", "--one-batch")
-    assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
-
-
 def test_lists_in_json(tmp_path: Path) -> None:
     columns = {"embedding": np.concatenate([SUPPORT, QUERY]).tolist(), "label": COLUMNS["label"]}
     said(write(tmp_path / "table.jsonl", columns), "--output", tmp_path)
