@@ -94,6 +94,7 @@ def test_no_escape_bytes_in_the_output(tmp_path: Path) -> None:
     said(source, *options, "--corrected", corrected)
 
 
+@pytest.mark.usefixtures("quick_network")
 def test_no_escape_bytes_of_image_names(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     (labelled / "discs").rename(labelled / f"di{ESCAPE}scs")
@@ -166,6 +167,7 @@ def test_nothing_of_others_is_removed(files: tuple[Path, Path], tmp_path: Path) 
     assert [path.name for path in folder.glob(".partial-*")] == [".partial-download"]
 
 
+@pytest.mark.usefixtures("quick_network")
 def test_an_interruption_says_that_features_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
