@@ -197,8 +197,8 @@ def show_classes(
         share = f"{100 * float(counts[k]) / total:.1f} %"
         mean = f"{sure[k]:.2f}" if sure[k] > 0 else ""
         cells.append([names[k], f"{counts[k]}", share, mean, *(own[k] for own in more.values())])
-    found = f"{len(order)} of {len(names)} classes found{note}"
-    title = f"{plural(total, 'sample')}, {found}, {report.seconds:.1f} s"
+    classes = f"{len(order)} of {len(names)} classes found{note}"
+    title = f"{plural(total, 'sample')}, {classes}, {report.seconds:.1f} s"
     show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
     if len(order) > MOST_CLASSES:
         show.say(f"and {len(order) - MOST_CLASSES} other classes")

@@ -125,8 +125,8 @@ class Shown:
         answers, self.kind = outcome.answers, outcome.source.kind
         self.outcome, self.answers = outcome, answers
         self.counts = answers.counts().tolist()
-        found = [k for k, n in enumerate(self.counts) if n]
-        self.order = sorted(found, key=lambda k: (-self.counts[k], k))
+        present = [k for k, n in enumerate(self.counts) if n]
+        self.order = sorted(present, key=lambda k: (-self.counts[k], k))
         self.absent = [answers.class_names[k] for k, n in enumerate(self.counts) if not n]
         self.to_check = outcome.to_check()
         self.check = self.to_check[: MOST_TO_CHECK[self.kind]]

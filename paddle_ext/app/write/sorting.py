@@ -73,14 +73,14 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
     >>> folder_names(["cat", "a/b", "a:b", "..", "unknown"])
     {'cat': 'cat', 'a/b': 'a_b', 'a:b': 'a_b (2)', '..': '__', 'unknown': 'unknown'}
     """
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     taken: set[str] = set()
     for label in dict.fromkeys(labels):
         name = FORBIDDEN.sub("_", printable(encodable(label))).strip()
         name = re.sub(r"^\.|[. ]$", "_", name)[:100] or "_"
         name = f"_{name}" if RESERVED.match(name) else name
-        found[label] = unused(name, "", taken)
-    return found
+        folders[label] = unused(name, "", taken)
+    return folders
 
 
 def unused(stem: str, suffix: str, taken: set[str]) -> str:
