@@ -172,23 +172,21 @@ def inserted(
     The classes and shares of the latter do not count. `counts` [K] are the samples of each class
     whose label is certain, which are all there are without a `rest`.
     """
-    sizes = len(places), 0 if rest is None else len(rest)
-    other = torch.ones(sum(sizes), dtype=torch.bool)
+    parts = [more] if rest is None else [more, rest]
+    other = torch.ones(sum(map(len, parts)), dtype=torch.bool)
     other[torch.tensor(places, dtype=torch.int64)] = False
     others: list[int] = other.nonzero().view(-1).tolist()
     order = torch.tensor([*places, *others], dtype=torch.int64).argsort()
     number = torch.tensor([class_names.index(name) for name in more.class_names])
-    more = replace(more, labels=number[more.labels], second=number[more.second])
+    parts[0] = replace(more, labels=number[more.labels], second=number[more.second])
 
     def tensors(name: str) -> Tensor:
-        values = (None if one is None else getattr(one, name) for one in (more, rest))
-        pairs = zip(values, sizes, strict=True)
-        return torch.cat([torch.full((n,), math.nan) if x is None else x for x, n in pairs])[order]
+        values = [(getattr(one, name), len(one)) for one in parts]
+        return torch.cat([torch.full((n,), math.nan) if x is None else x for x, n in values])[order]
 
     def lists(name: str) -> list[str]:
-        values = (None if one is None else getattr(one, name) for one in (more, rest))
-        pairs = zip(values, sizes, strict=True)
-        both = [text for x, n in pairs for text in ([""] * n if x is None else x)]
+        values = [(getattr(one, name), len(one)) for one in parts]
+        both = [text for x, n in values for text in ([""] * n if x is None else x)]
         return [both[row] for row in order.tolist()]
 
     columns: dict[str, Any] = {"present": counts > 0}
@@ -200,7 +198,7 @@ def inserted(
         if rest.nodes is not None:
             columns["nodes"] = lists("nodes")
             columns["node_probability"] = tensors("node_probability")
-    if more.novelty is not None or (rest is not None and rest.novelty is not None):
+    if any(one.novelty is not None for one in parts):
         columns["novelty"] = tensors("novelty")
     for name in ("labels", "second", "probability", "second_probability", "doubt"):
         columns[name] = tensors(name)

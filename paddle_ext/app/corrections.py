@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, islice
-from operator import and_
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -24,19 +23,21 @@ from .answers import UNKNOWN
 from .label_studio import read_label_studio
 from .read.samples import (
     Batch,
+    Changed,
     Labelled,
     Source,
     concatenated,
     has_text,
     named_labels,
+    no_samples,
     selected_from,
 )
 from .read.text_files import given_rows, table_rows
 
 KEPT = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
-MOST_COMPARED = 10_000  # names of samples with one that is none of them
-MOST_KEPT = 2**30  # bytes of features that are kept from looking for corrected samples
+MOST_NAMES_COMPARED = 10_000  # of samples, with one that is none of them
+MOST_BYTES_KEPT = 2**30  # of features, from looking for corrected samples
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class Corrected:
 
     source: Source  # corrected samples are labelled ones, and no longer to be classified
     before: Labelled  # the labelled samples without those that were to be classified
-    samples: Batch | None  # those to classify that have a corrected label
+    samples: Batch  # those to classify that have a corrected label
     places: list[int]  # where these are among all samples to classify
     labels: list[str]  # their labels
     given: list[GivenSample]
@@ -182,41 +183,42 @@ class Corrected:
 
 def corrected_source(source: Source, files: Sequence[CorrectionFile], data: DataNames) -> Corrected:
     """Apply all files, later ones first in case of conflict."""
-    names = {key.name for file in files for key, label in file.corrections.items()}
+    names = {key.name for file in files for key in file.corrections}
     texts, notes = source.embeds_texts, list(source.notes)
-    places, parts, count = list[int](), list[Batch](), None
+    count, places, samples = 0, list[int](), no_samples()
     if names:
-        count, places, parts, batches = found_in(source.unlabelled, names)
+        count, places, samples, batches = found_in(source.unlabelled, names)
         source = replace(source, unlabelled=batches)
-    samples = concatenated(parts) if parts else None
-    found = Resolved(source, [] if samples is None else samples.names, data)
+    resolved = Resolved(source, samples.names, data)
     for file in files:
-        found.add(file)
-    kept_rows = [] if samples is None else [name in found.new for name in samples.names]
-    places = [place for place, kept in zip(places, kept_rows, strict=True) if kept]
-    samples = None if samples is None else selected_from(samples, kept_rows)
-    labels = [] if samples is None else [found.new[name] for name in samples.names]
-    given, before = relabelled(source.labelled, found.labelled, texts=texts)
-    notes += found.notes()
+        resolved.add(file)
+    used = [name in resolved.new for name in samples.names]
+    places, samples = list(compress(places, used)), selected_from(samples, used)
+    labels = [resolved.new[name] for name in samples.names]
+    given, before = relabelled(source.labelled, resolved.labelled, texts=texts)
+    notes += resolved.notes()
     empty = [one.name for one in given if one.row is None and one.label != UNKNOWN]
     if empty:
         more = f"labelled {'sample has' if len(empty) == 1 else 'samples have'} no text and"
         notes.append(f"{len(empty):,} {more} cannot be used, such as {empty[0]!r}")
     known, keys = before, [Key(one.name, data.labelled) for one in given if one.row is not None]
-    if samples is not None:
-        is_class = [label != UNKNOWN for label in labels]
-        if texts:
-            is_class = [*map(and_, is_class, has_text(samples.texts))]
-        added = selected_from(samples, is_class)
-        if added is not None:
+    remaining = None
+    if samples.names:
+        there = has_text(samples.texts) if texts else [True] * len(labels)
+        is_class = [yes and label != UNKNOWN for label, yes in zip(labels, there, strict=True)]
+        added, corrected = selected_from(samples, is_class), set(samples.names)
+        if added.names:
             known = joined(before, added, list(compress(labels, is_class)))
             keys += [Key(name, data.new) for name in added.names]
-        rest = Others(source.unlabelled, set(samples.names))
-        source = replace(source, unlabelled=rest, total=max(0, source.total - len(places)))
+
+        def rest(batch: Batch) -> Batch:
+            return selected_from(batch, [name not in corrected for name in batch.names])
+
+        batches, remaining = Changed(source.unlabelled, rest), count - len(places)
+        source = replace(source, unlabelled=batches, total=max(0, source.total - len(places)))
     source = replace(source, labelled=known, notes=notes)
-    remaining = None if count is None or samples is None else count - len(places)
     return Corrected(
-        source, before, samples, places, labels, given, keys, data, found.kept, remaining
+        source, before, samples, places, labels, given, keys, data, resolved.kept, remaining
     )
 
 
@@ -289,7 +291,7 @@ class Resolved:
     def reject_if_asked(self, file: CorrectionFile, key: Key) -> None:
         if file.asked and not key.data:
             new = (name for batch in self.source.unlabelled for name in batch.names)
-            names = list(islice(chain(new, self.labelled_names), MOST_COMPARED))
+            names = list(islice(chain(new, self.labelled_names), MOST_NAMES_COMPARED))
             raise check.ArgumentValueError(
                 "corrected",
                 f"must have names of samples of {self.source.name}, got {key.name!r} in "
@@ -377,8 +379,8 @@ def numbers_of(labels: Sequence[str], known: Labelled) -> tuple[torch.Tensor, tu
 
 def found_in(
     batches: Iterable[Batch], names: set[str]
-) -> tuple[int, list[int], list[Batch], Iterable[Batch]]:
-    """How many samples there are, where those with these names are, in parts, and all batches.
+) -> tuple[int, list[int], Batch, Iterable[Batch]]:
+    """How many samples there are; where those with these names are, and they; and all batches.
 
     The batches are kept unless they are large, so that they are not read again.
     """
@@ -387,24 +389,12 @@ def found_in(
     for batch in batches:
         size += batch.features.nbytes
         kept.append(batch)
-        if size > MOST_KEPT:
+        if size > MOST_BYTES_KEPT:
             kept.clear()
         wanted = [name in names for name in batch.names]
-        places += [count + row for row, yes in enumerate(wanted) if yes]
-        part = selected_from(batch, wanted)
-        parts += [] if part is None else [part]
+        if any(wanted):
+            places += [count + row for row, yes in enumerate(wanted) if yes]
+            parts.append(selected_from(batch, wanted))
         count += len(batch.names)
-    return count, places, parts, kept if size <= MOST_KEPT else batches
-
-
-class Others:
-    """The samples without those with these names."""
-
-    def __init__(self, batches: Iterable[Batch], names: set[str]) -> None:
-        self.batches, self.names = batches, names
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            part = selected_from(batch, [name not in self.names for name in batch.names])
-            if part is not None:
-                yield part
+    samples = concatenated(parts) if parts else no_samples()
+    return count, places, samples, kept if size <= MOST_BYTES_KEPT else batches

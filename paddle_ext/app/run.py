@@ -231,11 +231,11 @@ def all_answers(
             prior=prior,
             certain=certain,
         )
-    if texts is not None and texts.others is not None:
+    if texts is not None and texts.places:
         others = without_prediction(texts.others, names)
         rest = inserted(rest, others, texts.places, names, certain)
         rest = replace(rest, no_text=frozenset(texts.places))
-    if corrected.samples is None:
+    if not corrected.samples.names:
         assert rest is not None
         return rest
     own = common(corrected.before, [corrected.samples], batch=1)

@@ -32,7 +32,16 @@ from .names import (
     stored_names,
 )
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
-from .samples import Batch, Encoded, Labelled, Source, concatenated, named_labels, part_of
+from .samples import (
+    Batch,
+    Changed,
+    Labelled,
+    Source,
+    concatenated,
+    named_labels,
+    no_samples,
+    part_of,
+)
 from .tables import Chosen, Table, TableSamples, open_table
 
 FILE_SUFFIXES = (*arrays.SUFFIXES, *tables.SUFFIXES)
@@ -40,10 +49,6 @@ MOST_LISTED = 8  # columns in a note
 TEXTS_AT_ONCE = 2048
 
 ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
-
-
-def no_samples() -> Batch:
-    return Batch([], torch.empty(0, 0), [], [])
 
 
 @dataclass
@@ -361,7 +366,7 @@ def encoded(opened: Opened, device: torch.device) -> Source:
         known_classes(examples, named, opened.labelled_name),
         samples
         if texts is None or not opened.embeds_texts
-        else Encoded(samples, lambda batch: with_text_features(batch, texts)),
+        else Changed(samples, lambda batch: with_text_features(batch, texts)),
         opened.name,
         opened.kind,
         opened.total,
@@ -397,7 +402,7 @@ def encoded_folders(opened: Opened, device: torch.device) -> Source:
         examples = encoded_images(examples, reader, name, notes, progress=progress)
     return Source(
         known_classes(examples, named, opened.labelled_name),
-        Encoded(opened.samples, reader),
+        Changed(opened.samples, reader),
         opened.name,
         "pictures",
         opened.total,

@@ -69,16 +69,12 @@ class PictureReader:
             new = dict(zip(fresh, self.network(torch.stack([*fresh.values()])), strict=True))
             self.cache.put(new)
             rows |= new
-        features = []
         for path, one in zip(batch.texts, digests, strict=True):
-            if isinstance(one, bytes):
-                features.append(rows[one])
-            else:
+            if isinstance(one, str):
                 self.unreadable[encodable(path)] = one
         readable = selected_from(batch, [isinstance(one, bytes) for one in digests])
-        if readable is None:
-            return Batch([], torch.empty(0, 0), [], None if batch.truth is None else [])
-        return readable._replace(features=torch.stack(features))
+        features = [rows[one] for one in digests if isinstance(one, bytes)]
+        return readable._replace(features=torch.stack(features)) if features else readable
 
     def decode(self, path: str) -> tuple[bytes, Tensor] | str:
         """The digest of a file and its prepared pixels, or the reason why it cannot be read."""

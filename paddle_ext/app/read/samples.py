@@ -220,27 +220,29 @@ def part_of(batch: Batch, start: int, stop: int) -> Batch:
     )
 
 
-def selected_from(batch: Batch, wanted: Sequence[bool]) -> Batch | None:
-    """These samples of a batch; None if there are none."""
+def selected_from(batch: Batch, wanted: Sequence[bool]) -> Batch:
+    """These samples of a batch, maybe none."""
     rows = [row for row, yes in enumerate(wanted) if yes]
-    if not rows:
-        return None
     return Batch(
         [batch.names[row] for row in rows],
-        batch.features[torch.tensor(rows)],
+        batch.features[torch.tensor(rows, dtype=torch.int64)],
         [batch.texts[row] for row in rows],
         None if batch.truth is None else [batch.truth[row] for row in rows],
     )
 
 
-class Encoded:
-    """Samples whose features are computed by `encode` as they are read."""
+def no_samples() -> Batch:
+    return Batch([], torch.empty(0, 0), [], [])
 
-    def __init__(self, batches: Iterable[Batch], encode: Callable[[Batch], Batch]) -> None:
-        self.batches, self.encode = batches, encode
+
+class Changed:
+    """Batches, each of them changed as it is read: encoded, or only some of its samples."""
+
+    def __init__(self, batches: Iterable[Batch], change: Callable[[Batch], Batch]) -> None:
+        self.batches, self.change = batches, change
 
     def __iter__(self) -> Iterator[Batch]:
-        return (batch for batch in map(self.encode, self.batches) if batch.names)
+        return (batch for batch in map(self.change, self.batches) if batch.names)
 
 
 # --- samples without a text, of which nothing can be said: neither used nor classified -----------
@@ -256,21 +258,16 @@ class WithText:
     def __init__(self, batches: Iterable[Batch]) -> None:
         self.batches = batches
         self.places: list[int] = []  # of the others among all
-        self.parts: list[Batch] = []
+        self.others = no_samples()
 
     def __iter__(self) -> Iterator[Batch]:
-        self.places, self.parts, count = [], [], 0
+        self.places, count, others = [], 0, list[Batch]()
         for batch in self.batches:
-            texts = has_text(batch.texts)
-            self.places += [count + row for row, yes in enumerate(texts) if not yes]
-            count += len(texts)
-            other = selected_from(batch, [not yes for yes in texts])
-            self.parts += [] if other is None else [other]
-            own = selected_from(batch, texts)
-            if own is not None:
-                yield own
-
-    @property
-    def others(self) -> Batch | None:
-        """The samples without a text; None if there are none."""
-        return concatenated(self.parts) if self.parts else None
+            there = has_text(batch.texts)
+            if not all(there):
+                self.places += [count + row for row, yes in enumerate(there) if not yes]
+                others.append(selected_from(batch, [not yes for yes in there]))
+            count += len(there)
+            if any(there):
+                yield selected_from(batch, there)
+        self.others = concatenated(others) if others else no_samples()

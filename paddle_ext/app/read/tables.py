@@ -41,7 +41,7 @@ from .columns import (
     why_an_id,
     why_no_feature,
 )
-from .samples import Batch, concatenated, pyarrow
+from .samples import Batch, concatenated, no_samples, pyarrow
 from .text_files import (
     checked_encoding,
     checked_separator,
@@ -456,7 +456,7 @@ class TableSamples:
                 f"{self.table.path} must have rows with a label in column "
                 f"{self.columns.label!r}, got none"
             )
-        whole = concatenated(batches) if batches else Batch([], torch.empty(0, 0), [], [])
+        whole = concatenated(batches) if batches else no_samples()
         if self.columns.text is None:
             return whole._replace(texts=[f"row {name}" for name in whole.names])
         return whole
