@@ -3,7 +3,7 @@
 `adaptive` classifies any batch, whether one class is present or all; `adapt` does the same from
 logits. `solve` runs PADDLE on tensors, one task or many, on the CPU or a GPU; `solve_indexed` does
 so on rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods`
-has every method of the paper behind one protocol, and `reference` has them in plain torch.
+has every method of the paper behind one protocol; `reference` has what is native in plain torch.
 `TaskSampler` draws tasks from a `FeatureBank`; `evaluate` and `tune` run methods on them.
 `presence` finds queries of unknown classes; `PaddleClassifier` is for scikit-learn,
 `BatchClassifier` for a stream of batches, in a loop or with Ray or Spark.

@@ -30,7 +30,7 @@ FEATURES = ("features", "concat_features")
 LABELS = ("labels", "concat_labels")
 CLASS_NAMES = ("class_names", "wnids")
 BASE_MEAN = ("base_mean", "train_mean")
-KNOWN = {*FEATURES, *LABELS, *CLASS_NAMES, *BASE_MEAN, "split", "class_split"}
+BANK_NAMES = {*FEATURES, *LABELS, *CLASS_NAMES, *BASE_MEAN, "split", "class_split"}
 PLAIN = "a complete {} file of plain arrays"
 PICKLES = (".plk", ".pkl", ".pickle")
 
@@ -53,6 +53,8 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, Any]
                 check_room(path, entry.file_size, entry.compress_size, f"an array {name!r}")
                 with no_objects(path, name):
                     contents[name] = archive[name]
+                if not isinstance(contents[name], np.ndarray):
+                    raise TypeError(f"{entry.filename} is not an array")
     return contents
 
 

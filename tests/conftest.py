@@ -1,7 +1,6 @@
-"""What all tests share: the marker ``cuda``, places to run at, time limits, number of threads."""
+"""What all tests share: the marker ``cuda``, places to run at, number of threads."""
 
 import contextlib
-import faulthandler
 import importlib.util
 import os
 import signal
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from problems import Place
 
 ROOT = Path(__file__).resolve().parents[1]
-SLOWER = 4  # times the limit, for tests marked slow
 
 # Before torch is imported. The tensors are small: threads, and those of several workers all the
 # more, would mostly wait for each other.
@@ -79,32 +77,6 @@ def pytest_report_header() -> list[str]:
         f"torch: {torch.__version__}, {torch.get_num_threads()} threads",
         f"cuda tests: {cuda or torch.cuda.get_device_name()}",
     ]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the time limit of a test."""
-    parser.addoption("--limit", type=float, default=300.0, help="seconds that a test may take")
-
-
-stderr_stash = pytest.StashKey[int]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keep the standard error of the process, which tests have replaced by a file."""
-    config.stash[stderr_stash] = os.dup(2)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> "Iterator[object]":
-    """End a process whose test takes too long, wherever it hangs; another worker continues."""
-    slow = item.get_closest_marker("slow") is not None
-    limit = item.config.getoption("limit") * (SLOWER if slow else 1)
-    where = item.config.stash[stderr_stash]
-    faulthandler.dump_traceback_later(limit, exit=True, file=where)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 # One skip from one place, and not marks: pytest then folds all of them into one line.

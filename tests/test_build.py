@@ -100,27 +100,25 @@ def test_package_is_typed(name: str) -> None:
     assert (importlib.resources.files("paddle_ext") / name).is_file()
 
 
-def test_import_does_not_touch_cuda(tmp_path: Path) -> None:
-    run(tmp_path, "import paddle_ext; assert not torch.cuda.is_initialized()")
-
-
-def test_build_info_does_not_touch_cuda(tmp_path: Path) -> None:
-    code = "import paddle_ext; paddle_ext.build_info(); assert not torch.cuda.is_initialized()"
-    run(tmp_path, code)
+@needs_fork
+def test_importing_and_forking(tmp_path: Path) -> None:
+    """Neither the import nor `build_info` touches CUDA; a child may use it too."""
+    run(
+        tmp_path,
+        """
+import paddle_ext
+paddle_ext.build_info()
+assert not torch.cuda.is_initialized()
+fork(solve)
+torch.set_num_threads(2)
+solve()
+fork(solve)
+""",
+    )
 
 
 def test_imports_without_the_native_module(tmp_path: Path) -> None:
     run(tmp_path, "sys.modules['paddle_ext._native'] = None; import paddle_ext")
-
-
-@needs_fork
-def test_fork_after_import(tmp_path: Path) -> None:
-    run(tmp_path, "import paddle_ext; fork(solve)")
-
-
-@needs_fork
-def test_fork_after_use(tmp_path: Path) -> None:
-    run(tmp_path, "import paddle_ext; torch.set_num_threads(2); solve(); fork(solve)")
 
 
 @needs_fork

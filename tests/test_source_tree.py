@@ -42,7 +42,10 @@ def tree(tmp_path: Path) -> Path:
     return sources
 
 
-def run(tree: Path, code: str = CODE) -> subprocess.CompletedProcess[str]:
+LOAD = "import paddle_ext; paddle_ext.build_info()"
+
+
+def run(tree: Path, code: str = LOAD) -> subprocess.CompletedProcess[str]:
     """In the source tree, with what is installed after it; -S: not an editable install."""
     here = [entry for entry in sys.path if entry and Path(entry).resolve() != ROOT]
     path = os.pathsep.join([str(tree.parent / "site"), *here])
@@ -58,7 +61,7 @@ def run(tree: Path, code: str = CODE) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_installed_native_module_is_used(tree: Path) -> None:
-    done = run(tree)
+    done = run(tree, CODE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(tree / "paddle_ext" / "__init__.py"), "[0, 1, 2]"]
 

@@ -10,32 +10,37 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias, cast, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from .. import check
-from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.likelihood import Likelihood
-from ..adaptive_rule.solve import check_options, solve_tasks
+from ..adaptive_rule.solve import check_options
 from ..solution import Solution
-from ..task import Task, without_batch
-from .columns import Columns, columns_for
-from .embeddings import length, vectors
+from .columns import Columns
 from .fitted import (
     Array,
+    Examples,
     FittedAdaptive,
     array,
-    arrays,
     chosen_device,
-    tensors,
+    in_columns,
+    learned,
+    solve_again,
+    solve_batch,
     to_tensor,
 )
-from .fitting import classified, measures_in, of_names
-from .labels import checked_prototypes, classes_and_places, prior_weights
+from .inputs import (
+    checked_prototypes,
+    classes_and_places,
+    length,
+    prior_weights,
+    vectors,
+)
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -132,6 +137,7 @@ class BatchClassifier:
         scale = check.real("logit_scale", logit_scale, positive=True)
         noise = check_label_noise("label_noise", label_noise)
         self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
+        self._options["label_noise"] = noise
         self._column = checked_text("column", column)
         self._prefix = checked_text("prefix", prefix)
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
@@ -141,36 +147,37 @@ class BatchClassifier:
         rows = support_rows(support, text)
         given = () if labels is None and len(rows) == 0 else labels
         K = None if text is None else len(text)
-        self.classes, self._places = classes_and_places(given, len(rows), names, K)
+        self.classes, places = classes_and_places(given, len(rows), names, K)
         self._options["prior"] = prior_weights(prior, self.classes)
-        # Copy what is stored, because the caller's arrays may change.
-        self._support = rows if text is None else rows.copy()
-        self._prototypes = None if text is None else text.copy()
+        self._width, self._labelled = rows.shape[1], len(rows)
+        # Copies, because the caller's arrays may change.
+        known = Examples(
+            torch.from_numpy(rows.copy()),
+            torch.from_numpy(places),
+            len(self.classes),
+            names=None if text is None else torch.from_numpy(text.copy()),
+        )
+        self._known: Examples | None = known  # None once the likelihood is learned
+        self._columns = Columns()
         self._fitted: FittedAdaptive | None = None
-        self._columns: dict[str, Any] = {}  # the fields of `Columns`
         self._here: tuple[torch.device, Likelihood] | None = None
         if text is None:
-            self._fit(noise)
+            self._fit(known)
 
-    def _fit(self, label_noise: float | str) -> None:
+    def _fit(self, known: Examples) -> None:
         """Learn the likelihood of the labelled rows on the CPU, and drop the rows."""
-        K = len(self.classes)
         with torch_threads(self._threads), torch.inference_mode():
-            cpu = torch.device("cpu")
-            support, labels = to_tensor(self._support, cpu), to_tensor(self._places, cpu)
-            columns = columns_for(support, labels, K)
-            self._columns, support = arrays(columns), columns.of(support)
+            self._columns, known, _ = in_columns(known, None, "adaptive")
             # No batch was seen, so there are no proportions to keep.
-            known = corrected_likelihood(support, labels, K, label_noise=label_noise)
-            self._fitted = FittedAdaptive.of(known, torch.zeros(K))
-        self._support = self._support[:0]
+            no_dual = torch.zeros(known.num_classes)
+            self._fitted = FittedAdaptive.on_cpu(learned(known, self._options), no_dual)
+        self._known = None
 
     def __repr__(self) -> str:
-        D = self._support.shape[1]
-        known = f"{len(self._places)} labelled rows"
-        if self._prototypes is not None:
+        known = f"{self._labelled} labelled rows"
+        if self._known is not None:
             known += ", names"
-        return f"BatchClassifier({len(self.classes)} classes, {D} features, {known})"
+        return f"BatchClassifier({len(self.classes)} classes, {self._width} features, {known})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}  # tensors of this process
@@ -240,7 +247,7 @@ class BatchClassifier:
             none = np.empty(0, dtype=np.float32)
             found = (self.classes[:0], none, none.copy())
         else:
-            query = vectors(name, embeddings, width=self._support.shape[1])
+            query = vectors(name, embeddings, width=self._width)
             with torch_threads(self._threads), torch.inference_mode():
                 solution = self._solve(query)
                 own = solution.probabilities.amax(-1)
@@ -251,21 +258,13 @@ class BatchClassifier:
 
     def _solve(self, query: Array) -> Solution:
         device = chosen_device(self._device)
-        rows = Columns(**tensors(self._columns, device)).of(to_tensor(query, device))
-        if self._fitted is not None:
-            return classified(self._known(self._fitted, device), rows, self._options)
-        known = (self._support, self._places, cast("Array", self._prototypes))
-        support, labels, names = (to_tensor(x, device).unsqueeze(0) for x in known)
-        K, measures = len(self.classes), measures_in(self._options, len(self.classes), rows)
-        batch = rows.unsqueeze(0)
-        task = Task(support, labels, batch, K, prototypes=names, measures=measures)
-        return without_batch(solve_tasks(task, "auto", **of_names(self._options)))
-
-    def _known(self, fitted: FittedAdaptive, device: torch.device) -> Likelihood:
-        """The likelihood of the labelled rows on a device, moved there once per process."""
-        if self._here is None or self._here[0] != device:
-            self._here = device, fitted.on(device)
-        return self._here[1]
+        rows = self._columns.of(to_tensor(query, device))
+        if self._fitted is None:
+            assert self._known is not None
+            return solve_again(self._known, rows, "adaptive", self._options)
+        if self._here is None or self._here[0] != device:  # moved there once per process
+            self._here = device, self._fitted.on(device)
+        return solve_batch(self._here[1], rows, self._options)
 
 
 # --- arguments ----------------------------------------------------------------------------------

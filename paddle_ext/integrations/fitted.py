@@ -1,13 +1,15 @@
-"""What a fitted scikit-learn classifier stores to classify new rows: arrays for any machine.
+"""Fit to a batch or to labelled rows alone, and keep what classifies further rows.
 
-Each row is classified independently, in parts, so any number of rows fits in memory.
+What is kept lies on the CPU, so that any machine can load it. Further rows are classified one by
+one, in parts, so any number of them fits in memory.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +17,26 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.engines import classify
 from ..adaptive_rule.likelihood import Likelihood
-from ..adaptive_rule.named_rows import RowLogits
+from ..adaptive_rule.named_rows import RowLogits, row_logits
+from ..adaptive_rule.solve import solve_tasks
+from ..large.arguments import returns_all
 from ..native import devices
-from ..presence.unknown import Familiar, familiar
-from ..rows import class_sums, parts, unit_rows
-from ..scaling import Coordinates
+from ..prior import measures_of
+from ..rows import class_means, class_sums, parts, unit_rows
+from ..scaling import Coordinates, coordinates
 from ..solution import Solution
+from ..solvers import solve
+from ..task import Task, without_batch
+from .columns import Columns, columns_for
 
 Array: TypeAlias = "npt.NDArray[Any]"
+Kept = TypeVar("Kept")
 
-KEPT = 5  # probabilities kept of a row, if all would be too many
-LARGEST = 1e150  # coordinates are clamped here, so that their products stay finite
+CLAMP = 1e150  # of coordinates, so that their products stay finite
+SAME = 1e-6  # smaller differences of unit-norm rows are rounding
 
 
 def chosen_device(device: str | torch.device) -> torch.device:
@@ -37,85 +47,83 @@ def chosen_device(device: str | torch.device) -> torch.device:
 
 
 def array(x: Tensor) -> Array:
-    found: Array = x.detach().cpu().numpy()
-    return found
+    result: Array = x.detach().cpu().numpy()
+    return result
 
 
-class Fitted(Protocol):
-    """Classifies new rows [n, D] on any device."""
-
-    def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        """Scores of successive parts of the rows, [part, K] float64."""
+def to_tensor(x: Array, device: torch.device) -> Tensor:
+    # torch warns about read-only arrays, such as those memory-mapped by joblib
+    return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(device)
 
 
-def arrays(kept: Any) -> dict[str, Any]:
-    """The fields of a dataclass, with tensors turned into arrays."""
-    found = {field.name: getattr(kept, field.name) for field in fields(kept)}
-    return {name: array(x) if isinstance(x, Tensor) else x for name, x in found.items()}
-
-
-def tensors(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The inverse of `arrays`: the fields, with arrays turned into tensors on a device."""
-    return {
-        name: to_tensor(x, device) if isinstance(x, np.ndarray) else x for name, x in kept.items()
-    }
+def moved(kept: Kept, device: torch.device | str) -> Kept:
+    """A dataclass with its tensors on a device."""
+    own: Any = {field.name: getattr(kept, field.name) for field in fields(kept)}  # type: ignore[arg-type]
+    there = {name: x.to(device) for name, x in own.items() if isinstance(x, Tensor)}
+    return replace(kept, **there)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class FittedFamiliar:
-    """The model of known classes behind `novelty`, stored as arrays."""
+class Examples:
+    """What is known about the classes: labelled rows, and embeddings of names."""
 
-    kept: dict[str, Any]  # the fields of `presence.unknown.Familiar`
+    support: Tensor  # [S, D]
+    labels: Tensor  # [S] int64
+    num_classes: int
+    weights: Tensor | None = None  # [S] > 0: of the labelled rows
+    names: Tensor | None = None  # [K, D] embeddings of the class names
 
-    @classmethod
-    def of(cls, support: Tensor, labels: Tensor, num_classes: int) -> FittedFamiliar | None:
-        """None if no class has two labelled rows, or one has none."""
-        if len(labels) == 0 or int(labels.bincount(minlength=num_classes).amin()) == 0:
-            return None
-        found = familiar(support, labels, num_classes)
-        return None if found is None else cls(arrays(found))
+    def task(self, query: Tensor, measures: Tensor | None = None) -> Task:
+        """The batch [Q, D] as a task with names."""
+        assert self.names is not None
+        rows = self.support[None], self.labels[None], query[None]
+        return Task(*rows, self.num_classes, prototypes=self.names[None], measures=measures)
 
-    def novelty(self, rows: Tensor, places: Tensor | None) -> Tensor:
-        return Familiar(**tensors(self.kept, rows.device)).novelty(rows, places)
+
+# --- further rows -------------------------------------------------------------------------------
+
+
+class Fitted(Protocol):
+    """Classifies further rows [n, D] on any device."""
+
+    def logits(self, rows: Tensor) -> Iterator[Tensor]:
+        """Scores of successive parts of the rows, [part, K] float64."""
 
 
 @dataclass(frozen=True)
 class FittedAdaptive:
     """The likelihood of the labelled rows, and the mean log proportions of the unlabelled ones."""
 
-    likelihood: dict[str, Any]  # the fields of `Likelihood`
-    weights: Array  # its weights, stored so that `predict` need not compute them again
-    dual: Array  # [K] mean log proportions
+    likelihood: Likelihood
+    dual: Tensor  # [K] float64: mean log proportions
 
     @classmethod
-    def of(cls, known: Likelihood, dual: Tensor) -> FittedAdaptive:
-        return cls(arrays(known.to("cpu")), array(known.weights), array(dual.double()))
+    def on_cpu(cls, likelihood: Likelihood, dual: Tensor) -> FittedAdaptive:
+        here = likelihood.to("cpu")
+        vars(here)["weights"] = likelihood.weights.cpu()  # so that `predict` need not compute them
+        return cls(here, dual.double().cpu())
 
     def on(self, device: torch.device) -> Likelihood:
-        known = Likelihood(**tensors(self.likelihood, torch.device("cpu"))).to(device)
-        vars(known)["weights"] = to_tensor(self.weights, device)
-        return known
+        there = self.likelihood.to(device)
+        vars(there)["weights"] = self.likelihood.weights.to(device)
+        return there
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        known, dual = self.on(rows.device), to_tensor(self.dual, rows.device)
-        for part in parts(len(rows), sum(known.weights.shape)):
+        likelihood, dual = self.on(rows.device), self.dual.to(rows.device)
+        for part in parts(len(rows), sum(likelihood.weights.shape)):
             # Unit-norm first: float64 values may be too large for the dtype of the fit.
-            found = known.logits(unit_rows(rows[part].double()))
-            yield (found.double() + dual) * known.temper
+            logits = likelihood.logits(unit_rows(rows[part].double()))
+            yield (logits.double() + dual) * likelihood.temper
 
 
 @dataclass(frozen=True)
 class FittedNames:
     """The logits of one more row, from names, labelled rows and the batch."""
 
-    kept: dict[str, Array]  # the fields of `RowLogits`
-
-    @classmethod
-    def of(cls, found: RowLogits) -> FittedNames:
-        return cls(arrays(found))
+    row_logits: RowLogits
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        row_logits = RowLogits(**tensors(self.kept, rows.device))
+        row_logits = moved(self.row_logits, rows.device)
         for part in parts(len(rows), sum(row_logits.weights.shape)):
             yield row_logits(unit_rows(rows[part].double())).double()
 
@@ -125,48 +133,170 @@ class FittedPaddle:
     """Prototypes in the coordinates of the fit, and a preference for each class."""
 
     unit: bool
-    factor: Array  # [1] or [D]: `unit` and `factor` are the fields of `Coordinates`
-    prototypes: Array  # [K, D]
-    preference: Array  # [K]
+    factor: Tensor  # [1] or [D]: `unit` and `factor` are the fields of `Coordinates`
+    prototypes: Tensor  # [K, D]
+    preference: Tensor  # [K]
     temperature: float
 
-    @classmethod
-    def of(
-        cls, space: Coordinates, w: Tensor, preference: Tensor, temperature: float
-    ) -> FittedPaddle:
-        factor, prototypes, preferences = (array(x) for x in (space.factor, w, preference))
-        return cls(space.unit, factor, prototypes, preferences, temperature)
-
-    def on(self, device: torch.device) -> tuple[Coordinates, Tensor]:
-        space = Coordinates(self.unit, to_tensor(self.factor, device))
-        return space, to_tensor(self.prototypes, device)
-
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        space, w = self.on(rows.device)
-        preference = to_tensor(self.preference, rows.device)
-        centre = w.mean(0)
-        w = (w - centre).clamp(-LARGEST, LARGEST)
+        here = moved(self, rows.device)
+        centre = here.prototypes.mean(0)
+        w = (here.prototypes - centre).clamp(-CLAMP, CLAMP)
         for part in parts(len(rows), sum(w.shape)):
-            z = (space.of(rows[part]) - centre).clamp(-LARGEST, LARGEST)
+            z = Coordinates(here.unit, here.factor).of(rows[part]) - centre
+            z = z.clamp(-CLAMP, CLAMP)
             distance = w.square().sum(-1) - 2 * z @ w.mT  # minus ||z||^2, the same for all classes
             behind = distance - distance.amin(-1, keepdim=True)
-            yield preference - self.temperature / 2 * behind
+            yield here.preference - here.temperature / 2 * behind
+
+
+# --- fitting ------------------------------------------------------------------------------------
+
+
+class Fit(NamedTuple):
+    """The stored and reported results of a fit."""
+
+    fitted: Fitted
+    prototypes: Tensor  # [K, D]
+    proportions: Tensor  # [K]
+    solution: Solution | None  # of the unlabelled rows
+
+
+def in_columns(
+    known: Examples, query: Tensor | None, method: str
+) -> tuple[Columns, Examples, Tensor | None]:
+    """Standardise the columns of labelled and unlabelled rows [Q, D] if they are a table.
+
+    PADDLE has its own `scaling`, and rows with names are embeddings: both stay as they are.
+    """
+    if method != "adaptive" or known.names is not None:
+        return Columns(), known, query
+    columns = columns_for(known.support, known.labels, known.num_classes, query)
+    known = replace(known, support=columns.of(known.support))
+    return columns, known, None if query is None else columns.of(query)
+
+
+def fit_batch(known: Examples, query: Tensor, method: str, options: dict[str, Any]) -> Fit:
+    """Classify unlabelled rows [Q, D]; `options` are those of the method."""
+    if method == "paddle":
+        return fit_paddle(known, query, options)
+    if known.names is None:
+        likelihood = learned(known, options)
+        solution = solve_batch(likelihood, query, options)
+        fitted: Fitted = FittedAdaptive.on_cpu(likelihood, solution.dual)
+    else:
+        task, chosen = known.task(query, measures_in(options, known, query)), of_names(options)
+        solved = solve_tasks(task, "auto", **chosen)
+        fitted = FittedNames(moved(row_logits(task, solved, **chosen), "cpu"))
+        solution = without_batch(solved)
+    prototypes = means_of(known, query, solution)
+    return Fit(fitted, prototypes, solution.proportions, solution)
+
+
+def fit_labelled(known: Examples, method: str, options: dict[str, Any]) -> Fit:
+    """Fit to labelled rows alone: class means, and the proportions of the labels."""
+    support, labels, K = known.support, known.labels, known.num_classes
+    shots = labels.bincount(known.weights, minlength=K).double()
+    proportions = shots / shots.sum()
+    if known.names is not None:
+        logits = row_logits(known.task(support), None, **of_names(options))
+        fitted: Fitted = FittedNames(moved(logits, "cpu"))
+    elif method == "adaptive":
+        prior = options["prior"]
+        shares = proportions if prior is None else torch.from_numpy(prior / prior.sum())
+        fitted = FittedAdaptive.on_cpu(learned(known, options), torch.log(shares))
+    else:
+        warn_of_lost_length(support, options["scaling"])
+        space = coordinates(support, labels, support, K, options["scaling"])
+        w = class_means(space.of(support), labels, K)
+        preference = 1 + torch.log(proportions + options["epsilon"])
+        fitted = fitted_paddle(space, w, preference, options, len(labels))
+    return Fit(fitted, means_of(replace(known, support=support.double())), proportions, None)
+
+
+def fit_paddle(known: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
+    support, labels, K = known.support, known.labels, known.num_classes
+    warn_of_lost_length(support, options["scaling"])
+    solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
+    assert solution.prototypes is not None
+    space = coordinates(support, labels, query, K, options["scaling"])
+    w = space.prototypes(support, labels, query, solution.probabilities)
+    fitted = fitted_paddle(space, w, solution.dual.double(), options, len(query))
+    return Fit(fitted, solution.prototypes, solution.proportions, solution)
+
+
+def fitted_paddle(
+    space: Coordinates, prototypes: Tensor, dual: Tensor, options: dict[str, Any], count: int
+) -> FittedPaddle:
+    weight = 1.0 if options["lam"] is None else options["lam"] / count
+    fitted = FittedPaddle(*space, prototypes, weight * dual, options["temperature"])
+    return moved(fitted, "cpu")
+
+
+def learned(known: Examples, options: dict[str, Any]) -> Likelihood:
+    """The likelihood of labelled rows without names."""
+    return corrected_likelihood(
+        known.support, known.labels, known.num_classes, known.weights, options["label_noise"]
+    )
+
+
+def of_names(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that apply to classes with names, whose labels are all trusted."""
+    return {name: options[name] for name in ("max_iter", "tol", "logit_scale")}
+
+
+def measures_in(options: dict[str, Any], known: Examples, query: Tensor) -> Tensor | None:
+    """The priors to choose from, made of the option `prior`; None without one."""
+    prior = options["prior"]
+    return None if prior is None else measures_of(prior, known.num_classes, None, query).values
+
+
+def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
+    """Classify one batch [Q, D]; if large, with only the largest probabilities of each row."""
+    K, prior = likelihood.bias.shape[-1], options["prior"]
+    measures = None if prior is None else measures_of(prior, K, None, query).values
+    solution, _ = classify(
+        likelihood,
+        query[None],
+        measures=measures,
+        max_iter=options["max_iter"],
+        tol=options["tol"],
+        all_classes=returns_all(None, len(query), K),
+    )
+    return without_batch(solution)
+
+
+def solve_again(known: Examples, query: Tensor, method: str, options: dict[str, Any]) -> Solution:
+    """Classify another batch [n, D] by examples that a fit has kept."""
+    known = moved(known, query.device)
+    solution = fit_batch(known, query.to(known.support.dtype), method, options).solution
+    assert solution is not None
+    return solution
+
+
+def warn_of_lost_length(support: Tensor, scaling: str) -> None:
+    """Warn if rows [S, D], such as those of a single column, differ only in length."""
+    if scaling != "auto":
+        return
+    unit = unit_rows(support)
+    if (unit - unit[0]).abs().amax() < SAME and (support != support[0]).any():
+        warnings.warn(
+            "the labelled rows of X differ in length alone, which scaling='auto' ignores: use "
+            "method='adaptive', scaling='minmax' or scaling='none'",
+            stacklevel=4,
+        )
 
 
 def means_of(
-    support: Tensor,
-    labels: Tensor,
-    K: int,
-    query: Tensor | None = None,
-    solution: Solution | None = None,
-    counts: Tensor | None = None,
+    known: Examples, query: Tensor | None = None, solution: Solution | None = None
 ) -> Tensor:
     """Class means of labelled rows, and of queries weighted by their probabilities.
 
-    `counts` are the weights of the labelled rows, 1 by default. Empty classes have zeros.
+    Empty classes have zeros.
     """
+    support, labels, K = known.support, known.labels, known.num_classes
     sums = support.new_zeros(K, support.shape[1])
-    weights = None if counts is None else counts.to(support.dtype)
+    weights = None if known.weights is None else known.weights.to(support.dtype)
     mass = labels.bincount(weights, minlength=K).to(support.dtype)
     if len(support):
         sums, _ = class_sums(support, labels, K, weights)
@@ -176,58 +306,6 @@ def means_of(
             sums, mass = sums + u.mT @ query, mass + u.sum(0)
         else:  # only the largest of each row
             for rank, classes in enumerate(solution.classes.unbind(-1)):
-                weights = u[:, rank]
-                sums = sums + class_sums(query, classes, K, weights)[0]
-                mass = mass.index_add(0, classes, weights)
+                sums = sums + class_sums(query, classes, K, u[:, rank])[0]
+                mass = mass.index_add(0, classes, u[:, rank])
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)
-
-
-def all_of_rows(
-    place: Array,
-    known: npt.NDArray[np.bool_],
-    num_classes: int,
-    solution: Solution | None,
-    dtype: torch.dtype,
-) -> Array:
-    """The probabilities [n, K] of all rows: a labelled row has 1 for its class.
-
-    `place` [n] are the classes of all rows, `known` [n] says which are labelled, and `solution` is
-    that of the others, if there are any.
-    """
-    empty = torch.zeros(0, num_classes, dtype=dtype)
-    predicted = array(empty if solution is None else solution.probabilities)
-    found: Array = np.zeros((len(place), num_classes), dtype=predicted.dtype)
-    found[known, place[known]] = 1
-    found[~known] = predicted
-    return found
-
-
-def largest_of_rows(
-    place: Array,
-    known: npt.NDArray[np.bool_],
-    num_classes: int,
-    solution: Solution | None,
-    dtype: torch.dtype,
-) -> Any:
-    """The same as a `scipy.sparse.csr_array` of the largest probabilities of each row."""
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
-
-    if solution is None:
-        largest = torch.zeros(0, 1, dtype=dtype), torch.zeros(0, 1, dtype=torch.int64)
-    elif solution.classes is None:
-        largest = solution.probabilities.topk(min(KEPT, num_classes))
-    else:
-        largest = solution.probabilities, solution.classes
-    values, classes = (array(x) for x in largest)
-    kept = np.where(known, 1, values.shape[1])
-    starts = np.concatenate([[0], kept.cumsum()])
-    owner = np.repeat(known, kept)  # whether a number belongs to a labelled row
-    data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
-    index[owner] = place[known]
-    data[~owner], index[~owner] = values.ravel(), classes.ravel()
-    return csr_array((data, index, starts), shape=(len(place), num_classes))
-
-
-def to_tensor(x: Array, device: torch.device) -> Tensor:
-    # torch warns about read-only arrays, such as those memory-mapped by joblib
-    return torch.from_numpy(np.require(x, requirements=["C", "W"])).to(device)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .. import check
 from .fitted import Array
-from .labels import labelled
+from .inputs import labelled
 
 try:
     from sklearn.utils import check_random_state  # type: ignore[import-untyped]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,35 +11,35 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.label_noise import check_label_noise
 from ..large.arguments import returns_all
 from ..presence import suggest
+from ..presence.unknown import Familiar, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution
-from .arguments import checked_class_names, checked_options, checked_sample_weight
-from .columns import Columns
 from .fitted import (
     Array,
-    FittedAdaptive,
-    FittedFamiliar,
-    FittedNames,
-    all_of_rows,
-    array,
-    arrays,
-    chosen_device,
-    largest_of_rows,
-    tensors,
-    to_tensor,
-)
-from .fitting import (
+    Examples,
     Fit,
-    FittedRows,
-    Known,
-    classified,
+    FittedAdaptive,
+    FittedNames,
+    array,
+    chosen_device,
     fit_batch,
     fit_labelled,
     in_columns,
+    moved,
+    solve_again,
+    solve_batch,
+    to_tensor,
 )
-from .labels import labelled, prior_weights, sorted_classes
+from .inputs import (
+    checked_weights,
+    labelled,
+    named_classes,
+    prior_weights,
+    sorted_classes,
+)
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -47,6 +48,12 @@ except ImportError as error:
     raise ImportError(
         "PaddleClassifier needs scikit-learn 1.6 or newer: pip install 'paddle_ext[sklearn]'"
     ) from error
+
+METHODS = ("adaptive", "paddle")
+# Options that only PADDLE has, and their defaults.
+OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
+TOL = {"adaptive": 1e-3, "paddle": 1e-6}
+LARGEST_OF_ROW = 5  # probabilities kept of a row, if all would be too many
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -223,7 +230,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         PaddleClassifier
             The same object.
         """
-        options = checked_options(self)
+        options = self._options()
         device = chosen_device(self.device)
         if y is None and prototypes is None:
             raise ValueError("PaddleClassifier requires y to be passed, but the target y is None")
@@ -232,43 +239,90 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y = np.full(len(X), -1) if y is None else column_or_1d(y, warn=True)
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
-        known = labelled(y)
-        named = checked_class_names(self, y[known], prototypes, classes)
-        self.classes_, places = sorted_classes(y[known]) if named is None else named[:2]
+        has_label = labelled(y)
+        names = self._set_classes(y[has_label], prototypes, classes)
+        self.classes_, places = names[:2]
         self._add_prior(options)
-        weights = checked_sample_weight(self, sample_weight, known, places, named is not None)
         rows = to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
-        mask = torch.from_numpy(known).to(device)
-        labels = torch.from_numpy(places).to(device)
-        support, own, counts = rows[mask], labels, None
-        if weights is not None:
-            counts = to_tensor(weights, device)
-            support, own, counts = (x[counts > 0] for x in (support, own, counts))
-        names = None if named is None else to_tensor(named.prototypes, device).to(rows.dtype)
-        given = Known(support, own, len(self.classes_), counts, names)
-        query = None if known.all() else rows[~mask]
-        columns, given, query = in_columns(given, query, self.method)
+        mask, labels = (torch.from_numpy(x).to(device) for x in (has_label, places))
+        known = Examples(rows[mask], labels, len(self.classes_))
+        if len(names) == 3:
+            known = replace(known, names=to_tensor(names[2], device).to(rows.dtype))
+        known = self._weighted(known, sample_weight, has_label, places)
+        query = None if has_label.all() else rows[~mask]
+        columns, known, query = in_columns(known, query, self.method)
         if query is None:
-            fit = fit_labelled(given, self.method, options)
+            fit = fit_labelled(known, self.method, options)
         else:
-            fit = fit_batch(given, query, self.method, options)
+            fit = fit_batch(known, query, self.method, options)
         fit = fit._replace(prototypes=columns.back(fit.prototypes))
-        self._columns = arrays(columns)
-        self._fitted, self._familiar = fit.fitted, FittedFamiliar.of(*given[:3])
-        self._kept = None if isinstance(fit.fitted, FittedAdaptive) else FittedRows.of(given)
-        named_or_two = names is not None or len(own) > len(self.classes_)
+        self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
+        self._familiar = familiar_of(known)
+        self._known = None if isinstance(fit.fitted, FittedAdaptive) else moved(known, "cpu")
+        named_or_two = known.names is not None or len(known.labels) > len(self.classes_)
         self.calibrated_ = self.method == "adaptive" and named_or_two
         self._set_batch(fit)
-        self._set_rows(fit.solution, labels, known, rows.dtype)
-        self._batch = X, known
+        self._set_rows(fit.solution, labels, has_label, rows.dtype)
+        self._batch = X, has_label
         return self
+
+    def _options(self) -> dict[str, Any]:
+        """Check all parameters, and return the options of the chosen method."""
+        check.choice("method", self.method, METHODS)
+        tol = TOL[self.method] if self.tol is None else self.tol
+        shared: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol}
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in OF_PADDLE}
+        check.options(None, **chosen, **shared, return_prototypes=True, validate=True)
+        check.real("present_threshold", self.present_threshold, positive=True)
+        check.real("logit_scale", self.logit_scale, positive=True)
+        label_noise = check_label_noise("label_noise", self.label_noise)
+        if self.method == "paddle":
+            self._only_for_adaptive("prior", self.prior)
+            return chosen | shared
+        for name, default in OF_PADDLE.items():
+            if chosen[name] != default:
+                raise ValueError(
+                    f"{name} must be {default!r} unless method='paddle', got {chosen[name]!r}"
+                )
+        return shared | {"logit_scale": self.logit_scale, "label_noise": label_noise}
+
+    def _only_for_adaptive(self, name: str, value: Any) -> None:
+        if value is not None and self.method != "adaptive":
+            raise ValueError(
+                f"{name} must be None unless method='adaptive', got {check.kind(value)}"
+            )
+
+    def _set_classes(self, y: Array, prototypes: Any, classes: Any) -> tuple[Array, ...]:
+        """The sorted classes, the place of each label among them and, if given, prototypes."""
+        self._only_for_adaptive("prototypes", prototypes)
+        if prototypes is not None:
+            return named_classes(y, prototypes, classes, self.n_features_in_)
+        if classes is not None:
+            raise ValueError(f"classes must be None without prototypes, got {check.kind(classes)}")
+        return sorted_classes(y)
+
+    def _weighted(
+        self, known: Examples, sample_weight: Any, has_label: Array, places: Array
+    ) -> Examples:
+        """The labelled rows of positive weight, with their weights."""
+        self._only_for_adaptive("sample_weight", sample_weight)
+        if sample_weight is None:
+            return known
+        if known.names is not None:
+            kind = check.kind(sample_weight)
+            raise ValueError(f"sample_weight must be None with prototypes, got {kind}")
+        given = checked_weights(sample_weight, has_label, places, self.classes_)
+        weights = to_tensor(given, known.labels.device)
+        rows = known.support, known.labels, weights
+        support, labels, weights = (x[weights > 0] for x in rows)
+        return replace(known, support=support, labels=labels, weights=weights)
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **names: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
-        found: Array = self.fit(X, y, sample_weight, **names).transduction_
-        return found
+        labels: Array = self.fit(X, y, sample_weight, **names).transduction_
+        return labels
 
     def _set_batch(self, fit: Fit) -> None:
         """Set the attributes that describe the batch or, without one, the labelled rows."""
@@ -292,20 +346,20 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         solution: Solution | None,
         labels: Tensor,
-        known: npt.NDArray[np.bool_],
+        has_label: npt.NDArray[np.bool_],
         dtype: torch.dtype,
     ) -> None:
         """Set the attributes with an entry for every row, from the labels and the predictions."""
-        n, K = len(known), len(self.classes_)
+        n, K = len(has_label), len(self.classes_)
         place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
-        place[known] = array(labels)
+        place[has_label] = array(labels)
         self.doubt_ = np.zeros(n)
         if solution is not None:
-            place[~known] = array(solution.labels)
-            self.doubt_[~known] = array(solution.doubt())
+            place[~has_label] = array(solution.labels)
+            self.doubt_[~has_label] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
         store = all_of_rows if returns_all(None, n, K) else largest_of_rows
-        self.label_distributions_ = store(place, known, K, solution, dtype)
+        self.label_distributions_ = store(place, has_label, K, solution, dtype)
 
     def suggest(self, count: int) -> Array:
         """The unlabelled rows of `fit` whose labels would help most, as indices into `X`.
@@ -318,14 +372,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         count = check.integer("count", count)
         if not hasattr(self, "_batch"):
             raise ValueError("suggest must be called before a model is pickled, got a loaded one")
-        X, known = self._batch
-        unlabelled = np.flatnonzero(~known)
+        X, has_label = self._batch
+        unlabelled = np.flatnonzero(~has_label)
         if not len(unlabelled):
             return unlabelled
         rows = self._in_columns(X)
-        support, query = (rows[torch.from_numpy(x).to(rows.device)] for x in (known, ~known))
-        found: Array = unlabelled[array(suggest(support, query, count).queries)]
-        return found
+        mask = torch.from_numpy(has_label).to(rows.device)
+        chosen: Array = unlabelled[array(suggest(rows[mask], rows[~mask], count).queries)]
+        return chosen
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
@@ -342,8 +396,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """The label of each row, [n], independently of other rows."""
         places = self._places_of(self._checked_rows(X))
-        found: Array = self.classes_[array(places)]
-        return found
+        labels: Array = self.classes_[array(places)]
+        return labels
 
     def predict_batch(self, X: Any) -> Array:
         """The labels [n] of rows that form a new batch.
@@ -352,16 +406,16 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         of `fit` plays no role.
         """
         rows = self._checked_rows(X)
-        options = checked_options(self)
+        options = self._options()
         self._add_prior(options)
         if isinstance(self._fitted, FittedAdaptive):
-            known = self._fitted.on(rows.device)
-            solution = classified(known, rows.to(known.weights.dtype), options)
+            likelihood = self._fitted.on(rows.device)
+            solution = solve_batch(likelihood, rows.to(likelihood.weights.dtype), options)
         else:
-            assert self._kept is not None
-            solution = self._kept.solved(rows, self.method, options)
-        found: Array = self.classes_[array(solution.labels)]
-        return found
+            assert self._known is not None
+            solution = solve_again(self._known, rows, self.method, options)
+        labels: Array = self.classes_[array(solution.labels)]
+        return labels
 
     def novelty(self, X: Any) -> Array:
         """How unlike its class each row is, [n]: near 1 for a sample of an unknown class.
@@ -378,7 +432,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"got {'fewer because of names' if named else 'one of each'}"
             )
         places = None if self.method == "paddle" else self._places_of(rows)
-        return array(self._familiar.novelty(rows, places))
+        return array(moved(self._familiar, rows.device).novelty(rows, places))
 
     def strangers(self, X: Any, rate: float = 0.05) -> Array:
         """Which rows are of no known class, [n] bool; about `rate` of the others are flagged.
@@ -386,16 +440,15 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         See `paddle_ext.presence.strangers`; the same conditions as for `novelty`.
         """
         rate = check.real("rate", rate, positive=True, most=1)
-        found: Array = self.novelty(X) > 1 - rate
-        return found
+        strange: Array = self.novelty(X) > 1 - rate
+        return strange
 
     def _checked_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
         return self._in_columns(validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
     def _in_columns(self, X: Array) -> Tensor:
-        rows = to_tensor(X, chosen_device(self.device))
-        return Columns(**tensors(self._columns, rows.device)).of(rows)
+        return self._columns.of(to_tensor(X, chosen_device(self.device)))
 
     def _places_of(self, rows: Tensor) -> Tensor:
         """The index of each row's label in ``classes_``."""
@@ -405,3 +458,58 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Add the checked prior, which needs the classes, to the options of "adaptive"."""
         if self.method == "adaptive":
             options["prior"] = prior_weights(self.prior, self.classes_)
+
+
+def familiar_of(known: Examples) -> Familiar | None:
+    """The model behind `novelty`; None if no class has two labelled rows, or one has none."""
+    labels, K = known.labels, known.num_classes
+    if len(labels) == 0 or int(labels.bincount(minlength=K).amin()) == 0:
+        return None
+    model = familiar(known.support, labels, K)
+    return None if model is None else moved(model, "cpu")
+
+
+def all_of_rows(
+    place: Array,
+    has_label: npt.NDArray[np.bool_],
+    num_classes: int,
+    solution: Solution | None,
+    dtype: torch.dtype,
+) -> Array:
+    """The probabilities [n, K] of all rows: a labelled row has 1 for its class.
+
+    `place` [n] are the classes of all rows, and `solution` is that of the unlabelled ones, if there
+    are any.
+    """
+    empty = torch.zeros(0, num_classes, dtype=dtype)
+    predicted = array(empty if solution is None else solution.probabilities)
+    probabilities: Array = np.zeros((len(place), num_classes), dtype=predicted.dtype)
+    probabilities[has_label, place[has_label]] = 1
+    probabilities[~has_label] = predicted
+    return probabilities
+
+
+def largest_of_rows(
+    place: Array,
+    has_label: npt.NDArray[np.bool_],
+    num_classes: int,
+    solution: Solution | None,
+    dtype: torch.dtype,
+) -> Any:
+    """The same as a `scipy.sparse.csr_array` of the largest probabilities of each row."""
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
+    if solution is None:
+        largest = torch.zeros(0, 1, dtype=dtype), torch.zeros(0, 1, dtype=torch.int64)
+    elif solution.classes is None:
+        largest = solution.probabilities.topk(min(LARGEST_OF_ROW, num_classes))
+    else:
+        largest = solution.probabilities, solution.classes
+    values, classes = (array(x) for x in largest)
+    counts = np.where(has_label, 1, values.shape[1])
+    starts = np.concatenate([[0], counts.cumsum()])
+    of_labelled = np.repeat(has_label, counts)  # whether a number belongs to a labelled row
+    data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
+    index[of_labelled] = place[has_label]
+    data[~of_labelled], index[~of_labelled] = values.ravel(), classes.ravel()
+    return csr_array((data, index, starts), shape=(len(place), num_classes))

@@ -199,8 +199,8 @@ class FileRows(StreamedRows):
     column : str
         The column of a Parquet file.
     name : str or None
-        The tensor of a ``.safetensors`` file. None: its only matrix of floating-point numbers, or
-        the tensor ``features``.
+        The tensor of a ``.safetensors`` file. None: ``features``, or its only matrix of
+        floating-point numbers.
     device : device
         Device of the chunks.
     start, stop : int
@@ -324,16 +324,11 @@ class NpyMatrix:
     def __init__(self, path: Path) -> None:
         self.path, self.version = path, current_version(path)
         mapped = map_npy(path, "r")
-        dtype, fortran = mapped.dtype, mapped.ndim > 1 and not mapped.flags.c_contiguous
-        if (
-            dtype.kind != "f"
-            or dtype.itemsize > 8
-            or fortran
-            or mapped.ndim != 2
-            or not mapped.size
-        ):
-            layout = " in Fortran order" if fortran else ""
-            refuse_matrix(path, f"{dtype}{layout}", mapped.shape)
+        dtype = mapped.dtype
+        order = " in Fortran order" if mapped.ndim > 1 and not mapped.flags.c_contiguous else ""
+        is_float = dtype.kind == "f" and dtype.itemsize <= 8
+        if not is_float or order or mapped.ndim != 2 or not mapped.size:
+            refuse_matrix(path, f"{dtype}{order}", mapped.shape)
         self.shape = (mapped.shape[0], mapped.shape[1])
         self.dtype: torch.dtype = getattr(torch, dtype.newbyteorder("=").name)
         self.swapped, self.offset = not dtype.isnative, int(getattr(mapped, "offset", 0))
@@ -400,27 +395,17 @@ def refuse_matrix(path: Path, dtype: str, shape: tuple[int, ...]) -> NoReturn:
 def select_matrix(
     described: dict[str, tuple[str, tuple[int, ...]]], name: str | None, path: Path
 ) -> str:
-    """The tensor of that name; by default the only matrix of features, or ``features``."""
-    listed = ", ".join(map(repr, described)) or "nothing"
-    if name is not None:
-        if name not in described:
-            raise check.ArgumentValueError(
-                "name", f"must be a tensor of {path} ({listed}), got {name!r}"
-            )
-        return name
-    matrices = [key for key, about in described.items() if is_matrix(*about)]
-    if len(described) == 1 or len(matrices) == 1:
-        return (matrices or [*described])[0]
-    if "features" in described:
-        return "features"
-    if not matrices:
-        raise ValueError(
-            f"{path} must have a floating-point tensor of shape [N, D] with N and D at least 1, "
-            f"got {listed}"
+    """The tensor of that name; by default ``features``, or the only matrix of features."""
+    if name is None:
+        matrices = [key for key, about in described.items() if is_matrix(*about)]
+        candidates = ["features"] if "features" in described else matrices or [*described]
+        name = candidates[0] if len(candidates) == 1 else None
+    if name is None or name not in described:
+        listed = ", ".join(map(repr, described)) or "nothing"
+        raise check.ArgumentValueError(
+            "name", f"must be the tensor of {path} ({listed}) with the features, got {name!r}"
         )
-    raise check.ArgumentValueError(
-        "name", f"must say which tensor of {path} has the features ({listed}), got None"
-    )
+    return name
 
 
 class TensorContents:

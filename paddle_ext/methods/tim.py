@@ -15,8 +15,7 @@ from .. import check
 from ..solvers.tim import tim
 from ..solvers.tim_operators import triple
 from ..task import Task
-from .base import Display, Grid, Method
-from .options import option, positive
+from .base import Display, Grid, Method, option, positive
 from .registry import register
 
 

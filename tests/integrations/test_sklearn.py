@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 
 from paddle_ext import PaddleClassifier  # noqa: E402
 from paddle_ext.check import DEFAULT_TOL  # noqa: E402
-from paddle_ext.integrations import arguments  # noqa: E402
+from paddle_ext.integrations import sklearn as module  # noqa: E402
 from paddle_ext.methods import Adaptive  # noqa: E402
 from paddle_ext.task import Task  # noqa: E402
 
@@ -138,9 +138,9 @@ def test_options_of_adaptive() -> None:
 
 
 def test_defaults_are_those_of_the_methods() -> None:
-    assert Adaptive().tol == arguments.TOL["adaptive"]
-    assert arguments.TOL["paddle"] == DEFAULT_TOL
-    for name, default in arguments.OF_PADDLE.items():
+    assert Adaptive().tol == module.TOL["adaptive"]
+    assert module.TOL["paddle"] == DEFAULT_TOL
+    for name, default in module.OF_PADDLE.items():
         assert inspect.signature(paddle_ext.solve).parameters[name].default == default
     assert PaddleClassifier().max_iter == Adaptive().max_iter
 
@@ -224,7 +224,7 @@ def test_predict_of_paddle_by_hand() -> None:
     np.testing.assert_allclose(model.predict_proba(new), expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", arguments.METHODS)
+@pytest.mark.parametrize("method", module.METHODS)
 def test_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches are processed in parts, with the same result."""
     X, y, _ = batch()

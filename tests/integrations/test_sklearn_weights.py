@@ -54,7 +54,7 @@ def test_weight_zero_leaves_a_row_out(all_labelled: bool) -> None:
         (np.nan, {}, r"^sample_weight must be finite and at least 0, got nan in row 0$"),
         (0.0, {}, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
         ("heavy", {}, r"^sample_weight must be numbers of shape"),
-        (1.0, {"method": "paddle"}, r"^sample_weight must be None with method='paddle'"),
+        (1.0, {"method": "paddle"}, r"^sample_weight must be None unless method='adaptive'"),
     ],
 )
 def test_bad_weights(weights: Any, options: dict[str, Any], message: str) -> None:

@@ -161,39 +161,6 @@ def test_each_task_stops_on_its_own(place: Place) -> None:
             assert torch.equal(getattr(alone, name), getattr(together, name)[b]), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(device: str, dtype: torch.dtype) -> None:
-    half = make_logits(30, 40).to(device, dtype)
-    got, want = paddle_ext.adapt(half), paddle_ext.adapt(half.float())
-    assert got.probabilities.dtype == torch.float32
-    assert torch.equal(got.probabilities, want.probabilities)
-
-
-def test_threads_and_layout_do_not_matter() -> None:
-    logits = make_logits(30, 40, B=5).float()
-    want = paddle_ext.adapt(logits)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(5)
-        assert torch.equal(paddle_ext.adapt(logits).probabilities, want.probabilities)
-    finally:
-        torch.set_num_threads(before)
-    turned = logits.transpose(0, 2).contiguous().transpose(0, 2)
-    assert torch.equal(paddle_ext.adapt(turned).probabilities, want.probabilities)
-
-
-def test_no_tasks() -> None:
-    for backend in ("native", "reference"):
-        got = paddle_ext.adapt(torch.zeros(0, 4, 3), backend=backend)
-        assert got.probabilities.shape == (0, 4, 3)
-        assert got.bound.shape == (0,)
-    top = paddle_ext.adapt(torch.zeros(0, 4, 3), return_assignments=False, top=2)
-    assert top.classes is not None
-    assert top.held is not None
-    assert top.probabilities.shape == top.classes.shape == (0, 4, 2)
-    assert top.held.shape == (0, 3)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -215,29 +182,3 @@ def test_no_tasks() -> None:
 def test_bad_input(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         paddle_ext.adapt(**{"logits": torch.zeros(2, 3)} | changes)
-
-
-def test_operator(device: str) -> None:
-    logits = make_logits(20, 6).to(device, torch.float32)
-    torch.library.opcheck(torch.ops.paddle_ext.adapt.default, (logits, 1.0, 5, 1e-3))
-
-
-def test_compiled(device: str) -> None:
-    logits = make_logits(20, 6).to(device, torch.float32)
-
-    def labels(x: Tensor) -> Tensor:
-        return paddle_ext.adapt(2 * x, validate=False).labels
-
-    assert torch.equal(torch.compile(labels, fullgraph=True)(logits), labels(logits))
-
-
-@pytest.mark.cuda
-def test_graph() -> None:
-    logits = make_logits(40, 30).to("cuda", torch.float32)
-    paddle_ext.adapt(logits, validate=False)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = paddle_ext.adapt(logits, validate=False)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(got.probabilities, paddle_ext.adapt(logits).probabilities)

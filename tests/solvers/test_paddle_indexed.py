@@ -3,7 +3,6 @@
 from itertools import product
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from places import at_places
 from problems import (
@@ -77,13 +76,6 @@ def test_indexed_is_gathered(
     assert_same(tasks.solve(**options), tasks.dense().solve(**options))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_indexed_half_precision(device: str, dtype: torch.dtype) -> None:
-    problem = make_problem(B=3, Q=20, K=5, D=12, seed=18).to(dtype).to(device)
-    tasks = in_a_bank(problem)
-    assert_same(tasks.solve(), tasks.dense().solve())
-
-
 def test_indexed_forms_of_input(place: Place) -> None:
     tasks = in_a_bank(place.put(make_problem(B=3, Q=10, K=4, D=6)))
     want = tasks.solve()
@@ -101,15 +93,6 @@ def test_indexed_forms_of_input(place: Place) -> None:
 
 def replace_index(tasks: Indexed, query_index: torch.Tensor) -> Indexed:
     return tasks._replace(query_index=query_index)
-
-
-def test_indexed_empty_batch(place: Place) -> None:
-    problem = place.put(make_problem(B=0, Q=4, K=3, D=2))
-    index = torch.zeros(0, 6, dtype=torch.int64, device=place.device)
-    bank = problem.query.new_zeros(5, 2)
-    got = Indexed(bank, index, index, index[:, :4], 3).solve(return_prototypes=True)
-    assert got.probabilities.shape == (0, 4, 3)
-    assert got.prototypes.shape == (0, 3, 2)
 
 
 def test_empty_batch_without_number_of_classes(device: str) -> None:

@@ -70,6 +70,7 @@ np.savez(sys.argv[5], labels=found.labels.numpy(), proportions=found.proportions
 """
 
 
+@pytest.mark.slow
 def test_solving_in_less_memory_than_the_file_has(tmp_path: Path) -> None:
     """Two iterations, each of which reads the file again."""
     support, labels, query = task(80_000, 16, 128)

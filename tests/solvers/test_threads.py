@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import Problem, assert_same, make_problem
+from problems import assert_same, make_problem
 from scripts import run_code
-from torch import Tensor
 
 import paddle_ext
 from paddle_ext import _native
@@ -147,39 +146,6 @@ SHAPES = [
     (7, 300, 70, 40),
     (6, 60, 20, 64),
 ]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.usefixtures("threads")
-def test_paddle_does_not_depend_on_threads(
-    shape: tuple[int | None, int, int, int], dtype: torch.dtype
-) -> None:
-    B, Q, K, D = shape
-    problem: Problem = make_problem(B=B, Q=Q, K=K, D=D, seed=3).to(dtype)
-    found = []
-    for number in (1, 2, 3, 4, 16):
-        torch.set_num_threads(number)
-        found.append(problem.solve(tol=0.0, max_iter=6, return_prototypes=True))
-    for other in found[1:]:
-        assert_same(other, found[0])
-
-
-@pytest.mark.parametrize("solver", ["gd", "adm"])
-@pytest.mark.parametrize("B", [1, 3, 5])
-@pytest.mark.usefixtures("threads")
-def test_tim_does_not_depend_on_threads(B: int, solver: str) -> None:
-    problem = make_problem(B=B, Q=400, K=70, D=100, seed=4)
-    found: list[list[Tensor | None]] = []
-    for number in (1, 2, 4, 16):
-        torch.set_num_threads(number)
-        options = {"num_classes": 70, "solver": solver, "max_iter": 4, "return_losses": True}
-        found.append(list(paddle_ext.tim(*problem.inputs(), **options)))
-    for other in found[1:]:
-        for one, first in zip(other, found[0], strict=True):
-            assert isinstance(one, Tensor)
-            assert isinstance(first, Tensor)
-            assert torch.equal(one, first)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this platform")

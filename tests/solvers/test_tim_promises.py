@@ -1,29 +1,24 @@
 """Promises of TIM besides correct numbers: forms of input, independence, errors, the operator."""
 
-import doctest
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from problems import Place, Problem, largest, make_problem, nothing_waits
+from problems import Place, Problem, largest, make_problem
 from tim_tasks import (
     ADM,
-    ALPHA,
     PROTOTYPES,
     VARIANTS,
     agrees,
-    assert_agrees,
     assert_same,
     overlapping,
     run,
     solve,
-    truth,
 )
 
 import paddle_ext.solvers  # where the operators are registered
-from paddle_ext import TimSolution, reference
+from paddle_ext import TimSolution
 
 # --- forms of input -----------------------------------------------------------------------------
 
@@ -43,65 +38,6 @@ def test_shared_support_far_from_the_queries_of_a_task(place: Place) -> None:
     moved = problem.query * torch.tensor([1.0, 1e-3, 8.0]).view(3, 1, 1)
     moved = moved + torch.tensor([0.0, 50.0, -3.0]).view(3, 1, 1)
     agrees(place, replace(problem, query=moved), max_iter=10, normalize=False, temperature=0.1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_half_precision(device: str, dtype: torch.dtype, variant: str) -> None:
-    problem = overlapping(B=2, seed=3).to(dtype)
-    options = {"max_iter": 15, "return_losses": True} | VARIANTS[variant]
-    got = run(problem.to(device), **options)
-    assert got.probabilities.dtype == got.prototypes.dtype == torch.float32
-    assert_agrees(got, truth(problem, **options))
-
-
-def test_reference_backend_is_the_reference() -> None:
-    problem = overlapping(B=2, seed=4)
-    for dtype in (torch.float32, torch.float64):
-        got = run(problem.to(dtype), max_iter=5, backend="reference", return_losses=True)
-        assert {x.dtype for x in got[1:]} == {dtype}
-        assert_agrees(got, truth(problem, max_iter=5, return_losses=True))
-
-
-@pytest.mark.cuda
-def test_float64_on_cuda_is_the_reference() -> None:
-    problem = overlapping(seed=5).to(torch.float64)
-    got = run(problem.to("cuda"), max_iter=5)
-    assert_agrees(got, truth(problem, max_iter=5))
-
-
-def test_integer_labels_and_strides(place: Place) -> None:
-    problem = place.put(overlapping(B=2, seed=6))
-    want = run(problem, max_iter=5)
-    support = problem.support.mT.contiguous().mT
-    query = problem.query.repeat_interleave(2, -1)[..., ::2]
-    strided = Problem(support, problem.support_labels.to(torch.int16), query, 5)
-    assert not support.is_contiguous()
-    assert not query.is_contiguous()
-    assert_same(run(strided, max_iter=5), want)
-
-
-def test_inputs_are_not_modified_and_nothing_is_recorded(place: Place) -> None:
-    problem = place.put(overlapping(B=2, seed=7))
-    copies = [x.clone() for x in problem.inputs()]
-    problem.support.requires_grad_()
-    problem.query.requires_grad_()
-    for backend in ("native", "reference"):
-        got = run(problem, max_iter=3, return_losses=True, backend=backend)
-        assert not any(x.requires_grad for x in got)
-    for x, copy in zip(problem.inputs(), copies, strict=True):
-        assert torch.equal(x, copy)
-
-
-def test_no_tasks(device: str) -> None:
-    for shared in (False, True):
-        problem = make_problem(B=0, Q=4, K=3, D=5, shared=shared).to(device)
-        for backend in ("native", "reference"):
-            got = run(problem, max_iter=7, return_losses=True, backend=backend)
-            shapes = [list(x.shape) for x in got if x is not None]
-            assert shapes == [[0, 4], [0, 4, 3], [0, 3, 5], [7, 0]]
-    empty = paddle_ext.tim(*make_problem(B=0, Q=4, K=3, D=5).to(device).inputs(), max_iter=2)
-    assert empty.probabilities.shape == (0, 4, 0)
 
 
 def test_losses_only_on_demand(place: Place) -> None:
@@ -126,39 +62,6 @@ def at(batch: TimSolution, b: int) -> TimSolution:
     return TimSolution(batch.labels[b], batch.probabilities[b], batch.prototypes[b], losses)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-def test_batch_does_not_matter(place: Place, variant: str, shared: bool) -> None:
-    problem = overlapping(B=5, Q=17, K=11, D=33, shared=shared, seed=9)
-    options = {"max_iter": 8, "return_losses": True} | VARIANTS[variant]
-    batch = solve(place, problem, **options)
-    for b in range(5):
-        task = replace(problem, query=problem.query[b : b + 1])
-        if not shared:
-            task = Problem(*(x[b : b + 1] for x in problem.inputs()), 11)
-            assert_same(solve(place, problem.task(b), **options), at(batch, b))
-        assert_same(at(solve(place, task, **options), 0), at(batch, b))
-    assert_same(solve(place, problem, **options), batch)
-
-
-@pytest.mark.parametrize("B", [1, 5])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_threads_do_not_matter(variant: str, B: int) -> None:
-    # One task is large enough for threads inside it, which must not show either.
-    problem = overlapping(B=B, Q=80, K=41, D=512 if B == 1 else 8, shots=(5, 5), seed=10)
-    options = {"max_iter": 3, "return_losses": True} | VARIANTS[variant]
-    before = torch.get_num_threads()
-    found = []
-    try:
-        for threads in (1, 2, 3, 5):
-            torch.set_num_threads(threads)
-            found.append(run(problem, **options))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert_same(other, found[0])
-
-
 def test_order_of_rows_and_classes(place: Place) -> None:
     problem, options = overlapping(Q=15, K=6, seed=12), {"max_iter": 20}
     random = torch.Generator().manual_seed(1)
@@ -179,26 +82,6 @@ def test_equal_classes_go_to_the_smaller(place: Place) -> None:
     weights = (0.0, 0.0, 0.0)
     for options in ({"weights": weights}, ADM | {"weights": weights}):
         assert solve(place, problem, max_iter=1, **options).labels.tolist() == [1]
-
-
-@pytest.mark.cuda
-def test_no_synchronisation_and_graphs() -> None:
-    problem = overlapping(B=3, seed=13).to("cuda")
-    options = {"max_iter": 5, "validate": False, "return_losses": True}
-    want = run(problem, **options)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run(problem, **options)
-    torch.cuda.current_stream().wait_stream(stream)
-    with nothing_waits():
-        run(problem, **options)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run(problem, **options)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert_same(captured, want)
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -261,11 +144,6 @@ def test_bad_input(changes: dict[str, Any], error: type[Exception], message: str
         assert "\n" not in str(caught.value)
 
 
-def test_bad_backend() -> None:
-    with pytest.raises(ValueError, match="backend must be one of"):
-        paddle_ext.tim(**call(backend="gpu"))
-
-
 def test_labels_out_of_range_without_validation(place: Place) -> None:
     # Undefined, but inside its memory.
     problem = place.put(overlapping(seed=14))
@@ -279,50 +157,3 @@ def test_labels_out_of_range_without_validation(place: Place) -> None:
 # --- the operator -------------------------------------------------------------------------------
 
 OPTIONS = (0, True, 15.0, [1.0, 0.3, 1.0], [1.0, 7.0, 5.0], 1e-3, 4)
-
-
-@pytest.mark.parametrize("losses", [False, True])
-@pytest.mark.parametrize("form", ["one", "own", "shared"])
-def test_opcheck(form: str, losses: bool, device: str) -> None:
-    problem = overlapping(B=None if form == "one" else 3, shared=form == "shared", seed=15)
-    arguments = (*problem.to(device).inputs(), 5, *OPTIONS, losses)
-    torch.library.opcheck(torch.ops.paddle_ext.tim.default, arguments)
-
-
-def test_operator_stays_inside_its_tensors() -> None:
-    support, labels, query = overlapping(B=3, seed=16).inputs()
-    for bad, message in (
-        ((support[..., :3], labels, query), "query must have as many features as support, 3"),
-        ((support, labels[:, :3], query), "support_labels must have one label for each row"),
-        ((support[:2], labels[:2], query), "query must have as many tasks as support, 2"),
-        ((support, labels, query[0]), "query must have a batch dimension"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            torch.ops.paddle_ext.tim(*bad, 5, *OPTIONS, False)
-
-
-def test_compile(device: str) -> None:
-    torch._dynamo.reset()
-    problem = overlapping(B=3, seed=17).to(device)
-
-    def around(*inputs: torch.Tensor) -> TimSolution:
-        options = {"num_classes": 5, "validate": False, "return_losses": True} | ALPHA
-        return paddle_ext.tim(*inputs, max_iter=4, **options)
-
-    compiled = torch.compile(around, fullgraph=True, backend="aot_eager")
-    assert_same(compiled(*problem.inputs()), around(*problem.inputs()))
-
-
-def test_examples() -> None:
-    for name in ("paddle_ext.solvers.tim", "paddle_ext.reference.tim"):
-        result = doctest.testmod(sys.modules[name])
-        assert result.attempted
-        assert not result.failed
-
-
-def test_reference_does_not_depend_on_the_batch() -> None:
-    problem = overlapping(B=3, seed=21).to(torch.float64)
-    batch = reference.tim(*problem.inputs(), num_classes=5, max_iter=10)
-    for b in range(3):
-        alone = reference.tim(*problem.task(b).inputs(), num_classes=5, max_iter=10)
-        assert largest(alone.prototypes - batch.prototypes[b]) < 1e-12

@@ -110,8 +110,8 @@ def read(path: Path, others: set[str]) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         return arrays.read_safetensors(path, mmap=True)
     if path.suffix in (".pt", ".pth"):
-        return arrays.named_contents(arrays.read_torch(path), path)
-    return arrays.read_npz(path, arrays.KNOWN | others)
+        return dict(arrays.named_contents(arrays.read_torch(path), path))
+    return arrays.read_npz(path, arrays.BANK_NAMES | others)
 
 
 def features_of(contents: dict[str, Any], path: Path) -> Tensor:

@@ -10,14 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...arrays import read_torch
+from ...arrays import read_torch, safetensors
 from ...files import check_regular, readable, write_tensors
-from ...libraries import library
 from .augment import Transform
 from .networks import Backbone, create_uninitialised, known_architecture
 
@@ -171,7 +169,7 @@ def assemble(
     class_names: tuple[str, ...],
     notes: dict[str, str],
 ) -> Checkpoint:
-    """Load weights into a network; the error names those missing, unknown or of another shape."""
+    """Load weights into a network."""
     head = None
     if "head.weight" in tensors:
         weight = tensors["head.weight"]
@@ -182,22 +180,13 @@ def assemble(
     channels = stem.shape[1] if stem is not None and stem.dim() == 4 else len(transform.mean)
     backbone = create_uninitialised(known_architecture(architecture), channels)
     own = backbone.state_dict()
-    given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
-    other_shape = [name for name in own if name in given and given[name].shape != own[name].shape]
-    for what, names in (
-        ("it lacks", [name for name in own if name not in given and not name.endswith(COUNTERS)]),
-        ("unknown is", [name for name in given if name not in own]),
-        ("of another shape", other_shape),
-    ):
-        if names:
-            raise ValueError(
-                f"{path} must have the weights of {architecture!r}, got {len(names)} that differ: "
-                f"{what} {names[0]!r}"
-            )
     counters = {name: torch.zeros_like(x) for name, x in own.items() if name.endswith(COUNTERS)}
-    backbone.load_state_dict(counters | given)
+    given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
+    try:
+        backbone.load_state_dict(counters | given)
+    except RuntimeError as error:
+        differences = " ".join(str(error).partition(":")[2].split())  # several lines
+        raise ValueError(
+            f"{path} must have the weights of {architecture!r}, got others: {differences[:200]}"
+        ) from error
     return Checkpoint(backbone, transform, class_names, head, notes)
-
-
-def safetensors() -> Any:
-    return library("safetensors.torch", "a checkpoint", "'paddle_ext[train]'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -102,8 +102,14 @@ def extract(
         progress,
     )
     features = extractor.features(images)
-    base_mean = None if base is None else extractor.mean(base)
-    return FeatureBank(features, images.labels, images.class_names, images.split or None, base_mean)
+    base_mean = None if base is None else extractor.features(base).mean(0, dtype=torch.float64)
+    return FeatureBank(
+        features,
+        images.labels,
+        images.class_names,
+        images.split or None,
+        None if base_mean is None else base_mean.float(),
+    )
 
 
 @dataclass(frozen=True)
@@ -119,59 +125,40 @@ class Extractor:
     progress: bool
 
     def features(self, images: ImageSet) -> Tensor:
-        """[N, D] float32."""
-        shape = (len(images), self.backbone.dimension)
-        return self.cached(
-            "features", images, shape, lambda: torch.cat(list(self.batches(images, "features")))
-        )
+        """[N, D] float32 from the cache, or computed and stored there."""
+        if self.cache is None:
+            return self.compute(images)
+        path = self.cache / f"features-{self.key(images)}.npz"
+        if path.is_file():
+            return read_cached(path, (len(images), self.backbone.dimension))
+        features = self.compute(images)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as new, new.open("wb") as file:
+            np.savez(file, values=features.numpy())
+        return features
 
-    def mean(self, images: ImageSet) -> Tensor:
-        """The mean feature, [D] float32, without keeping all features in memory."""
-
-        def compute() -> Tensor:
-            total = torch.zeros(self.backbone.dimension, dtype=torch.float64)
-            for features in self.batches(images, "base mean"):
-                total += features.double().sum(0)
-            return (total / len(images)).float()
-
-        return self.cached("mean", images, (self.backbone.dimension,), compute)
-
-    def batches(self, images: ImageSet, title: str) -> Iterator[Tensor]:
-        """Features batch by batch, on the CPU; restores the mode of the network."""
-        feeder = Feeder(images, self.device, keep=False)
+    def compute(self, images: ImageSet) -> Tensor:
+        """On the CPU; restores the mode of the network."""
+        order = in_batches(len(images), self.batch_size)
         was_training, home = self.backbone.training, next(self.backbone.parameters()).device
         self.backbone.to(self.device).eval()
+        features = []
         try:
-            with Progress(title, len(images), show=self.progress) as shown:
-                for batch in feeder.batches(in_batches(len(images), self.batch_size)):
-                    yield features_of(self.backbone, batch, self.transform, self.dtype).cpu()
+            with Progress("features", len(images), show=self.progress) as shown:
+                for batch in Feeder(images, self.device, keep=False).batches(order):
+                    x = features_of(self.backbone, batch, self.transform, self.dtype)
+                    features.append(x.cpu())
                     shown.advance(len(batch))
         finally:
             self.backbone.to(home).train(was_training)
-
-    def cached(
-        self, kind: str, images: ImageSet, shape: tuple[int, ...], compute: Callable[[], Tensor]
-    ) -> Tensor:
-        """A tensor from the cache, or computed and stored there."""
-        if self.cache is None:
-            return compute()
-        path = self.cache / f"{kind}-{self.key(images)}.npz"
-        if path.is_file():
-            return read_cached(path, shape)
-        result = compute()
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new, new.open("wb") as file:
-            np.savez(file, values=result.numpy())
-        return result
+        return torch.cat(features)
 
     def key(self, images: ImageSet) -> str:
         """A digest of everything the features of these images depend on."""
-        digest = hashlib.blake2b(digest_size=20)
         about = (VERSION, self.backbone.architecture, astuple(self.transform), str(self.dtype))
-        digest.update(repr(about).encode())
-        digest.update(digest_of_weights(self.backbone).encode())
-        digest.update(digest_of_images(images, progress=self.progress).encode())
-        return digest.hexdigest()
+        parts = [repr(about), digest_of_weights(self.backbone)]
+        parts.append(digest_of_images(images, progress=self.progress))
+        return hashlib.blake2b("".join(parts).encode(), digest_size=20).hexdigest()
 
 
 def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ... import check
-from ...arrays import read_torch
+from ...arrays import read_torch, safetensors
 from ...files import first_line, replacing
 from ...progress import Progress
 from ..data.images import ImageSet, in_batches
 from .augment import DRAWS, IMAGENET_MEAN, IMAGENET_STD, Transform, pixels
-from .checkpoints import Checkpoint, load_checkpoint, safetensors
+from .checkpoints import Checkpoint, load_checkpoint
 from .extraction import (
     Feeder,
     channels_last,
@@ -128,24 +128,31 @@ def train(
     >>> base, val = glyph_images("base", samples=40), glyph_images("val")  # doctest: +SKIP
     >>> trained = train("small", base, val, recipe=recipe("small"))  # doctest: +SKIP
     """
-    place = check.device(device)
+    place, recipe = check.device(device), recipe or Recipe()
+    dtype = product_dtype(precision, place)
+    validate_every = check.integer("validate_every", validate_every)
     folder = None if output is None else Path(output)
     if folder is not None:
         safetensors()  # fail before the first epoch if it is missing
-    run = Run(
-        architecture,
-        base,
-        validation,
-        recipe=recipe or Recipe(),
-        transform=transform,
-        start=start,
-        device=place,
-        dtype=product_dtype(precision, place),
-        compiled=compiled,
-        validate_every=check.integer("validate_every", validate_every),
-        seed=seed,
-        progress=progress,
-    )
+    classifier = create_classifier(architecture, base, recipe, start, seed)
+    check_validation(base, validation)
+    if transform is None:
+        transform = default_transform(classifier.backbone, base, recipe.mirror_features)
+    settings = {
+        "format": FORMAT,
+        "architecture": classifier.backbone.architecture,
+        "base": digest_of_labels(base),
+        "validation": "" if validation is None else digest_of_labels(validation),
+        "recipe": repr(recipe),
+        "transform": repr(transform),
+        "seed": str(seed),
+        "start": "" if start is None else digest_of_weights(start.backbone),
+    }
+    classifier.to(place)
+    if place.type == "cuda":
+        classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # untyped
+    learner = Learner(classifier, recipe, dtype, compiled=compiled)
+    run = Run(learner, transform, base, validation, settings, validate_every, progress)
     with (
         cudnn_algorithms(deterministic),
         Progress("training", run.total_steps, show=progress) as shown,
@@ -252,60 +259,30 @@ class Learner:
 
 
 class Run:
-    """A training run; see `train` for the arguments."""
+    """A training run; see `train` for the arguments. A run with other `settings` is another."""
 
     def __init__(
         self,
-        architecture: str,
+        learner: Learner,
+        transform: Transform,
         base: ImageSet,
         validation: ImageSet | None,
-        *,
-        recipe: Recipe,
-        transform: Transform | None,
-        start: Checkpoint | None,
-        device: torch.device,
-        dtype: torch.dtype,
-        compiled: bool,
+        settings: dict[str, str],
         validate_every: int,
-        seed: int,
         progress: bool,
     ) -> None:
-        self.recipe, self.device, self.seed = recipe, device, seed
+        self.learner, self.transform, self.settings = learner, transform, settings
+        self.recipe, self.device = learner.recipe, learner.device
         self.validate_every, self.class_names = validate_every, base.class_names
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            backbone = create(architecture, channels=base.shape[2])
-            head = nn.Linear(backbone.dimension, len(base.class_names))
-            classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
-        check_arguments(backbone, base, validation, start)
-        self.transform = transform or default_transform(backbone, base, recipe.mirror_features)
-        if start is not None:
-            backbone.load_state_dict(start.backbone.state_dict())
-            if start.head is not None and start.class_names == base.class_names:
-                head.load_state_dict(start.head.state_dict())
-        self.settings = {
-            "format": FORMAT,
-            "architecture": backbone.architecture,
-            "base": digest_of_labels(base),
-            "validation": "" if validation is None else digest_of_labels(validation),
-            "recipe": repr(recipe),
-            "transform": repr(self.transform),
-            "seed": str(seed),
-            "start": "" if start is None else digest_of_weights(start.backbone),
-        }
-        classifier.to(device)
-        if device.type == "cuda":
-            classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # untyped
-        self.learner = Learner(classifier, recipe, dtype, compiled=compiled)
-        self.base = Feeder(base, device, keep=True, progress=progress)
         self.labels = base.labels
+        self.base = Feeder(base, self.device, keep=True, progress=progress)
         self.validation = None
         if validation is not None:
-            self.validation = Feeder(validation, device, keep=True, progress=progress)
+            self.validation = Feeder(validation, self.device, keep=True, progress=progress)
             self.validation_labels = validation.labels
-        self.batch = min(recipe.batch_size, len(base))
+        self.batch = min(self.recipe.batch_size, len(base))
         self.steps = len(base) // self.batch  # an incomplete batch is dropped
-        self.total_steps = self.steps * recipe.epochs
+        self.total_steps = self.steps * self.recipe.epochs
         self.history: list[Epoch] = []
         self.best, self.best_accuracy = self.checkpoint(), -1.0
 
@@ -336,7 +313,7 @@ class Run:
         """One pass over the base images; returns mean loss and accuracy."""
         # All randomness depends on the seed and the epoch only, so a resumed run needs no generator
         # state, and the device does not matter.
-        random = torch.Generator().manual_seed(seed_from(f"{self.seed} {epoch}"))
+        random = torch.Generator().manual_seed(seed_from(f"{self.settings['seed']} {epoch}"))
         order = torch.randperm(len(self.labels), generator=random)
         order = order[: self.steps * self.batch].view(self.steps, self.batch)
         draws = torch.rand(self.steps, self.batch, DRAWS, generator=random).to(self.device)
@@ -443,37 +420,49 @@ def state_of_a_run(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_arguments(
-    backbone: Backbone,
-    base: ImageSet,
-    validation: ImageSet | None,
-    start: Checkpoint | None,
-) -> None:
+def create_classifier(
+    architecture: str, base: ImageSet, recipe: Recipe, start: Checkpoint | None, seed: int
+) -> Classifier:
+    """A network with the weights of `start`, or random ones."""
     channels = base.shape[2]
     if len(base) < 2:
         raise ValueError(f"base must have at least 2 images, got {len(base)}")
-    if validation is not None:
-        if validation.shape[2] != channels:
-            raise ValueError(
-                f"validation must have as many channels as base, {channels}, "
-                f"got {validation.shape[2]}"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = create(architecture, channels=channels)
+        head = nn.Linear(backbone.dimension, len(base.class_names))
+        classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
+    if start is not None:
+        if start.backbone.channels != channels:
+            got = start.backbone.channels
+            raise check.ArgumentValueError(
+                "start", f"must have as many channels as base, {channels}, got {got}"
             )
-        counts = validation.labels.bincount()
-        counts = counts[counts > 0]
-        if len(counts) < 2 or int(counts.min()) <= SHOTS:
-            raise ValueError(
-                f"validation must have at least 2 classes with more than {SHOTS} images each, "
-                f"got {len(counts)}, the smallest with {int(counts.min())}"
+        if start.backbone.architecture != backbone.architecture:
+            got_name = start.backbone.architecture
+            raise check.ArgumentValueError(
+                "start", f"must be a network {backbone.architecture!r}, got {got_name!r}"
             )
-    if start is not None and start.backbone.channels != channels:
-        raise check.ArgumentValueError(
-            "start",
-            f"must have as many channels as base, {channels}, got {start.backbone.channels}",
+        backbone.load_state_dict(start.backbone.state_dict())
+        if start.head is not None and start.class_names == base.class_names:
+            head.load_state_dict(start.head.state_dict())
+    return classifier
+
+
+def check_validation(base: ImageSet, validation: ImageSet | None) -> None:
+    if validation is None:
+        return
+    if validation.shape[2] != base.shape[2]:
+        raise ValueError(
+            f"validation must have as many channels as base, {base.shape[2]}, "
+            f"got {validation.shape[2]}"
         )
-    if start is not None and start.backbone.architecture != backbone.architecture:
-        raise check.ArgumentValueError(
-            "start",
-            f"must be a network {backbone.architecture!r}, got {start.backbone.architecture!r}",
+    counts = validation.labels.bincount()
+    counts = counts[counts > 0]
+    if len(counts) < 2 or int(counts.min()) <= SHOTS:
+        raise ValueError(
+            f"validation must have at least 2 classes with more than {SHOTS} images each, "
+            f"got {len(counts)}, the smallest with {int(counts.min())}"
         )
 
 

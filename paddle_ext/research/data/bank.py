@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ... import check
 from ...arrays import (
+    BANK_NAMES,
     BASE_MEAN,
     CLASS_NAMES,
     FEATURES,
-    KNOWN,
     LABELS,
     as_names,
     as_tensor,
@@ -291,7 +291,7 @@ def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
     """The arrays of a bank by name."""
     refuse_pickle(path)
     if path.is_dir():
-        files = [file for file in sorted(path.glob("*.npy")) if file.stem in KNOWN]
+        files = [file for file in sorted(path.glob("*.npy")) if file.stem in BANK_NAMES]
         return {file.stem: read_npy(file, mmap=mmap and file.stem in FEATURES) for file in files}
     if path.suffix == ".npz":
         if mmap:
@@ -299,14 +299,14 @@ def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
                 "mmap must be False for .npz (save the bank as .safetensors instead), "
                 f"got True for {path}"
             )
-        return read_npz(path, KNOWN)
+        return read_npz(path, BANK_NAMES)
     if path.suffix == ".safetensors":
         return read_safetensors(path, mmap=mmap)
     if path.suffix in (".pt", ".pth"):
         contents = named_contents(read_torch(path), path)
         tensors = {
             k: as_tensor(contents[k], k, path)
-            for k in KNOWN & contents.keys()
+            for k in BANK_NAMES & contents.keys()
             if isinstance(contents[k], Tensor)
         }
         return contents | (tensors if mmap else {k: x.clone() for k, x in tensors.items()})

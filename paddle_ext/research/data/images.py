@@ -18,7 +18,6 @@ from torch import Tensor
 from ... import check
 from ...decoding import (
     CHANNELS,
-    UnreadableError,
     decode,
     read_picture_file,
     require_pillow,
@@ -116,62 +115,13 @@ class ImageArray:
             yield image.numpy().tobytes()
 
 
-class Contents(Protocol):
-    """Encoded images, by number."""
-
-    def __len__(self) -> int: ...
-
-    def name(self, number: int) -> str:
-        """The name of the image in error messages."""
-
-    def read(self, number: int) -> bytes:
-        """Its bytes as encoded."""
-
-
-class ImageFiles:
-    """Encoded images that are files."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def name(self, number: int) -> str:
-        return str(self.paths[number])
-
-    def read(self, number: int) -> bytes:
-        try:
-            return read_picture_file(self.paths[number])
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{self.paths[number]} must be an image file, got: {why_unreadable(error)}"
-            ) from error
-
-
-class ImageBytes:
-    """Encoded images in memory."""
-
-    def __init__(self, names: Sequence[str], contents: Sequence[memoryview]) -> None:
-        self.names, self.contents = names, contents
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    def name(self, number: int) -> str:
-        return self.names[number]
-
-    def read(self, number: int) -> bytes:
-        return bytes(self.contents[number])
-
-
 class EncodedImages:
     """Images that are decoded each time they are read, in several threads.
 
     Parameters
     ----------
-    contents : Contents
-        The encoded images.
+    images : sequence of Path or bytes
+        Files, or encoded images in memory.
     labels : Tensor or sequence of int
     class_names : sequence of str
     split : str
@@ -180,50 +130,64 @@ class EncodedImages:
         both ends. None: unchanged; all must then have the shape of the first.
     channels : int
         3 for RGB, 1 for grey.
+    names : sequence of str or None
+        What errors call the images; None: their paths.
 
     Examples
     --------
     >>> paths = sorted(Path("owls").glob("*.jpg"))
-    >>> images = EncodedImages(ImageFiles(paths), [0] * len(paths), ["owl"])  # doctest: +SKIP
+    >>> images = EncodedImages(paths, [0] * len(paths), ["owl"])  # doctest: +SKIP
     """
 
     def __init__(
         self,
-        contents: Contents,
+        images: Sequence[Path | bytes | memoryview],
         labels: Tensor | npt.NDArray[np.int64] | Sequence[int],
         class_names: Sequence[str],
         split: str = "",
         *,
         size: int | None = 84,
         channels: int = 3,
+        names: Sequence[str] | None = None,
     ) -> None:
         require_pillow()
         if size is not None and size < 1:
             raise check.ArgumentValueError("size", f"must be None or at least 1, got {size}")
         if channels not in CHANNELS:
             raise ValueError(f"channels must be 1 or 3, got {channels}")
-        if len(contents) == 0:
-            raise ValueError("contents must have at least one image, got none")
-        self.contents, self.size, self.channels = contents, size, channels
+        if len(images) == 0:
+            raise ValueError("images must have at least one image, got none")
+        self.images, self.size, self.channels = images, size, channels
+        self.names = list(map(str, images)) if names is None else names
         self.class_names = checked_names(class_names)
-        self.labels = checked_labels(labels, len(contents), len(self.class_names))
+        self.labels = checked_labels(labels, len(images), len(self.class_names))
         self.split = split
         height, width = (size, size) if size is not None else self.decode(0).shape[:2]
         self.shape = (height, width, channels)
 
     def __len__(self) -> int:
-        return len(self.contents)
+        return len(self.images)
+
+    def encoded(self, number: int) -> bytes:
+        """The bytes of one image."""
+        image = self.images[number]
+        if not isinstance(image, Path):
+            return bytes(image)
+        try:
+            return read_picture_file(image)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{image} must be an image file, got: {why_unreadable(error)}"
+            ) from error
 
     def decode(self, number: int) -> npt.NDArray[np.uint8]:
         """One image, [H, W, C]."""
-        name, content = self.contents.name(number), self.contents.read(number)
+        content = self.encoded(number)
         try:
             return decode(content, self.size, self.channels)
-        except UnreadableError as error:
-            raise ValueError(f"{name} must be an image, got: {error}") from None
         except Exception as error:  # Pillow's decoders raise anything
             raise ValueError(
-                f"{name} must be an intact image, got a damaged one: {error}"
+                f"{self.names[number]} must be an image, got: {why_unreadable(error)}"
             ) from error
 
     def read(self, index: Tensor | Sequence[int]) -> Tensor:
@@ -232,7 +196,7 @@ class EncodedImages:
         for place, pixels in enumerate(in_threads(self.decode, numbers)):
             if pixels.shape != self.shape:
                 raise check.ArgumentValueError(
-                    self.contents.name(numbers[place]),
+                    self.names[numbers[place]],
                     f"must have the shape of the first image, {list(self.shape)}, "
                     f"got {list(pixels.shape)}",
                     or_pass="size",
@@ -242,7 +206,7 @@ class EncodedImages:
 
     def content(self) -> Iterator[bytes]:
         for index in in_batches(len(self), READ_AT_ONCE):
-            yield from in_threads(self.contents.read, index.tolist())
+            yield from in_threads(self.encoded, index.tolist())
 
 
 def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import check
-from ...arrays import CLASS_NAMES, pick, read_npz
-from .images import EncodedImages, ImageArray, ImageBytes, ImageFiles, ImageSet
+from ...arrays import CLASS_NAMES, as_names, pick, read_npz
+from .images import EncodedImages, ImageArray, ImageSet
 
 SPLITS = ("base", "val", "test")
 INAT_SPLITS = ("base", "val", "repr", "query")
@@ -65,7 +65,7 @@ def image_folder(
         labels += [label] * len(own)
     if not names:
         raise ValueError(f"{root} must have one folder for each class, got no folder")
-    return EncodedImages(ImageFiles(paths), labels, names, split, size=size, channels=channels)
+    return EncodedImages(paths, labels, names, split, size=size, channels=channels)
 
 
 def image_list(
@@ -105,8 +105,8 @@ def image_list(
     paths = [root / row.filename for row in rows]
     if not paths[0].is_file():  # the others are checked when they are read
         raise ValueError(f"{root} must have the images of {path}, got no {rows[0].filename}")
-    files, labels = ImageFiles(paths), [number[row.label] for row in rows]
-    return EncodedImages(files, labels, class_names, split, size=size, channels=channels)
+    labels = [number[row.label] for row in rows]
+    return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
 
 
 # --- the datasets of the paper, and the reader's own ---------------------------------------------
@@ -315,9 +315,9 @@ def image_arrays(
             raise ValueError(f"{path} must have the classes and arrays of {files[0]}")
     labels = np.concatenate([part.labels for part in parts])
     if first.pixels is None:
+        encoded = [image for part in parts for image in part.encoded]
         names = [name for part in parts for name in part.names]
-        contents = ImageBytes(names, [one for part in parts for one in part.encoded])
-        return EncodedImages(contents, labels, first.class_names, split, size=size)
+        return EncodedImages(encoded, labels, first.class_names, split, size=size, names=names)
     if size is not None:
         raise check.ArgumentValueError(
             "size", f"must be None for images that are not encoded, got {size}"
@@ -335,39 +335,47 @@ def read_part(path: Path, split: str) -> Part:
     if not path.exists():
         raise ValueError(f"paths must name files, got {path}, which does not exist")
     arrays = read_npz(path)
-    class_names = pick(arrays, CLASS_NAMES, path).astype(str)
-    labels = integer_array(path, arrays, "labels")
+    class_names = as_names(pick(arrays, CLASS_NAMES, path), "class_names", path)
+    labels = integer_array(path, arrays, "labels").astype(np.int64)
     pixels = pick(arrays, PIXELS, path)
-    if pixels.dtype != np.uint8:
-        raise ValueError(f"{path} must have images as uint8, got {pixels.dtype}")
-    is_encoded = "images" not in arrays
-    ends = integer_array(path, arrays, "offsets").astype(np.int64) if is_encoded else np.zeros(0)
-    count = len(ends) - 1 if is_encoded else len(pixels)
-    if is_encoded:
-        inside = len(ends) > 1 and ends[0] >= 0 and ends[-1] <= pixels.size and pixels.ndim == 1
-        if not inside or (np.diff(ends) < 0).any():
-            raise ValueError(f"{path} must have increasing offsets within its encoded images")
+    if pixels.dtype != np.uint8 or pixels.ndim < 1:
+        raise ValueError(
+            f"{path} must have images as uint8, got {pixels.dtype} of shape {list(pixels.shape)}"
+        )
+    ends = None if "images" in arrays else image_ends(path, arrays, pixels)
+    count = len(pixels) if ends is None else len(ends) - 1
     if len(labels) != count:
         raise ValueError(f"{path} must have one label for each image, {count}, got {len(labels)}")
     if count and (labels.min() < 0 or labels.max() >= len(class_names)):
         raise ValueError(f"{path} must have labels in [0, {len(class_names)})")
-    names = arrays["filenames"].astype(str) if "filenames" in arrays else np.arange(count)
+    names = as_names(arrays.get("filenames", [*map(str, range(count))]), "filenames", path)
     if len(names) != count:
         raise ValueError(f"{path} must have {count} filenames, got {len(names)}")
 
     rows = np.arange(count)
     if "class_split" in arrays:
-        mine = arrays["class_split"].astype(str) == split
+        mine = as_names(arrays["class_split"], "class_split", path) == split
         if mine.shape != class_names.shape or not mine.any():
             raise ValueError(f"{path} must have classes of the split {split!r} in 'class_split'")
         rows = np.flatnonzero(mine[labels])
         labels, class_names = (np.cumsum(mine) - 1)[labels[rows]], class_names[mine]
-    labels, class_names = labels.astype(np.int64), tuple(class_names.tolist())
-    if not is_encoded:
+    listed = tuple(class_names.tolist())
+    if ends is None:
         own = pixels[rows] if "class_split" in arrays else pixels
-        return Part(labels, class_names, own, [], [])
+        return Part(labels, listed, own, [], [])
     encoded = [memoryview(pixels[ends[row] : ends[row + 1]]) for row in rows]
-    return Part(labels, class_names, None, encoded, [f"{path}: {names[row]}" for row in rows])
+    return Part(labels, listed, None, encoded, [f"{path}: {names[row]}" for row in rows])
+
+
+def image_ends(
+    path: Path, arrays: dict[str, npt.NDArray[Any]], encoded: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int64]:
+    """Where each encoded image ends, after where the first begins."""
+    ends = integer_array(path, arrays, "offsets").astype(np.int64)
+    inside = len(ends) > 1 and ends[0] >= 0 and ends[-1] <= len(encoded) and encoded.ndim == 1
+    if not inside or (np.diff(ends) < 0).any():
+        raise ValueError(f"{path} must have increasing offsets within its encoded images")
+    return ends
 
 
 def integer_array(path: Path, arrays: dict[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:

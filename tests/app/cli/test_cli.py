@@ -181,7 +181,7 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "my_method" in result.stdout
     result = run("evaluate", bank, "--methods", "module_of_mine:YourMethod", *tasks)
     assert result.exit_code == 1
-    assert "no YourMethod" in result.words()
+    assert "has no attribute 'YourMethod'" in result.words()
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from paddle_ext.research.backbones import (
 from paddle_ext.research.backbones import extraction as module
 from paddle_ext.research.backbones.extraction import Extractor, Feeder
 from paddle_ext.research.data import FeatureBank
-from paddle_ext.research.data.images import EncodedImages, ImageArray, ImageFiles
+from paddle_ext.research.data.images import EncodedImages, ImageArray
 
 GREY = Transform(16, (0.4,), (0.2,))
 IMAGES = pattern_images(5, 9)
@@ -190,7 +189,7 @@ def test_files_count_by_their_bytes_alone(
     paths = [write_image(tmp_path / f"{n}.png", random_pixels(16, 16, seed=n)) for n in range(3)]
 
     def images() -> EncodedImages:
-        return EncodedImages(ImageFiles(paths), [0, 0, 1], ["a", "b"], size=16, channels=1)
+        return EncodedImages(paths, [0, 0, 1], ["a", "b"], size=16, channels=1)
 
     cache = tmp_path / "cache"
     assert counting.during(network, images(), cache=cache)[0] == 3
@@ -230,15 +229,6 @@ def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{file.name} is a damaged cache file"):
             extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
-
-
-def test_an_interrupted_extraction_leaves_nothing(
-    network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "features_of", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_progress(

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from paddle_ext.research.data import FeatureBank
-from paddle_ext.research.sampler import TaskSampler
 
 N, D = 9, 5
 LABELS = [0, 2, 1, 0, -1, 1, 2, 0, 1]
@@ -107,22 +106,6 @@ def test_subset() -> None:
     assert bank.rows("test").tolist() == [1, 5, 7, 8]
     assert bank.rows(["oos", "val"]).tolist() == [2, 4]
     assert_same(bank.subset(split="test"), bank.subset(torch.tensor([1, 5, 7, 8])))
-
-
-def test_support_and_query_by_split() -> None:
-    labels = torch.arange(4).repeat(20)
-    bank = FeatureBank(torch.randn(80, 3), labels, split=["repr"] * 24 + ["query"] * 56)
-    sampler = TaskSampler(
-        bank.labels,
-        shots=None,
-        support=bank.rows("repr"),
-        query=bank.rows("query"),
-        n_query=10,
-        k_eff=2,
-    )
-    batch = sampler.batch(0, 5)
-    assert batch.support_index.shape == (24,)
-    assert batch.query_index.min() >= 24
 
 
 def test_to(device: str) -> None:

@@ -1,8 +1,6 @@
 """Files are replaced atomically or left unchanged; only regular ones are read."""
 
 import os
-import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,21 +9,15 @@ from typing import Any
 
 import pytest
 
-from paddle_ext.files import check_regular, open_regular, replacing
+from paddle_ext.files import (
+    RefusedError,
+    check_regular,
+    open_regular,
+    readable,
+    replacing,
+)
 
 SIZE = 200_000  # bytes, more than one write
-WRITER = """
-import sys
-from pathlib import Path
-from paddle_ext.files import replacing
-path, letter = Path(sys.argv[1]), sys.argv[2]
-print(__import__("os").getpid(), flush=True)
-for _ in range(60):
-    with replacing(path) as new, new.open("w") as file:
-        for _ in range(20):
-            file.write(letter * 10_000)
-            file.flush()
-"""
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -82,31 +74,6 @@ def test_threads_that_write_one_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_containers_that_share_a_folder(tmp_path: Path) -> None:
-    """Two processes with one process id, as in two containers."""
-    own = [shutil.which("unshare") or "unshare"]
-    own += ["--user", "--map-root-user", "--pid", "--fork"]
-    if not shutil.which("unshare") or subprocess.run([*own, "true"], check=False).returncode:
-        pytest.skip("needs unshare of util-linux, and the right to make a namespace")
-    path = tmp_path / "file"
-    writers = [
-        subprocess.Popen(
-            [*own, sys.executable, "-c", WRITER, str(path), letter],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        for letter in "ab"
-    ]
-    while any(writer.poll() is None for writer in writers):
-        whole(path)
-    said = [writer.communicate()[0].strip() for writer in writers]
-    assert [writer.returncode for writer in writers] == [0, 0]
-    assert said == ["1", "1"]  # the process ids
-    assert whole(path)
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def whole(path: Path) -> bool:
     """False if there is no file yet; fails on one that is not whole."""
     if not path.exists():
@@ -158,3 +125,13 @@ def test_an_interrupt_never_closes_a_file_twice(tmp_path: Path) -> None:
         finally:
             sys.settrace(before)
     raise AssertionError("it never came to an end")
+
+
+def test_errors_of_libraries_become_one_sentence() -> None:
+    for error in (RuntimeError("first\nsecond"), MemoryError("first")):
+        message = r"^a\.bin must be whole, got one that cannot be read: first$"
+        with pytest.raises(ValueError, match=message), readable(Path("a.bin"), "whole"):
+            raise error
+    for error in (FileNotFoundError("a.bin"), RefusedError("a.bin must be a file")):
+        with pytest.raises(type(error)), readable(Path("a.bin"), "whole"):
+            raise error

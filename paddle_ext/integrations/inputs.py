@@ -1,4 +1,4 @@
-"""Check labels and class names in the forms in which users give them."""
+"""Check what users pass: embeddings, labels, names of classes, weights and priors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,104 @@ import difflib
 import numbers
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from .. import check
 from ..prior import measures_of
-from .embeddings import plain, vectors
 from .fitted import Array
 
 Places: TypeAlias = "npt.NDArray[np.int64]"
+
+LARGEST = check.SUMMABLE[torch.float32]
+
+# --- embeddings ---------------------------------------------------------------------------------
+
+
+def vectors(name: str, value: Any, *, width: int | None = None, keep_double: bool = False) -> Array:
+    """Rows [N, D], all finite, from a matrix or from a column of vectors.
+
+    They are float32, or float64 if `keep_double` is set and the input is. `width` is the required
+    D; `name` is what error messages call the rows.
+    """
+    rows = plain(value)
+    if rows.dtype.kind == "O" and rows.ndim == 1:
+        rows = stacked(name, rows)
+    if rows.dtype.kind not in "fiu" or rows.ndim != 2 or rows.shape[1] == 0:
+        raise check.ArgumentValueError(
+            name,
+            "must be numbers of shape [N, D] or a column of vectors, got "
+            f"{rows.dtype} of shape {list(rows.shape)}",
+        )
+    if width is not None and rows.shape[1] != width:
+        raise check.ArgumentValueError(
+            name, f"must have {width} features like the data of the classes, got {rows.shape[1]}"
+        )
+    if rows.dtype.kind != "f" or rows.dtype.itemsize < 4:
+        rows = rows.astype(np.float32)
+    if rows.size and not max(-rows.min(), rows.max()) <= LARGEST:  # false for NaN
+        row, column = np.argwhere(~(np.abs(rows) <= LARGEST))[0]
+        odd = rows[row, column]
+        expected = f"at most {LARGEST:g} in magnitude" if np.isfinite(odd) else "finite"
+        raise check.ArgumentValueError(
+            name, f"must be {expected}, got {odd} in row {row}, feature {column}"
+        )
+    return np.ascontiguousarray(rows, dtype=None if keep_double else np.float32)
+
+
+def plain(value: Any) -> Array:
+    """A tensor, column or list as an array; a list may hold vectors of different lengths."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return np.asarray(value.float() if value.is_floating_point() else value)
+    if not isinstance(value, list | tuple):
+        return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError:
+        found = np.empty(len(value), dtype=object)
+        found[:] = [*value]
+        return found
+
+
+def stacked(name: str, column: Array) -> Array:
+    """A column of vectors as a matrix."""
+    try:
+        rows = np.array(column.tolist())
+    except (TypeError, ValueError):
+        odd_vector(name, column)
+    if rows.ndim != 2 or rows.dtype.kind == "O":
+        odd_vector(name, column)
+    return rows
+
+
+def odd_vector(name: str, column: Array) -> NoReturn:
+    """Raise an error naming the row that is not a vector or has another length."""
+    for number, row in enumerate(column):
+        if not isinstance(row, list | tuple) and np.ndim(row) != 1:
+            got = f"{check.kind(row)} in row {number}"
+            break
+        if len(row) != len(column[0]):
+            got = f"{len(row)} numbers in row {number} and {len(column[0])} in row 0"
+            break
+    else:
+        got = "non-numeric values"
+    raise check.ArgumentValueError(name, f"must have vectors of one length, got {got}")
+
+
+def length(column: Any) -> int | None:
+    """The length of a column; None if the value has no length."""
+    try:
+        return len(column)
+    except TypeError:
+        return None
+
+
+# --- labels, weights and priors -----------------------------------------------------------------
 
 
 def labelled(y: Array) -> npt.NDArray[np.bool_]:
@@ -71,8 +157,7 @@ def sorted_classes(y: Array) -> tuple[Array, Places]:
     """The sorted classes among labels, and the index of each label's class."""
     if len(y) == 0:
         raise ValueError("y must have labelled rows of at least two classes, got none")
-    if y.dtype.kind == "O":
-        y = unwrapped(y)
+    y = unwrapped("y", y)
     if y.dtype.kind in "US" and (y == np.array("-1", dtype=y.dtype)).any():
         raise ValueError(
             "y must have None for an unlabelled row among text, got '-1', which would be a class"
@@ -87,15 +172,15 @@ def sorted_classes(y: Array) -> tuple[Array, Places]:
     return classes, places.astype(np.int64)
 
 
-def unwrapped(y: Array) -> Array:
+def unwrapped(name: str, labels: Array) -> Array:
     """An array of objects, unchanged if all are text, as a numeric array if all are numbers."""
-    if all(isinstance(label, str) for label in y):
-        return y
-    if all(isinstance(label, numbers.Real | np.bool_) for label in y):
-        return np.array(y.tolist())
-    kinds = sorted({check.kind(label) for label in y})
-    raise ValueError(
-        f"Unknown label type: y must be all text or all numbers, got {' and '.join(kinds)}"
+    if labels.dtype.kind != "O" or all(isinstance(label, str) for label in labels):
+        return labels
+    if all(isinstance(label, numbers.Real | np.bool_) for label in labels):
+        return np.array(labels.tolist())
+    kinds = sorted({check.kind(label) for label in labels})
+    raise check.ArgumentValueError(
+        name, f"must be all text or all numbers (Unknown label type), got {' and '.join(kinds)}"
     )
 
 
@@ -143,9 +228,9 @@ def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
     """
     rows = checked_prototypes(prototypes, D, keep_double=True)
     if classes is not None:
-        names = checked_classes(classes, len(rows))
+        names = class_names("classes", classes, len(rows))
     elif len(y):
-        names = np.unique(unwrapped(y) if y.dtype.kind == "O" else y)
+        names = np.unique(unwrapped("y", y))
         if len(names) != len(rows):
             raise ValueError(
                 f"prototypes must have one row for each class of y, {len(names)}, unless classes "
@@ -167,19 +252,19 @@ def checked_prototypes(
     return rows
 
 
-def checked_classes(classes: Any, K: int) -> Array:
-    """The classes as an array of K different labels."""
-    names = np.asarray(classes)
-    if names.ndim != 1 or len(names) != K:
-        raise ValueError(
-            f"classes must have one label for each row of prototypes, {K}, got shape "
-            f"{list(names.shape)}"
+def class_names(name: str, value: Any, prototypes: int | None) -> Array:
+    """Different labels as an array; as many as there are prototypes, if there are any."""
+    names = label_vector(name, value)
+    if prototypes is not None and len(names) != prototypes:
+        raise check.ArgumentValueError(
+            name,
+            f"must have as many classes as there are prototypes, {prototypes}, got {len(names)}",
         )
-    if not labelled(names).all():
-        raise ValueError("classes must be labels, got -1, None or NaN, which mean unlabelled")
-    if names.dtype.kind == "O":
-        names = unwrapped(names)
-    check_unique("classes", names)
+    at_least_two(name, len(names))
+    unique, counts = np.unique(names, return_counts=True)
+    if len(unique) < len(names):
+        twice = unique[counts > 1].tolist()[0]
+        raise check.ArgumentValueError(name, f"must be unique, got {twice!r} {counts.max()} times")
     return names
 
 
@@ -190,25 +275,17 @@ def classes_and_places(
 
     `prototypes` is the number of prototypes; without them every class must have a label.
     """
-    given = text_or_integers("labels", labels)
+    given = label_vector("labels", labels)
     if len(given) != count:
         raise check.ArgumentValueError(
             "labels", f"must have one label for each row of support, {count}, got {len(given)}"
         )
-    argument = "labels" if names is None else "names"
     if names is not None:
-        classes = text_or_integers("names", names)
+        classes = class_names("names", names, prototypes)
     elif prototypes is not None and count == 0:
         classes = np.arange(prototypes)
     else:
-        classes = np.unique(given)
-    if prototypes is not None and len(classes) != prototypes:
-        raise check.ArgumentValueError(
-            argument,
-            f"must have as many classes as there are prototypes, {prototypes}, got {len(classes)}",
-        )
-    at_least_two(argument, len(classes))
-    check_unique(argument, classes)
+        classes = class_names("labels", np.unique(given), prototypes)
     if given.dtype.kind != "U" and classes.dtype.kind == "U":
         K, places = len(classes), given
         if len(places) and not (places.min() >= 0 and places.max() < K):
@@ -228,25 +305,21 @@ def classes_and_places(
     return classes, places
 
 
-def text_or_integers(name: str, value: Any) -> Array:
+def label_vector(name: str, value: Any) -> Array:
     """Labels as a vector of text or int64; None, NaN and -1, which mean unlabelled, are errors."""
     # NumPy would turn numbers into text in a list that contains both.
-    found = np.array(value, dtype=object) if isinstance(value, list | tuple) else plain(value)
-    if found.ndim != 1:
+    labels = np.array(value, dtype=object) if isinstance(value, list | tuple) else plain(value)
+    if labels.ndim != 1:
         raise check.ArgumentValueError(
-            name, f"must have one dimension, got shape {list(found.shape)}"
+            name, f"must have one dimension, got shape {list(labels.shape)}"
         )
-    if not labelled(found).all():
-        odd = found[~labelled(found)][0]
+    if not labelled(labels).all():
+        odd = labels[~labelled(labels)][0]
         raise check.ArgumentValueError(name, f"must be text or integers >= 0, got {odd}")
-    if found.dtype.kind in "iu" or all(isinstance(label, numbers.Integral) for label in found):
-        return found.astype(np.int64)
-    if all(isinstance(label, str) for label in found):
-        return found.astype(str)
-    kinds = sorted({check.kind(label) for label in found.tolist()})
-    raise check.ArgumentTypeError(
-        name, f"must be all text or all integers, got {' and '.join(kinds)}"
-    )
+    labels = unwrapped(name, labels)
+    if labels.dtype.kind == "f":
+        raise check.ArgumentValueError(name, f"must be text or integers, got {labels[0]}")
+    return labels.astype(str if labels.dtype.kind in "OU" else np.int64)
 
 
 def indices(name: str, labels: Array, classes: Array, called: str) -> Places:
@@ -264,10 +337,3 @@ def indices(name: str, labels: Array, classes: Array, called: str) -> Places:
 def at_least_two(name: str, count: int) -> None:
     if count < 2:
         raise check.ArgumentValueError(name, f"must have at least two classes, got {count}")
-
-
-def check_unique(name: str, classes: Array) -> None:
-    found, counts = np.unique(classes, return_counts=True)
-    if len(found) < len(classes):
-        twice = found[counts > 1].tolist()[0]
-        raise check.ArgumentValueError(name, f"must be unique, got {twice!r} {counts.max()} times")
