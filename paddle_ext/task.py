@@ -99,13 +99,18 @@ class IndexedTask:
         return self.features, *support, self.query_index
 
     def gathered(self) -> Task:
-        """The batch with its rows copied out of the bank."""
-        dtype = computing_dtype(self.features)
+        """The batch with its rows copied out of the bank.
+
+        Indices and labels may be unchecked: one out of range stands for the nearest in range.
+        """
+        dtype, last = computing_dtype(self.features), len(self.features) - 1
         support, query = (
-            self.features[x].to(dtype) for x in (self.support_index, self.query_index)
+            self.features[x.clamp(0, last)].to(dtype)
+            for x in (self.support_index, self.query_index)
         )
         rest = self.num_classes, self.base_mean, self.prototypes, self.logits
-        return Task(support, self.support_labels, query, *rest)
+        labels = self.support_labels.clamp(0, self.num_classes - 1)
+        return Task(support, labels, query, *rest)
 
 
 def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..rows import power_of_two
 from .label_noise import MOST_LEFT_OUT, left_out_logits, models_noise, weigh_labels
 from .learn import learned, likelihood_of
 from .likelihood import Likelihood, reweighted
@@ -47,12 +48,18 @@ def corrected_likelihood(
 ) -> Likelihood:
     """The likelihood learned from labelled rows [S, D], with a correction where it pays.
 
-    Every class must have a row; `weights` [S] > 0 are those of the rows in their classes.
+    Every class must have a row; `weights` [S] > 0 are those of the rows in their classes, between
+    1e-30 and 1e30, in float64.
     """
     K, S, total, noisy = num_classes, len(labels), weights, False
     corrects = uses_correction(S, support.shape[1], K)
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
-    given = None if weights is None else weights.unsqueeze(0)
+    given = None
+    if weights is not None:
+        # Class means depend on ratios within a class alone, and a power of two divides exactly: so
+        # the squares of the weights cannot overflow in single precision.
+        largest = weights.new_zeros(K).scatter_reduce(0, labels, weights, "amax")
+        given = (weights / power_of_two(largest)[labels]).unsqueeze(0)
     if models_noise(label_noise, S, K):
         likelihood, rate, right, logits = weigh_labels(rows, own, K, label_noise, given=given)
         noisy = bool(rate > 0)
@@ -109,7 +116,8 @@ def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
         weights = weights * (len(weights) / weights.sum())
     counts = rows.counts if weights is None else rows.counts * weights.to(dtype)
     n = rows.own.bincount(weights, minlength=K).to(dtype)
-    return fitted(rows.x, rows.own, counts * INVERSE_REGULARISATION, rows.logits + n.log())
+    logits = rows.logits + n.clamp(min=torch.finfo(dtype).tiny).log()
+    return fitted(rows.x, rows.own, counts * INVERSE_REGULARISATION, logits)
 
 
 def fitted(x: Tensor, labels: Tensor, weights: Tensor, logits: Tensor) -> Tensor:

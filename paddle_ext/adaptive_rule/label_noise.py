@@ -71,6 +71,8 @@ def noisy_likelihood(
     """Like `likelihood_of`, for labels of which a share `label_noise` may be wrong."""
     if not models_noise(label_noise, labels.shape[-1], num_classes):
         return likelihood_of(support, labels, num_classes, metric)
+    # Labels may be unchecked, and here they are indices: one out of range is the nearest class.
+    labels = labels.clamp(0, num_classes - 1)
     return weigh_labels(support, labels, num_classes, label_noise, metric).likelihood
 
 

@@ -25,7 +25,7 @@ from ..adaptive_rule.solve import solve_tasks
 from ..large.arguments import returns_all
 from ..native import devices
 from ..prior import measures_of
-from ..rows import class_means, class_sums, parts, unit_rows
+from ..rows import class_means, class_sums, parts, power_of_two, unit_rows
 from ..scaling import RowScaling, row_scaling
 from ..solution import Solution
 from ..solvers import solve
@@ -296,16 +296,21 @@ def means_of(
     """
     support, labels, K = known.support, known.labels, known.num_classes
     sums = support.new_zeros(K, support.shape[1])
-    weights = None if known.weights is None else known.weights.to(support.dtype)
+    weights, query_weight = known.weights, support.new_ones(K)
+    if weights is not None:  # divided by a power of two, so that no sum of their rows overflows
+        largest = power_of_two(weights.new_ones(K).scatter_reduce(0, labels, weights, "amax"))
+        weights, query_weight = (weights / largest[labels]).to(sums), (1 / largest).to(sums)
     mass = labels.bincount(weights, minlength=K).to(support.dtype)
     if len(support):
         sums, _ = class_sums(support, labels, K, weights)
     if query is not None and solution is not None:
         u = solution.probabilities
         if solution.classes is None:
+            u = u if weights is None else u * query_weight
             sums, mass = sums + u.mT @ query, mass + u.sum(0)
         else:  # only the largest of each row
             for rank, classes in enumerate(solution.classes.unbind(-1)):
-                sums = sums + class_sums(query, classes, K, u[:, rank])[0]
-                mass = mass.index_add(0, classes, u[:, rank])
+                of_rank = u[:, rank] * query_weight[classes]
+                sums = sums + class_sums(query, classes, K, of_rank)[0]
+                mass = mass.index_add(0, classes, of_rank)
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)

@@ -21,6 +21,7 @@ from .fitted import Array
 Places: TypeAlias = "npt.NDArray[np.int64]"
 
 LARGEST = LARGEST_FEATURE_FLOAT32
+LARGEST_WEIGHT = 1e30  # of a row, and one over the smallest: their ratios are numbers in float64
 
 # --- embeddings ---------------------------------------------------------------------------------
 
@@ -186,29 +187,30 @@ def unwrapped(name: str, labels: Array) -> Array:
 
 
 def checked_weights(
-    given: Any, known: npt.NDArray[np.bool_], places: Places, classes: Array
+    given: Any, has_label: npt.NDArray[np.bool_], places: Places, classes: Array
 ) -> Array:
-    """The weights of the labelled rows, finite and >= 0; every class must have a positive one."""
+    """The weights of the labelled rows in float64; every class must have a positive one."""
     weights = np.asarray(given)
-    if weights.dtype.kind not in "fiub" or weights.shape != known.shape:
+    if weights.dtype.kind not in "fiub" or weights.shape != has_label.shape:
         raise ValueError(
-            f"sample_weight must be numbers of shape [{len(known)}], one for each row, got "
+            f"sample_weight must be numbers of shape [{len(has_label)}], one for each row, got "
             f"{weights.dtype} of shape {list(weights.shape)}"
         )
-    bad = ~(np.isfinite(weights) & (weights >= 0))
-    if bad.any():
-        row = int(np.argmax(bad))
+    usable = (weights >= 1 / LARGEST_WEIGHT) & (weights <= LARGEST_WEIGHT) | (weights == 0)
+    if not usable.all():
+        row = int(np.argmin(usable))
         raise ValueError(
-            f"sample_weight must be finite and at least 0, got {weights[row]} in row {row}"
+            f"sample_weight must be 0 or between {1 / LARGEST_WEIGHT:g} and {LARGEST_WEIGHT:g}, "
+            f"got {weights[row]} in row {row}"
         )
-    found: Array = weights[known].astype(np.float64)
-    mass = np.bincount(places, found, minlength=len(classes))
+    of_labelled: Array = weights[has_label].astype(np.float64)
+    mass = np.bincount(places, of_labelled, minlength=len(classes))
     if (mass == 0).any():
         raise ValueError(
             "sample_weight must be more than zero for a labelled row of every class, got zero "
             f"for all of class {classes[mass == 0][0]}"
         )
-    return found
+    return of_labelled
 
 
 # --- names of classes ---------------------------------------------------------------------------
