@@ -11,7 +11,6 @@ from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out
 from paddle_ext.adaptive_rule.label_noise import WeightedRows, noisy_likelihood, weigh_labels
 from paddle_ext.adaptive_rule.learn import learned, likelihood_of
-from paddle_ext.methods import create
 
 K = 8
 
@@ -174,20 +173,3 @@ def test_doubt_is_that_of_the_estimate() -> None:
     plain = left_out(support, labels, K)[1].logits.softmax(-1)
     trusted = 1 - plain.gather(1, labels.unsqueeze(1)).squeeze(1)
     assert ((trusted > 0.9) != (labels != truth)).any()
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "match"),
-    [
-        ("automatic", ValueError, "label_noise must be 'auto' or a number, got 'automatic'"),
-        (1.0, ValueError, r"label_noise must be 'auto' or in \[0, 1\), got 1.0"),
-        (-0.1, ValueError, "label_noise must be finite and >= 0, got -0.1"),
-        (None, TypeError, "label_noise must be a number, got None"),
-    ],
-)
-def test_bad_values_get_a_sentence(value: object, error: type[Exception], match: str) -> None:
-    support, labels, _, query, _ = task(6, 3, 0.0)
-    with pytest.raises(error, match=match):
-        paddle_ext.adaptive(support, labels, query, label_noise=value)  # type: ignore[arg-type]
-    with pytest.raises(error, match=match):
-        create("adaptive", label_noise=value)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from method_tasks import assert_prediction, nearest_mean
 from places import at_places
-from problems import NASTY, Place, Problem, largest, make_problem, nothing_waits, remembered
+from problems import NASTY, Place, Problem, largest, make_problem, remembered
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -205,18 +205,6 @@ def test_the_budget_changes_nothing(device: str, monkeypatch: pytest.MonkeyPatch
         assert largest(got.probabilities - want.probabilities) < 1e-5
         assert torch.equal(got.labels, want.labels)
         assert got.scaling == want.scaling
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("shots", [(1, 1), (3, 3), (6, 6)])
-def test_nothing_waits_for_the_device(shots: tuple[int, int]) -> None:
-    for shared in (False, True):
-        problem = make_problem(B=3, Q=15, K=5, D=8, shots=shots, shared=shared).to("cuda")
-        task = task_of(problem)
-        want = Adaptive().solution(task)
-        with nothing_waits():
-            got = Adaptive().solution(task)
-        assert torch.equal(got.probabilities, want.probabilities)
 
 
 # --- how many classes are present -----------------------------------------------------------------

@@ -162,22 +162,14 @@ def test_each_task_stops_on_its_own(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "words"),
     [
-        ({"logits": [[1.0]]}, TypeError, "logits must be a torch.Tensor, got list"),
-        ({"logits": torch.zeros(2, 3).long()}, TypeError, "logits must be float16"),
-        ({"logits": torch.zeros(3)}, ValueError, r"logits must have shape .*, got \[3\]"),
-        ({"logits": torch.zeros(0, 3)}, ValueError, r"at least 1, got \[0, 3\]"),
-        ({"logits": torch.full((2, 3), math.nan)}, ValueError, r"got nan at \[0, 0\]"),
-        ({"logits": torch.full((2, 3), math.inf)}, ValueError, r"got inf at \[0, 0\]"),
-        ({"logits": torch.full((2, 3), -math.inf)}, ValueError, "a possible class in every row"),
-        ({"weight": 0.0}, ValueError, "weight must be from 1e-30 to 1, got 0.0"),
-        ({"weight": 2}, ValueError, "weight must be from 1e-30 to 1, got 2"),
-        ({"weight": 1e-320}, ValueError, "weight must be from 1e-30 to 1, got 1e-320"),
-        ({"max_iter": 0}, ValueError, "max_iter must be an integer"),
-        ({"tol": -1.0}, ValueError, "tol must be finite and >= 0"),
+        ({"logits": torch.zeros(0, 3)}, r"at least 1, got \[0, 3\]"),
+        ({"logits": torch.full((2, 3), -math.inf)}, "a possible class in every row"),
+        ({"weight": 2}, "weight must be from 1e-30 to 1, got 2"),
+        ({"weight": 1e-320}, "weight must be from 1e-30 to 1, got 1e-320"),
     ],
 )
-def test_bad_input(changes: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_bad_input(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         paddle_ext.adapt(**{"logits": torch.zeros(2, 3)} | changes)

@@ -3,8 +3,6 @@
 The comparisons with the reference are in test_paddle.py, for every device.
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from problems import (
@@ -44,15 +42,6 @@ def test_runs_behind_the_work_of_a_side_stream(shape: tuple[int, int, int]) -> N
     stream.synchronize()
     assert pending, "the call waited for the device"
     assert_same(got, want)
-
-
-def warm_up(call: Callable[[], object]) -> None:
-    """Run once on a side stream, as torch requires before a capture."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

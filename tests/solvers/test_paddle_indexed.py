@@ -82,14 +82,5 @@ def test_indexed_forms_of_input(place: Place) -> None:
     short = Indexed(*(x.int() if x.dtype == torch.int64 else x for x in tasks[:4]), 4)
     assert_same(short.solve(), want)
     # Rows may be used more than once.
-    same = replace_index(tasks, tasks.query_index[:1].expand(3, -1))
+    same = tasks._replace(query_index=tasks.query_index[:1].expand(3, -1))
     assert same.solve().probabilities.shape == (3, 10, 4)
-
-
-def replace_index(tasks: Indexed, query_index: torch.Tensor) -> Indexed:
-    return tasks._replace(query_index=query_index)
-
-
-def test_empty_batch_without_number_of_classes(device: str) -> None:
-    problem = make_problem(B=0, Q=4, K=3, D=2).to(device)
-    assert paddle_ext.solve(*problem.inputs()).probabilities.shape == (0, 4, 0)

@@ -89,35 +89,15 @@ def test_one_class_out_of_reach_does_not_blur_the_others(place: Place) -> None:
     as_the_reference(support, labels, query, scaling="none")
 
 
-def test_rows_of_subnormal_numbers(place: Place) -> None:
-    support, labels, query = task(place)
-    tiny = {torch.float32: 1e-41, torch.float64: 1e-311}[place.dtype]
-    for rows in (slice(0, 1), slice(0, Q)):
-        few = query.clone()
-        few[rows] *= tiny
-        sound(paddle_ext.solve(support, labels, few))
-    sound(paddle_ext.solve(support * tiny, labels, query * tiny))
-
-
-def test_nan_features_end_too(device: str) -> None:
-    """Without validation there is no guarantee, but there is a result, at once."""
-    support, labels, query = task(Place(device, torch.float32))
-    query[3, 3] = torch.nan
-    got = paddle_ext.solve(
-        support, labels, query, num_classes=K, scaling="none", max_iter=10**6, validate=False
-    )
-    assert int(got.iterations) < 10
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("classes", [K, 40])
 def test_invalid_features_end_too(device: str, classes: int, bad: float) -> None:
     """Also where classes may leave the softmax: none must be asked back forever."""
     support, labels, query = task(Place(device, torch.float32))
     query[3, 3] = bad
-    options = {"num_classes": classes, "scaling": "none", "max_iter": 1000}
+    options = {"num_classes": classes, "scaling": "none", "max_iter": 10**6}
     got = paddle_ext.solve(support, labels, query, validate=False, **options)
-    assert 1 <= int(got.iterations) <= 1000
+    assert 1 <= int(got.iterations) < 10
     assert bool(((got.labels >= 0) & (got.labels < classes)).all())
 
 
@@ -153,32 +133,6 @@ def test_masses_that_half_precision_does_not_hold(device: str, dtype: torch.dtyp
         plan = paddle_ext.sinkhorn(cost, rows, columns, reg=0.1, tol=1e-6 * total).plan
         assert torch.allclose(plan.sum(-1), rows, rtol=1e-4)
         assert torch.allclose(plan.sum(-2), columns, rtol=1e-4)
-
-
-@pytest.mark.parametrize("solver", ["gd", "adm"])
-def test_tim_is_finite(place: Place, solver: str) -> None:
-    support, labels, query = task(place)
-    for scale in (LARGE[place.dtype], 1.0, 1e-20, SMALL[place.dtype]):
-        for temperature in (1e-300, 1e-40, 15.0, 1e40, 1e300):
-            for rate in (1e-300, 1.0, 1e300):
-                got = paddle_ext.tim(
-                    support * scale,
-                    labels,
-                    query * scale,
-                    solver=solver,
-                    temperature=temperature,
-                    learning_rate=rate,
-                    normalize=False,
-                    max_iter=4,
-                    return_losses=True,
-                )
-                assert got.losses is not None
-                assert all(
-                    bool(x.isfinite().all())
-                    for x in (got.probabilities, got.prototypes, got.losses)
-                )
-                total = got.probabilities.double().sum(-1)
-                assert float((total - 1).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("solver", ["gd", "adm"])

@@ -1,6 +1,7 @@
 """Sinkhorn's iteration: native code against the reference, the reference against plain loops."""
 
 import math
+import re
 from collections.abc import Callable
 from itertools import product
 
@@ -8,12 +9,14 @@ import pytest
 import torch
 from places import at_places
 from problems import Place, largest
+from torch import Tensor
 from transport_tasks import (
     NASTY,
     SHAPES,
     TOLERANCE,
     Tasks,
     agrees,
+    assert_same,
     call,
     make_tasks,
     no_mass,
@@ -178,3 +181,129 @@ def test_totals_may_differ_by_rounding(place: Place) -> None:
     )
     assert largest(off.plan - exact.plan) < 1e-5
     assert largest(off.plan.double().sum((-2, -1)).cpu() - tasks.row_mass.double().sum(-1)) < 1e-5
+
+
+def test_shared_masses(place: Place) -> None:
+    tasks = make_tasks(4, 20, 9, masses="shared")
+    options = {"reg": 0.1, "max_iter": 9, "tol": 0.0}
+    got = agrees(tasks, place, **options)
+    rows, columns = tasks.row_mass.repeat(4, 1), tasks.col_mass.repeat(4, 1)
+    assert_same(call(Tasks(tasks.cost, rows, columns), place, **options), got)
+    assert_same(call(Tasks(tasks.cost, tasks.row_mass, columns), place, **options), got)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+GOOD = {
+    "cost": torch.zeros(2, 4, 3),
+    "row_mass": torch.ones(4),
+    "col_mass": torch.full((3,), 4 / 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"row_mass": torch.ones(5)}, "row_mass must have shape [4] or [2, 4]"),
+        ({"col_mass": torch.ones(3, 3)}, "col_mass must have shape [3] or [2, 3]"),
+        (
+            {"cost": torch.zeros(4, 3), "row_mass": torch.ones(1, 4)},
+            "row_mass must have shape [4], as cost",
+        ),
+        ({"row_mass": torch.tensor([1.0, -1, 2, 2])}, "got -1 at [1]"),
+        ({"col_mass": torch.tensor([1.0, 1e31, 2])}, "at most 1e+30"),
+        (
+            {"row_mass": torch.zeros(4), "col_mass": torch.zeros(3)},
+            "row_mass must have a total > 0, got 0",
+        ),
+        (
+            {"row_mass": torch.tensor([[1.0] * 4, [0.0] * 4])},
+            "row_mass must have a total > 0, got 0 in task 1",
+        ),
+        ({"col_mass": torch.ones(3)}, "the total of row_mass, 4, "),
+        ({"col_mass": torch.tensor([[4 / 3] * 3, [15.0] * 3])}, "got 45 in task 1"),
+    ],
+)
+def test_bad_masses(changes: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        paddle_ext.sinkhorn(**GOOD | changes, reg=1.0)
+
+
+def test_bad_masses_end_without_validation(place: Place) -> None:
+    tasks = make_tasks(2, 20, 9)
+    for bad in (
+        tasks._replace(row_mass=torch.zeros(20)),
+        tasks._replace(col_mass=-tasks.col_mass),
+    ):
+        got = call(bad, place, reg=1.0, max_iter=30, validate=False)
+        assert got.plan.shape == (2, 20, 9)
+
+
+# --- only CUDA ------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_many_tasks() -> None:
+    B = 70_000
+    few = make_tasks(7, 5, 3).to("cuda")
+    many = Tasks(*(x.repeat(B // 7, *[1] * (x.dim() - 1)) for x in few))
+    got = paddle_ext.sinkhorn(*many, reg=0.1)
+    want = paddle_ext.sinkhorn(*few, reg=0.1)
+    for x, part in zip(got, want, strict=True):
+        assert torch.equal(x, part.repeat(B // 7, *[1] * (part.dim() - 1)))
+
+
+@pytest.mark.cuda
+def test_very_large_task() -> None:
+    tasks = make_tasks(2, 4000, 3000).to("cuda")
+    got = paddle_ext.sinkhorn(*tasks, reg=0.1, max_iter=3, tol=0.0)
+    want = reference.sinkhorn(*tasks.to(torch.float64), reg=0.1, max_iter=3, tol=0.0)
+    assert largest(got.plan - want.plan) < 3e-6
+
+
+def far_task(Q: int, K: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Far rows and columns, offsets, and rows and columns without mass."""
+    random = torch.Generator().manual_seed(Q)
+    cost = torch.rand(Q, K, generator=random)
+    cost[3] += 1e4
+    cost[:, 2] += 50.0
+    rows, columns = torch.rand(Q, generator=random), torch.rand(K, generator=random)
+    rows[5] = columns[4] = 0.0
+    columns *= rows.sum() / columns.sum()
+    return cost.cuda(), rows.cuda(), columns.cuda()
+
+
+@pytest.mark.parametrize("shape", [(900, 70), (70, 900), (1100, 1000), (40, 20_000)], ids=str)
+@pytest.mark.parametrize(
+    ("reg", "max_iter", "tol"), [(1.0, 1, 0.0), (0.05, 40, 0.0), (0.05, 300, 1e-3), (1e-3, 30, 0.0)]
+)
+@pytest.mark.cuda
+def test_one_task_of_several_blocks(
+    shape: tuple[int, int], reg: float, max_iter: int, tol: float
+) -> None:
+    task = far_task(*shape)
+    options = {"reg": reg, "max_iter": max_iter, "tol": tol}
+    got = paddle_ext.sinkhorn(*task, **options)
+    truth = reference.sinkhorn(*(x.double() for x in task), **options)
+    assert abs(int(got.iterations) - int(truth.iterations)) <= (0 if tol == 0 else 1)
+    scale = float(truth.plan.max())
+    torch.testing.assert_close(got.plan.double(), truth.plan, rtol=1e-3, atol=2e-5 * scale)
+
+
+@pytest.mark.cuda
+def test_batches_and_graphs() -> None:
+    """More tasks than teams at the same time, each with the result it has alone."""
+    cost, rows, columns = far_task(600, 200)
+    costs = cost.repeat(40, 1, 1) * torch.linspace(0.5, 1, 40, device="cuda").view(-1, 1, 1)
+    options = {"reg": 0.05, "max_iter": 20, "tol": 0.0, "validate": False}
+    together = paddle_ext.sinkhorn(costs, rows, columns, **options)
+    for task in (0, 21, 39):
+        alone = paddle_ext.sinkhorn(costs[task].clone(), rows, columns, **options)
+        assert torch.equal(together.plan[task], alone.plan)
+    graph, given = torch.cuda.CUDAGraph(), torch.zeros_like(cost)
+    with torch.cuda.graph(graph):
+        recorded = paddle_ext.sinkhorn(given, rows, columns, **options)
+    for task in (5, 30):
+        given.copy_(costs[task])
+        graph.replay()
+        assert torch.equal(recorded.plan, together.plan[task])

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,6 @@ def run(tmp_path: Path, code: str) -> None:
     run_code(PRELUDE + code, cwd=tmp_path, timeout=300)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def test_a_call_makes_its_threads_once(tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -61,19 +53,10 @@ solve(many)
 assert _native.threads_made() == 15
 if before is not None:
     assert count() - before == 15, (before, count())
-""",
-    )
-
-
-def test_the_number_of_threads_may_change(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-inputs = tasks()
-for threads, made in ((3, 2), (1, 2), (5, 4), (2, 4)):
+for threads in (1, 5, 20):
     torch.set_num_threads(threads)
-    solve(inputs)
-    assert _native.threads_made() == made
+    solve(some)
+    assert _native.threads_made() == max(15, threads - 1)
 """,
     )
 
@@ -136,16 +119,6 @@ def test_several_callers_at_once() -> None:
         caller.join()
     for number, solution in enumerate(want):
         assert_same(got[number], solution)
-
-
-# B, Q, K, D: one task, whole rounds of tasks, and some that are left
-SHAPES = [
-    (None, 500, 70, 40),
-    (2, 500, 70, 40),
-    (5, 500, 70, 40),
-    (7, 300, 70, 40),
-    (6, 60, 20, 64),
-]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this platform")

@@ -1,6 +1,7 @@
 """TIM: the reference against plain torch and by hand, the native code against the reference."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -20,9 +21,20 @@ from problems import (
     one_direction,
     tied,
 )
-from tim_tasks import ADM, ALPHA, VARIANTS, agrees, assert_sound, overlapping, solve, truth
+from tim_tasks import (
+    ADM,
+    ALPHA,
+    PROTOTYPES,
+    VARIANTS,
+    agrees,
+    assert_same,
+    assert_sound,
+    overlapping,
+    solve,
+    truth,
+)
 
-from paddle_ext import TimSolution
+from paddle_ext import TimSolution, tim
 
 Triple = tuple[float, float, float]
 
@@ -344,3 +356,79 @@ def test_alpha_orders_near_one_are_shannon(place: Place) -> None:
     for a in (1 - 1e-5, 1 + 1e-5):
         near = solve(place, problem, max_iter=50, **ALPHA | {"alphas": (a, a, a)})
         assert largest(near.prototypes - shannon.prototypes) < 1e-4
+
+
+# --- forms of input and symmetry ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_shared_support(place: Place, variant: str) -> None:
+    problem = overlapping(B=3, shared=True, seed=1)
+    options = {"max_iter": 15} | VARIANTS[variant]
+    shared = agrees(place, problem, **options)
+    support, labels = problem.support.expand(3, -1, -1), problem.support_labels.expand(3, -1)
+    repeated = solve(place, replace(problem, support=support, support_labels=labels), **options)
+    assert largest(repeated.prototypes - shared.prototypes) < PROTOTYPES[place.dtype]
+
+
+def test_shared_support_far_from_the_queries_of_a_task(place: Place) -> None:
+    problem = overlapping(B=3, shared=True, seed=2)
+    moved = problem.query * torch.tensor([1.0, 1e-3, 8.0]).view(3, 1, 1)
+    moved = moved + torch.tensor([0.0, 50.0, -3.0]).view(3, 1, 1)
+    agrees(place, replace(problem, query=moved), max_iter=10, normalize=False, temperature=0.1)
+
+
+def test_losses_only_on_demand(place: Place) -> None:
+    problem = overlapping(B=2, seed=8)
+    plain = solve(place, problem, max_iter=9)
+    assert plain.losses is None
+    traced = solve(place, problem, max_iter=9, return_losses=True)
+    assert traced.losses is not None
+    assert traced.losses.shape == (9, 2)
+    assert_same(traced._replace(losses=None), plain)
+    one = solve(place, problem.task(0), max_iter=9, return_losses=True)
+    assert one.losses is not None
+    assert torch.equal(one.losses, traced.losses[:, 0])
+
+
+def test_order_of_rows_and_classes(place: Place) -> None:
+    problem, options = overlapping(Q=15, K=6, seed=12), {"max_iter": 20}
+    random = torch.Generator().manual_seed(1)
+    w, tolerance = solve(place, problem, **options).prototypes, PROTOTYPES[place.dtype]
+    rows = torch.randperm(len(problem.support), generator=random)
+    shuffled = Problem(
+        problem.support[rows], problem.support_labels[rows], problem.query.flip(0), 6
+    )
+    assert largest(solve(place, shuffled, **options).prototypes - w) < tolerance
+    classes = torch.randperm(6, generator=random)
+    renamed = replace(problem, support_labels=classes[problem.support_labels])
+    assert largest(solve(place, renamed, **options).prototypes[classes] - w) < tolerance
+
+
+def test_equal_classes_go_to_the_smaller(place: Place) -> None:
+    support = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    problem = Problem(support, torch.tensor([2, 1, 0]), torch.tensor([[2.0, 1.0]]), 3)
+    weights = (0.0, 0.0, 0.0)
+    for options in ({"weights": weights}, ADM | {"weights": weights}):
+        assert solve(place, problem, max_iter=1, **options).labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"weights": 1.0}, TypeError, "weights must be three numbers, got float"),
+        ({"weights": "abc"}, TypeError, "weights must be three numbers, got str"),
+        ({"weights": (1.0, 1.0)}, ValueError, "weights must be three numbers, got 2"),
+        ({"weights": (1.0, -1.0, 1.0)}, ValueError, "weights[1] must be finite and >= 0, got -1.0"),
+        ({"weights": (1.0, 1.0, "x")}, TypeError, "weights[2] must be a number, got str"),
+        ({"alphas": None}, TypeError, "alphas must be three numbers, got None"),
+        ({"alphas": (1.0, 1.0, 0.0)}, ValueError, "alphas[2] must be finite and > 0, got 0.0"),
+        ({"alphas": (math.nan, 1, 1)}, ValueError, "alphas[0] must be finite and > 0, got nan"),
+        ({"alphas": (1, 7, 5), "solver": "adm"}, ValueError, "alphas must be (1.0, 1.0, 1.0)"),
+        ({"normalize": 1}, TypeError, "normalize must be True or False, got int"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    problem = make_problem(B=2, Q=5, K=3, D=4)
+    with pytest.raises(error, match=re.escape(message)):
+        tim(*problem.inputs(), **options)
