@@ -7,21 +7,7 @@ from typing import Any
 
 
 def library(module: str, needed_by: str, packages: str) -> Any:
-    """Import a library, or raise a one-sentence error about what is missing.
-
-    Parameters
-    ----------
-    module : str
-    needed_by : str
-        The feature that needs it.
-    packages : str
-        What to install.
-
-    Examples
-    --------
-    >>> library("json", "a .json file", "python").dumps([1])
-    '[1]'
-    """
+    """Import a library, or raise an error of one sentence: what needs it, and what to install."""
     package = module.partition(".")[0]
     try:
         importlib.import_module(package)

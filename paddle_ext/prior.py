@@ -23,15 +23,9 @@ class Measures(NamedTuple):
 def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -> Measures:
     """Check a prior and turn it into measures; on CUDA with one synchronisation.
 
-    Parameters
-    ----------
-    prior : array [K] or [B, K]
-        Weights of the classes, 0 for an impossible one.
-    num_classes : int
-    batch : int, optional
-        B; None: one task, without a batch dimension.
-    like : Tensor
-        The measures are on its device, in the dtype of its computation.
+    The weights [K] or [B, K] are 0 for an impossible class; `batch` is B, or None for one task
+    without a batch dimension. The measures are on the device of `like`, in the dtype of its
+    computation.
     """
     K = num_classes
     (prior,) = check.tensors(prior)

@@ -14,15 +14,7 @@ DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u
 
 
 def encodable(text: str) -> str:
-    r"""The text with anything that UTF-8 cannot encode as ``\\x`` and its number.
-
-    File names may have any bytes; those that are not UTF-8 appear as lone surrogates.
-
-    Examples
-    --------
-    >>> encodable("caf\udce9.jpg")
-    'caf\\xe9.jpg'
-    """
+    r"""The text with what UTF-8 cannot encode as ``\x``: file names may have any bytes."""
     if text.isascii():
         return text
     try:
@@ -32,13 +24,7 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text without terminal control characters; line ends and tabs are kept.
-
-    Examples
-    --------
-    >>> printable("red \x1b[31m, bell \x07")
-    'red \\x1b[31m, bell \\x07'
-    """
+    """The text without terminal control characters; line ends and tabs are kept."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -48,13 +34,7 @@ def printable(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    r"""The text with control characters as their numbers, except line ends and tabs.
-
-    Examples
-    --------
-    >>> without_controls("red \x1b[31m\n")
-    'red \\x1b[31m\n'
-    """
+    """The text with control characters as their numbers, except line ends and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -64,37 +44,19 @@ def without_controls(text: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """A cell that no spreadsheet runs as a formula: prefixed with ``'`` if necessary.
-
-    Examples
-    --------
-    >>> [spreadsheet_cell(text) for text in ("=1+1", "-1.5", "cat", "@home")]
-    ["'=1+1", '-1.5', 'cat', "'@home"]
-    """
+    """A cell that no spreadsheet runs as a formula: ``'=1+1``, but ``-1.5`` as it is."""
     if not FORMULA_CELL.match(text) or is_number(text):
         return without_controls(text)
     return "'" + without_controls(text)
 
 
 def plain_cell(text: str) -> str:
-    """The original argument of `spreadsheet_cell`.
-
-    Examples
-    --------
-    >>> [plain_cell(text) for text in ("'=1+1", "-1.5", "'tis")]
-    ['=1+1', '-1.5', "'tis"]
-    """
+    """The original argument of `spreadsheet_cell`."""
     return text[1:] if PROTECTED_CELL.match(text) else text
 
 
 def plural(count: int, thing: str) -> str:
-    """A number and its noun.
-
-    Examples
-    --------
-    >>> plural(1, "class"), plural(1200, "class"), plural(2, "sample")
-    ('1 class', '1,200 classes', '2 samples')
-    """
+    """A number and its noun: "1 class", "1,200 classes"."""
     many = thing + ("es" if thing.endswith("s") else "s")
     return f"{count:,} {thing if count == 1 else many}"
 

@@ -21,7 +21,6 @@ from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import check_options
 from ..solution import Solution
-from .columns import Columns
 from .fitted import (
     Array,
     Examples,
@@ -34,13 +33,7 @@ from .fitted import (
     solve_batch,
     to_tensor,
 )
-from .inputs import (
-    checked_prototypes,
-    classes_and_places,
-    length,
-    prior_weights,
-    vectors,
-)
+from .inputs import checked_prototypes, classes_and_places, length, prior_weights, vectors
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -138,8 +131,10 @@ class BatchClassifier:
         noise = check_label_noise("label_noise", label_noise)
         self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
         self._options["label_noise"] = noise
-        self._column = checked_text("column", column)
-        self._prefix = checked_text("prefix", prefix)
+        for name, value in (("column", column), ("prefix", prefix)):
+            if not isinstance(value, str):
+                raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
+        self._column, self._added = column, [prefix + name for name in ANSWERS]
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
         self._threads = None if threads is None else check.integer("threads", threads)
         self._device = device_name(device)
@@ -151,33 +146,25 @@ class BatchClassifier:
         self._options["prior"] = prior_weights(prior, self.classes)
         self._width, self._labelled = rows.shape[1], len(rows)
         # Copies, because the caller's arrays may change.
-        known = Examples(
+        examples = Examples(
             torch.from_numpy(rows.copy()),
             torch.from_numpy(places),
             len(self.classes),
             names=None if text is None else torch.from_numpy(text.copy()),
         )
-        self._known: Examples | None = known  # None once the likelihood is learned
-        self._columns = Columns()
+        self._examples = None if text is None else examples  # needed with names only
         self._fitted: FittedAdaptive | None = None
         self._here: tuple[torch.device, Likelihood] | None = None
-        if text is None:
-            self._fit(known)
-
-    def _fit(self, known: Examples) -> None:
-        """Learn the likelihood of the labelled rows on the CPU, and drop the rows."""
         with torch_threads(self._threads), torch.inference_mode():
-            self._columns, known, _ = in_columns(known, None, "adaptive")
-            # No batch was seen, so there are no proportions to keep.
-            no_dual = torch.zeros(known.num_classes)
-            self._fitted = FittedAdaptive.on_cpu(learned(known, self._options), no_dual)
-        self._known = None
+            self._columns, examples, _ = in_columns(examples, None, "adaptive")
+            if text is None:
+                # No batch was seen, so there are no proportions to keep.
+                no_dual = torch.zeros(examples.num_classes)
+                self._fitted = FittedAdaptive.on_cpu(learned(examples, self._options), no_dual)
 
     def __repr__(self) -> str:
-        known = f"{self._labelled} labelled rows"
-        if self._known is not None:
-            known += ", names"
-        return f"BatchClassifier({len(self.classes)} classes, {self._width} features, {known})"
+        rows = f"{self._labelled} labelled rows" + ("" if self._examples is None else ", names")
+        return f"BatchClassifier({len(self.classes)} classes, {self._width} features, {rows})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}  # tensors of this process
@@ -194,7 +181,8 @@ class BatchClassifier:
         """Classify a batch: a dict, a DataFrame or an array [N, D]."""
         if isinstance(batch, np.ndarray):
             return self._answers(batch, "batch")
-        frame = is_frame(batch)
+        pandas = sys.modules.get("pandas")  # if it is not loaded, the batch is no DataFrame
+        frame = pandas is not None and isinstance(batch, pandas.DataFrame)
         if not frame and not isinstance(batch, Mapping):
             raise check.ArgumentTypeError(
                 "batch", f"must be a dict, a DataFrame or an array, got {check.kind(batch)}"
@@ -221,7 +209,7 @@ class BatchClassifier:
             raise check.ArgumentValueError(
                 "batch", f"must have a column {self._column!r}, got {there}"
             )
-        for name in self._names_of_answers():
+        for name in self._added:
             if name in batch and (name != self._column or self._keep_embedding):
                 raise check.ArgumentValueError(
                     "batch",
@@ -239,29 +227,25 @@ class BatchClassifier:
                 )
         return embeddings
 
-    def _names_of_answers(self) -> list[str]:
-        return [self._prefix + name for name in ANSWERS]
-
     def _answers(self, embeddings: Any, name: str) -> dict[str, Array]:
         if length(embeddings) == 0:
-            none = np.empty(0, dtype=np.float32)
-            found = (self.classes[:0], none, none.copy())
+            probability, doubt = (np.empty(0, dtype=np.float32) for _ in range(2))
+            labels = self.classes[:0]
         else:
             query = vectors(name, embeddings, width=self._width)
             with torch_threads(self._threads), torch.inference_mode():
                 solution = self._solve(query)
-                own = solution.probabilities.amax(-1)
-                answers = (solution.labels, own, solution.doubt())
-            places, probability, doubt = (array(x) for x in answers)
-            found = (self.classes[places], probability, doubt)
-        return dict(zip(self._names_of_answers(), found, strict=True))
+                highest, doubts = solution.probabilities.amax(-1), solution.doubt()
+            probability, doubt = array(highest), array(doubts)
+            labels = self.classes[array(solution.labels)]
+        return dict(zip(self._added, (labels, probability, doubt), strict=True))
 
     def _solve(self, query: Array) -> Solution:
         device = chosen_device(self._device)
         rows = self._columns.of(to_tensor(query, device))
         if self._fitted is None:
-            assert self._known is not None
-            return solve_again(self._known, rows, "adaptive", self._options)
+            assert self._examples is not None
+            return solve_again(self._examples, rows, "adaptive", self._options)
         if self._here is None or self._here[0] != device:  # moved there once per process
             self._here = device, self._fitted.on(device)
         return solve_batch(self._here[1], rows, self._options)
@@ -280,18 +264,6 @@ def support_rows(support: Any, prototypes: Array | None) -> Array:
             "support", "must have a row of every class, unless there are prototypes, got none"
         )
     return np.empty((0, width), dtype=np.float32)
-
-
-def checked_text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
-    return value
-
-
-def is_frame(batch: object) -> bool:
-    """Whether it is a pandas.DataFrame; without pandas loaded it cannot be one."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(batch, pandas.DataFrame)
 
 
 # --- the process --------------------------------------------------------------------------------

@@ -163,59 +163,60 @@ class Fit(NamedTuple):
 
 
 def in_columns(
-    known: Examples, query: Tensor | None, method: str
+    examples: Examples, query: Tensor | None, method: str
 ) -> tuple[Columns, Examples, Tensor | None]:
     """Standardise the columns of labelled and unlabelled rows [Q, D] if they are a table.
 
     PADDLE has its own `scaling`, and rows with names are embeddings: both stay as they are.
     """
-    if method != "adaptive" or known.names is not None:
-        return Columns(), known, query
-    columns = columns_for(known.support, known.labels, known.num_classes, query)
-    known = replace(known, support=columns.of(known.support))
-    return columns, known, None if query is None else columns.of(query)
+    if method != "adaptive" or examples.names is not None:
+        return Columns(), examples, query
+    columns = columns_for(examples.support, examples.labels, examples.num_classes, query)
+    examples = replace(examples, support=columns.of(examples.support))
+    return columns, examples, None if query is None else columns.of(query)
 
 
-def fit_batch(known: Examples, query: Tensor, method: str, options: dict[str, Any]) -> Fit:
+def fit_batch(examples: Examples, query: Tensor, method: str, options: dict[str, Any]) -> Fit:
     """Classify unlabelled rows [Q, D]; `options` are those of the method."""
     if method == "paddle":
-        return fit_paddle(known, query, options)
-    if known.names is None:
-        likelihood = learned(known, options)
+        return fit_paddle(examples, query, options)
+    if examples.names is None:
+        likelihood = learned(examples, options)
         solution = solve_batch(likelihood, query, options)
         fitted: Fitted = FittedAdaptive.on_cpu(likelihood, solution.dual)
     else:
-        task, chosen = known.task(query, measures_in(options, known, query)), of_names(options)
+        measures = measures_in(options, examples.num_classes, query)
+        task, chosen = examples.task(query, measures), of_names(options)
         solved = solve_tasks(task, "auto", **chosen)
         fitted = FittedNames(moved(row_logits(task, solved, **chosen), "cpu"))
         solution = without_batch(solved)
-    prototypes = means_of(known, query, solution)
+    prototypes = means_of(examples, query, solution)
     return Fit(fitted, prototypes, solution.proportions, solution)
 
 
-def fit_labelled(known: Examples, method: str, options: dict[str, Any]) -> Fit:
+def fit_labelled(examples: Examples, method: str, options: dict[str, Any]) -> Fit:
     """Fit to labelled rows alone: class means, and the proportions of the labels."""
-    support, labels, K = known.support, known.labels, known.num_classes
-    shots = labels.bincount(known.weights, minlength=K).double()
+    support, labels, K = examples.support, examples.labels, examples.num_classes
+    shots = labels.bincount(examples.weights, minlength=K).double()
     proportions = shots / shots.sum()
-    if known.names is not None:
-        logits = row_logits(known.task(support), None, **of_names(options))
+    if examples.names is not None:
+        logits = row_logits(examples.task(support), None, **of_names(options))
         fitted: Fitted = FittedNames(moved(logits, "cpu"))
     elif method == "adaptive":
         prior = options["prior"]
         shares = proportions if prior is None else torch.from_numpy(prior / prior.sum())
-        fitted = FittedAdaptive.on_cpu(learned(known, options), torch.log(shares))
+        fitted = FittedAdaptive.on_cpu(learned(examples, options), torch.log(shares))
     else:
         warn_of_lost_length(support, options["scaling"])
         space = row_scaling(support, labels, support, K, options["scaling"])
         w = class_means(space.apply(support), labels, K)
         preference = 1 + torch.log(proportions + options["epsilon"])
         fitted = fitted_paddle(space, w, preference, options, len(labels))
-    return Fit(fitted, means_of(replace(known, support=support.double())), proportions, None)
+    return Fit(fitted, means_of(replace(examples, support=support.double())), proportions, None)
 
 
-def fit_paddle(known: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
-    support, labels, K = known.support, known.labels, known.num_classes
+def fit_paddle(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
+    support, labels, K = examples.support, examples.labels, examples.num_classes
     warn_of_lost_length(support, options["scaling"])
     solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
     assert solution.prototypes is not None
@@ -233,10 +234,14 @@ def fitted_paddle(
     return moved(fitted, "cpu")
 
 
-def learned(known: Examples, options: dict[str, Any]) -> Likelihood:
+def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
     """The likelihood of labelled rows without names."""
     return corrected_likelihood(
-        known.support, known.labels, known.num_classes, known.weights, options["label_noise"]
+        examples.support,
+        examples.labels,
+        examples.num_classes,
+        examples.weights,
+        options["label_noise"],
     )
 
 
@@ -245,20 +250,19 @@ def of_names(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in ("max_iter", "tol", "logit_scale")}
 
 
-def measures_in(options: dict[str, Any], known: Examples, query: Tensor) -> Tensor | None:
+def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Tensor | None:
     """The priors to choose from, made of the option `prior`; None without one."""
     prior = options["prior"]
-    return None if prior is None else measures_of(prior, known.num_classes, None, query).values
+    return None if prior is None else measures_of(prior, num_classes, None, query).values
 
 
 def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
     """Classify one batch [Q, D]; if large, with only the largest probabilities of each row."""
-    K, prior = likelihood.bias.shape[-1], options["prior"]
-    measures = None if prior is None else measures_of(prior, K, None, query).values
+    K = likelihood.bias.shape[-1]
     solution, _ = classify(
         likelihood,
         query[None],
-        measures=measures,
+        measures=measures_in(options, K, query),
         max_iter=options["max_iter"],
         tol=options["tol"],
         all_classes=returns_all(None, len(query), K),
@@ -266,10 +270,12 @@ def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) 
     return without_batch(solution)
 
 
-def solve_again(known: Examples, query: Tensor, method: str, options: dict[str, Any]) -> Solution:
+def solve_again(
+    examples: Examples, query: Tensor, method: str, options: dict[str, Any]
+) -> Solution:
     """Classify another batch [n, D] by examples that a fit has kept."""
-    known = moved(known, query.device)
-    solution = fit_batch(known, query.to(known.support.dtype), method, options).solution
+    examples = moved(examples, query.device)
+    solution = fit_batch(examples, query.to(examples.support.dtype), method, options).solution
     assert solution is not None
     return solution
 
@@ -288,15 +294,15 @@ def warn_of_lost_length(support: Tensor, scaling: str) -> None:
 
 
 def means_of(
-    known: Examples, query: Tensor | None = None, solution: Solution | None = None
+    examples: Examples, query: Tensor | None = None, solution: Solution | None = None
 ) -> Tensor:
     """Class means of labelled rows, and of queries weighted by their probabilities.
 
     Empty classes have zeros.
     """
-    support, labels, K = known.support, known.labels, known.num_classes
+    support, labels, K = examples.support, examples.labels, examples.num_classes
     sums = support.new_zeros(K, support.shape[1])
-    weights, query_weight = known.weights, support.new_ones(K)
+    weights, query_weight = examples.weights, support.new_ones(K)
     if weights is not None:  # divided by a power of two, so that no sum of their rows overflows
         largest = power_of_two(weights.new_ones(K).scatter_reduce(0, labels, weights, "amax"))
         weights, query_weight = (weights / largest[labels]).to(sums), (1 / largest).to(sums)

@@ -6,7 +6,7 @@ import difflib
 import numbers
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,19 @@ LARGEST_WEIGHT = 1e30  # of a row, and one over the smallest: their ratios are n
 
 
 def vectors(name: str, value: Any, *, width: int | None = None, keep_double: bool = False) -> Array:
-    """Rows [N, D], all finite, from a matrix or from a column of vectors.
+    """Rows [N, D], all finite, from a matrix or a column of vectors; `width` is the required D.
 
-    They are float32, or float64 if `keep_double` is set and the input is. `width` is the required
-    D; `name` is what error messages call the rows.
+    They are float32, or float64 if `keep_double` is set and the input is.
     """
     rows = plain(value)
     if rows.dtype.kind == "O" and rows.ndim == 1:
-        rows = stacked(name, rows)
+        column = rows
+        try:
+            rows = np.array(column.tolist())
+        except (TypeError, ValueError):
+            odd_vector(name, column)
+        if rows.ndim != 2 or rows.dtype.kind == "O":
+            odd_vector(name, column)
     if rows.dtype.kind not in "fiu" or rows.ndim != 2 or rows.shape[1] == 0:
         raise check.ArgumentValueError(
             name,
@@ -67,20 +72,9 @@ def plain(value: Any) -> Array:
     try:
         return np.asarray(value)
     except ValueError:
-        found = np.empty(len(value), dtype=object)
-        found[:] = [*value]
-        return found
-
-
-def stacked(name: str, column: Array) -> Array:
-    """A column of vectors as a matrix."""
-    try:
-        rows = np.array(column.tolist())
-    except (TypeError, ValueError):
-        odd_vector(name, column)
-    if rows.ndim != 2 or rows.dtype.kind == "O":
-        odd_vector(name, column)
-    return rows
+        ragged = np.empty(len(value), dtype=object)
+        ragged[:] = [*value]
+        return ragged
 
 
 def odd_vector(name: str, column: Array) -> NoReturn:
@@ -216,18 +210,10 @@ def checked_weights(
 # --- names of classes ---------------------------------------------------------------------------
 
 
-class Named(NamedTuple):
-    """Classes known by an embedding of their name."""
+def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> tuple[Array, Places, Array]:
+    """The sorted classes, the index of each label among them, and their prototypes [K, D].
 
-    classes: Array  # [K], sorted
-    places: Places  # index of each label among them
-    prototypes: Array  # [K, D], in the order of the classes
-
-
-def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
-    """Check and sort the classes and prototypes given to `fit`; `y` are the labels it has.
-
-    Without `classes` the classes are those of `y`, or 0 to K - 1 if it is empty.
+    Without `classes` they are those of `y`, or 0 to K - 1 if it is empty.
     """
     rows = checked_prototypes(prototypes, D, keep_double=True)
     if classes is not None:
@@ -243,7 +229,7 @@ def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> Named:
         names = np.arange(len(rows))
     order = np.argsort(names, kind="stable")
     names = names[order]
-    return Named(names, indices("y", y, names, "classes"), rows[order])
+    return names, indices("y", y, names, "classes"), rows[order]
 
 
 def checked_prototypes(

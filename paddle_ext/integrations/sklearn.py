@@ -33,13 +33,7 @@ from .fitted import (
     solve_batch,
     to_tensor,
 )
-from .inputs import (
-    checked_weights,
-    labelled,
-    named_classes,
-    prior_weights,
-    sorted_classes,
-)
+from .inputs import checked_weights, labelled, named_classes, prior_weights, sorted_classes
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -215,9 +209,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             A label for each row, or -1, None or NaN for an unlabelled one. At least two classes,
             unless there are `prototypes`; then there may be no label at all, or no `y`.
         sample_weight : array [n], optional
-            Weight of each labelled row in its class, for "adaptive" without `prototypes`; 0 ignores
-            the row, though it keeps its label. Weights of unlabelled rows are ignored. A weight of
-            2 differs from repeating the row: two copies would confirm each other.
+            Weight of each labelled row in its class, for "adaptive" without `prototypes`: between
+            1e-30 and 1e30, or 0, which ignores the row, though it keeps its label. Weights of
+            unlabelled rows are ignored. A weight of 2 differs from repeating the row: two copies
+            would confirm each other.
         prototypes : array [K, D], optional
             One embedding per class that is not one of its rows, such as its name by the text tower
             of the network whose image tower computed `X`. For "adaptive".
@@ -240,28 +235,35 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
-        names = self._set_classes(y[has_label], prototypes, classes)
-        self.classes_, places = names[:2]
+        self._only_for_adaptive("prototypes", prototypes)
+        if prototypes is not None:
+            self.classes_, places, names = named_classes(
+                y[has_label], prototypes, classes, self.n_features_in_
+            )
+        elif classes is not None:
+            raise ValueError(f"classes must be None without prototypes, got {check.kind(classes)}")
+        else:
+            self.classes_, places = sorted_classes(y[has_label])
         self._add_prior(options)
         rows = to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask, labels = (torch.from_numpy(x).to(device) for x in (has_label, places))
-        known = Examples(rows[mask], labels, len(self.classes_))
-        if len(names) == 3:
-            known = replace(known, names=to_tensor(names[2], device).to(rows.dtype))
-        known = self._weighted(known, sample_weight, has_label, places)
+        examples = Examples(rows[mask], labels, len(self.classes_))
+        if prototypes is not None:
+            examples = replace(examples, names=to_tensor(names, device).to(rows.dtype))
+        examples = self._weighted(examples, sample_weight, has_label, places)
         query = None if has_label.all() else rows[~mask]
-        columns, known, query = in_columns(known, query, self.method)
+        columns, examples, query = in_columns(examples, query, self.method)
         if query is None:
-            fit = fit_labelled(known, self.method, options)
+            fit = fit_labelled(examples, self.method, options)
         else:
-            fit = fit_batch(known, query, self.method, options)
+            fit = fit_batch(examples, query, self.method, options)
         fit = fit._replace(prototypes=columns.back(fit.prototypes))
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
-        self._familiar = familiar_of(known)
-        self._known = None if isinstance(fit.fitted, FittedAdaptive) else moved(known, "cpu")
-        named_or_two = known.names is not None or len(known.labels) > len(self.classes_)
+        self._familiar = familiar_of(examples)
+        self._examples = None if isinstance(fit.fitted, FittedAdaptive) else moved(examples, "cpu")
+        named_or_two = examples.names is not None or len(examples.labels) > len(self.classes_)
         self.calibrated_ = self.method == "adaptive" and named_or_two
         self._set_batch(fit)
         self._set_rows(fit.solution, labels, has_label, rows.dtype)
@@ -294,30 +296,21 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{name} must be None unless method='adaptive', got {check.kind(value)}"
             )
 
-    def _set_classes(self, y: Array, prototypes: Any, classes: Any) -> tuple[Array, ...]:
-        """The sorted classes, the place of each label among them and, if given, prototypes."""
-        self._only_for_adaptive("prototypes", prototypes)
-        if prototypes is not None:
-            return named_classes(y, prototypes, classes, self.n_features_in_)
-        if classes is not None:
-            raise ValueError(f"classes must be None without prototypes, got {check.kind(classes)}")
-        return sorted_classes(y)
-
     def _weighted(
-        self, known: Examples, sample_weight: Any, has_label: Array, places: Array
+        self, examples: Examples, sample_weight: Any, has_label: Array, places: Array
     ) -> Examples:
         """The labelled rows of positive weight, with their weights."""
         self._only_for_adaptive("sample_weight", sample_weight)
         if sample_weight is None:
-            return known
-        if known.names is not None:
+            return examples
+        if examples.names is not None:
             kind = check.kind(sample_weight)
             raise ValueError(f"sample_weight must be None with prototypes, got {kind}")
         given = checked_weights(sample_weight, has_label, places, self.classes_)
-        weights = to_tensor(given, known.labels.device)
-        rows = known.support, known.labels, weights
+        weights = to_tensor(given, examples.labels.device)
+        rows = examples.support, examples.labels, weights
         support, labels, weights = (x[weights > 0] for x in rows)
-        return replace(known, support=support, labels=labels, weights=weights)
+        return replace(examples, support=support, labels=labels, weights=weights)
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **names: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
@@ -358,8 +351,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             place[~has_label] = array(solution.labels)
             self.doubt_[~has_label] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
-        store = all_of_rows if returns_all(None, n, K) else largest_of_rows
-        self.label_distributions_ = store(place, has_label, K, solution, dtype)
+        self.label_distributions_ = label_distributions(place, has_label, K, solution, dtype)
 
     def suggest(self, count: int) -> Array:
         """The unlabelled rows of `fit` whose labels would help most, as indices into `X`.
@@ -412,8 +404,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             likelihood = self._fitted.on(rows.device)
             solution = solve_batch(likelihood, rows.to(likelihood.weights.dtype), options)
         else:
-            assert self._known is not None
-            solution = solve_again(self._known, rows, self.method, options)
+            assert self._examples is not None
+            solution = solve_again(self._examples, rows, self.method, options)
         labels: Array = self.classes_[array(solution.labels)]
         return labels
 
@@ -460,51 +452,41 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             options["prior"] = prior_weights(self.prior, self.classes_)
 
 
-def familiar_of(known: Examples) -> Familiar | None:
+def familiar_of(examples: Examples) -> Familiar | None:
     """The model behind `novelty`; None if no class has two labelled rows, or one has none."""
-    labels, K = known.labels, known.num_classes
-    if len(labels) == 0 or int(labels.bincount(minlength=K).amin()) == 0:
+    labels, K = examples.labels, examples.num_classes
+    if int(labels.bincount(minlength=K).amin()) == 0:
         return None
-    model = familiar(known.support, labels, K)
+    model = familiar(examples.support, labels, K)
     return None if model is None else moved(model, "cpu")
 
 
-def all_of_rows(
-    place: Array,
-    has_label: npt.NDArray[np.bool_],
-    num_classes: int,
-    solution: Solution | None,
-    dtype: torch.dtype,
-) -> Array:
-    """The probabilities [n, K] of all rows: a labelled row has 1 for its class.
-
-    `place` [n] are the classes of all rows, and `solution` is that of the unlabelled ones, if there
-    are any.
-    """
-    empty = torch.zeros(0, num_classes, dtype=dtype)
-    predicted = array(empty if solution is None else solution.probabilities)
-    probabilities: Array = np.zeros((len(place), num_classes), dtype=predicted.dtype)
-    probabilities[has_label, place[has_label]] = 1
-    probabilities[~has_label] = predicted
-    return probabilities
-
-
-def largest_of_rows(
+def label_distributions(
     place: Array,
     has_label: npt.NDArray[np.bool_],
     num_classes: int,
     solution: Solution | None,
     dtype: torch.dtype,
 ) -> Any:
-    """The same as a `scipy.sparse.csr_array` of the largest probabilities of each row."""
+    """The probabilities [n, K]: a labelled row has 1 for its class, of index `place`.
+
+    `solution` is that of the other rows, if there are any. If all would be too many, the largest of
+    each row, as a `scipy.sparse.csr_array`.
+    """
+    shape = len(place), num_classes
+    none = torch.zeros(0, num_classes, dtype=dtype)
+    predicted = none if solution is None else solution.probabilities
+    if returns_all(None, *shape):
+        probabilities: Array = np.zeros(shape, array(predicted).dtype)
+        probabilities[has_label, place[has_label]] = 1
+        probabilities[~has_label] = array(predicted)
+        return probabilities
     from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
-    if solution is None:
-        largest = torch.zeros(0, 1, dtype=dtype), torch.zeros(0, 1, dtype=torch.int64)
-    elif solution.classes is None:
-        largest = solution.probabilities.topk(min(LARGEST_OF_ROW, num_classes))
+    if solution is not None and solution.classes is not None:
+        largest = predicted, solution.classes
     else:
-        largest = solution.probabilities, solution.classes
+        largest = predicted.topk(min(LARGEST_OF_ROW, num_classes))
     values, classes = (array(x) for x in largest)
     counts = np.where(has_label, 1, values.shape[1])
     starts = np.concatenate([[0], counts.cumsum()])
@@ -512,4 +494,4 @@ def largest_of_rows(
     data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
     index[of_labelled] = place[has_label]
     data[~of_labelled], index[~of_labelled] = values.ravel(), classes.ravel()
-    return csr_array((data, index, starts), shape=(len(place), num_classes))
+    return csr_array((data, index, starts), shape=shape)

@@ -124,7 +124,7 @@ def test_evaluation_loop(adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -
     for name, model in (models | {"mean": PrototypicalNetworks()}).items():
         assert isinstance(model, FewShotClassifier)
         random.seed(0)
-        sampler = TaskSampler(data, n_way=5, n_shot=1, n_query=10, n_tasks=20)
+        sampler = TaskSampler(data, n_way=5, n_shot=1, n_query=10, n_tasks=10)
         loader = DataLoader(data, batch_sampler=sampler, collate_fn=sampler.episodic_collate_fn)
         accuracy[name] = evaluate(model, loader, device="cpu", use_tqdm=False)
     assert accuracy["paddle"] > accuracy["mean"] > 0.5
@@ -134,10 +134,6 @@ def test_evaluation_loop(adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -
 def test_bad_calls(adapter: ModuleType) -> None:
     with pytest.raises(ValueError, match="scaling must be one of"):
         adapter.PADDLE(scaling="whiten")
-    with pytest.raises(TypeError, match="max_iter must be an integer"):
-        adapter.PADDLE(max_iter=1.5)
-    with pytest.raises(ValueError, match="metric must be one of"):
-        adapter.Adaptive(metric="cosine")
     model = adapter.PADDLE()
     with pytest.raises(ValueError, match="process_support_set must be called before forward"):
         model(torch.randn(3, 4))

@@ -84,7 +84,6 @@ def test_missing_classes_get_the_smallest_weight() -> None:
         ({"birch": 1.0}, "prior must have classes of y as keys, got 'birch'"),
         ([1, 2], r"prior must have shape \[6\], got \[2\]"),
         ("ash", "prior must be numbers, got "),
-        ([1, -1, 1, 1, 1, 1], "prior must be finite and at least 0, got -1"),
     ],
 )
 def test_bad_priors(prior: Any, message: str) -> None:
@@ -93,9 +92,5 @@ def test_bad_priors(prior: Any, message: str) -> None:
         PaddleClassifier(prior=prior).fit(*joined(X, y, new))
     with pytest.raises((TypeError, ValueError), match=message):
         BatchClassifier(X, y, prior=prior)
-
-
-def test_paddle_takes_none() -> None:
-    X, y, new, _ = data()
     with pytest.raises(ValueError, match="prior must be None unless method='adaptive'"):
         PaddleClassifier(method="paddle", prior=WEIGHTS).fit(*joined(X, y, new))

@@ -1,4 +1,4 @@
-"""Labels in every form that the estimator accepts, and invalid ones."""
+"""Labels in every form that the estimator accepts, weights of rows, and invalid ones."""
 
 from typing import Any
 
@@ -98,3 +98,81 @@ def test_sparse_input() -> None:
     X, y, _ = batch()
     with pytest.raises(TypeError, match=r"[Ss]parse data was passed"):
         PaddleClassifier().fit(sparse.csr_array(X), y)
+
+
+# --- weights of labelled rows -------------------------------------------------------------------
+
+
+def test_wrong_labels_of_little_weight_do_little_harm() -> None:
+    random = np.random.default_rng(0)
+    K, shots, D = 8, 6, 16
+    truth = np.concatenate([np.arange(K).repeat(shots), random.integers(K, size=400)])
+    X = random.normal(size=(K, D))[truth] + 1.2 * random.normal(size=(len(truth), D))
+    y = truth.copy()
+    y[K * shots :] = -1
+    weights = np.ones(len(y))
+    wrong = np.arange(0, K * shots, 2)
+    y[wrong] = (y[wrong] + 1) % K
+    right = {}
+    for weight in (1.0, 0.01):
+        weights[wrong] = weight
+        found = PaddleClassifier().fit(X, y, sample_weight=weights).transduction_
+        right[weight] = (found == truth)[K * shots :].mean()
+    assert right[0.01] > right[1.0] + 0.1
+
+
+@pytest.mark.parametrize("all_labelled", [False, True])
+def test_weight_zero_leaves_a_row_out(all_labelled: bool) -> None:
+    X, y, truth = batch()
+    if all_labelled:
+        y = truth.copy()
+    known = np.flatnonzero(y >= 0)
+    weights = np.ones(len(y))
+    weights[known[:2]] = 0
+    model = PaddleClassifier().fit(X, y, sample_weight=weights)
+    kept = np.delete(np.arange(len(y)), known[:2])
+    other = PaddleClassifier().fit(X[kept], y[kept])
+    np.testing.assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=1e-6)
+    np.testing.assert_allclose(model.class_proportions_, other.class_proportions_, atol=1e-6)
+    np.testing.assert_allclose(model.prototypes_, other.prototypes_, atol=1e-6)
+    assert np.array_equal(model.transduction_[known[:2]], y[known[:2]])
+
+
+@pytest.mark.parametrize("shots", [3, 20])  # 20 take the correction
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_of_any_size(shots: int, dtype: type) -> None:
+    """Only their ratios count, and no square of them overflows or vanishes."""
+    random = np.random.default_rng(shots)
+    truth = np.concatenate([np.arange(4).repeat(shots), random.integers(4, size=30)])
+    X = (random.normal(size=(4, 8))[truth] + random.normal(size=(len(truth), 8))).astype(dtype)
+    y = np.where(np.arange(len(truth)) < 4 * shots, truth, -1)
+    weights = random.uniform(0.5, 2, len(y))
+    for noise in (0.0, 0.1):
+        model = PaddleClassifier(label_noise=noise, device="cpu")
+        usual = model.fit(X, y, weights).predict_proba(X)
+        for factor in (1e19, 1e29, 1e-24, 1e-29):
+            found = model.fit(X, y, factor * weights).predict_proba(X)
+            np.testing.assert_allclose(found, usual, atol=1e-5)
+            assert np.isfinite(model.prototypes_).all()
+        uneven = np.where(y == 0, 1e-30, 1e30)
+        assert np.isfinite(model.fit(X, y, uneven).predict_proba(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "message"),
+    [
+        ([1.0, 2.0], {}, r"^sample_weight must be numbers of shape \[\d+\], .* of shape \[2\]$"),
+        (-1.0, {}, r"^sample_weight must be 0 or between 1e-30 and 1e\+30, got -1\.0 in row 0$"),
+        (np.nan, {}, r"^sample_weight must be 0 or between .*, got nan in row 0$"),
+        (1e31, {}, r"^sample_weight must be 0 or between .*, got 1e\+31 in row 0$"),
+        (1e-31, {}, r"^sample_weight must be 0 or between .*, got 1e-31 in row 0$"),
+        (0.0, {}, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
+        ("heavy", {}, r"^sample_weight must be numbers of shape"),
+        (1.0, {"method": "paddle"}, r"^sample_weight must be None unless method='adaptive'"),
+    ],
+)
+def test_bad_weights(weights: Any, options: dict[str, Any], message: str) -> None:
+    X, y, _ = batch()
+    given = weights if isinstance(weights, list) else [weights] * len(y)
+    with pytest.raises(ValueError, match=message):
+        PaddleClassifier(**options).fit(X, y, sample_weight=given)
