@@ -56,13 +56,8 @@ def classify(
     if isinstance(query, Tensor) and is_small:
         query = query.to(likelihood.bias.dtype)
         return posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
-    options: dict[str, Any] = {
-        "max_iter": max_iter,
-        "tol": tol,
-        "all_classes": all_classes,
-        "top": top,
-        "validate": validate,
-    }
+    options: Any = {"max_iter": max_iter, "tol": tol, "top": top, "validate": validate}
+    options["all_classes"] = all_classes
     if isinstance(query, Tensor):
         return one_by_one(query, likelihood, added, measures, **options), None
     assert added is None

@@ -31,9 +31,7 @@ WORK = 2**29  # limit on the multiplications of one pass over the rows
 INVERSE_REGULARISATION = 3.0  # C
 TOL = 0.05  # norm of the gradient at which the fit stops: labels hardly change any more
 MAX_ITER = 200
-LEAST_CURVATURE = (
-    1e-3  # on the diagonal of the approximate Hessian: a constant may have almost none
-)
+LEAST_CURVATURE = 1e-3  # on the diagonal of the approximate Hessian: a constant has almost none
 FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
 FARTHEST = 8.0  # limit on its first step, which is usually about 1
 TRIALS = 20  # steps tried in a line search; any two of them at least halve the interval

@@ -127,21 +127,16 @@ def weigh_labels(
     bias = hubs - (moved.squares - moved.excess()) * half.unsqueeze(-1)
     moved = replace(moved, sharpness=estimate.sharpness, bias=bias)
     noisy_logits = hubs.unsqueeze(-2) - estimate.distances * column(half)
-    return WeighedLabels(
-        where_noisy(noisy, moved, likelihood),
-        torch.where(noisy, estimate.rate, 0),
-        weights,
-        torch.where(column(noisy), noisy_logits, logits),
-    )
-
-
-def where_noisy(noisy: Tensor, moved: Likelihood, likelihood: Likelihood) -> Likelihood:
-    """The likelihood `moved` for tasks that are `noisy` [B], and the other for the rest."""
     tensors: Any = {
         name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
         for name, x in likelihood.tensors().items()
     }
-    return replace(likelihood, **tensors)
+    return WeighedLabels(
+        replace(likelihood, **tensors),
+        torch.where(noisy, estimate.rate, 0),
+        weights,
+        torch.where(column(noisy), noisy_logits, logits),
+    )
 
 
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:

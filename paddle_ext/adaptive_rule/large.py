@@ -168,7 +168,8 @@ def absorb_step_of(
     excess = likelihood.excess(mass.to(real)) - likelihood.excess()
     half = likelihood.sharpness.unsqueeze(-1) / 2
     constant = likelihood.bias + half * (likelihood.squares + excess)
-    share, sharpness = softer_share(a), float(likelihood.sharpness)
+    share = 1 - SOFTER / (1 + a / FEW)  # the fewer classes are present, the lower
+    sharpness = float(likelihood.sharpness)
     counts, two_classes = state.weight * held, (K - 1) * a / (1 + K * a)
     kept = 1 - two_classes.unsqueeze(-1) * counts / (counts + shots)
     prior = a.unsqueeze(-1) * state.measure / kept  # c (N + a / c) is c N + a
@@ -231,11 +232,6 @@ def solve_large(
     if measures is None:
         return solution
     return solution._replace(prior_used=torch.tensor([chosen > 0], device=queries.device))
-
-
-def softer_share(a: Tensor) -> Tensor:
-    """The factor on logits at concentration `a`: lower if few classes are present."""
-    return 1 - SOFTER / (1 + a / FEW)
 
 
 def trust_in_queries(queries: float, num_classes: int) -> float:

@@ -99,20 +99,12 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
 
 
 @on_cpu_without_gpu_code
-def calibrate(
-    distances: Tensor,
-    labels: Tensor,
-    count: Tensor,
-    *,
-    centre: float = PRIOR_SHARPNESS,
-    spread: float = SHARPNESS_SPREAD,
-) -> Calibration:
+def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> Calibration:
     """The sharpness f of each task, the factor on half the squared distances [B, R, K] in logits.
 
-    f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik)) +
-    (ln f - ln centre)^2 / (2 spread^2)``, the sum over the first ``count`` [B] rows of a task, of
-    which `labels` [B, R] are the classes. Distances are less than 1e30, `centre` is in [0.1, 1e4]
-    and `spread` in [1e-6, 1e6].
+    f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik))`` minus its log prior, the
+    sum over the first ``count`` [B] rows of a task, of which `labels` [B, R] are the classes.
+    Distances are less than 1e30.
     """
     B, R, K = distances.shape
     distances, labels, count = packed(distances), packed_int64(labels), packed_int64(count)
@@ -123,8 +115,8 @@ def calibrate(
         B=B,
         R=R,
         K=K,
-        centre=centre,
-        spread=spread,
+        centre=PRIOR_SHARPNESS,
+        spread=SHARPNESS_SPREAD,
     )
     inputs = {
         "distances": (distances, real, (B, R, K)),

@@ -40,7 +40,7 @@ QUERIES_PER_CLASS = 8  # in a batch with more queries each has less weight
 SAME = 1e-6  # a unit-norm row this near to the centre counts as the centre
 
 
-def solution(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
+def solve_named(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
     """Solve tasks with prototypes or logits; `options` are those of `classify`."""
     step = how_many(bytes_per_task(task), task.query)
     parts = [task.part(slice(i, i + step)) for i in range(0, len(task.query), step)]
@@ -206,10 +206,6 @@ class Sums:
         """Squared distances of the queries to the prototypes, minus the squares of the queries."""
         return torch.sub(self.squares / self.mass.square(), self.cross / self.mass, alpha=2)
 
-    def narrowed(self, likely: Tensor) -> Sums:
-        """The same for the classes `likely` [B, M] only."""
-        return Sums(*(narrowed(x, likely) for x in (self.cross, self.squares, self.mass)))
-
     def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor) -> Tensor:
         """The distances once prototypes have absorbed the queries, each query without itself.
 
@@ -229,35 +225,29 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     measures, (Q, K) = task.measures, names.query.shape[-2:]
-    weight, found, _, x, sums, _, factor = anchored(rows, names, options, measures)
+    weight, solution, _, x, sums, _, factor = anchored(rows, names, options, measures)
     sharpness = column(factor) * (ANCHOR_SHARPNESS / 2)
     added = names.query if names.calibration is None else names.query * column(factor)
     if len(rows.index):
         logits = torch.addcmul(added, sums.distances(), sharpness, value=-1)
-        found = adapted(logits, weight, FIRST_ITERATIONS, options, measures)
-    likely = likeliest_classes(found.proportions, Q)
-    if likely is not None:
-        added, sums = narrowed(added, likely), sums.narrowed(likely)
-        found = found._replace(probabilities=narrowed(found.probabilities, likely))
+        solution = adapted(logits, weight, FIRST_ITERATIONS, options, measures)
+    likely, M = None, max(MOST_LIKELY_CLASSES, Q)  # at most Q classes occur
+    if M < K:
+        likely = solution.proportions.topk(M, sorted=False).indices.sort().values
+        added = narrowed(added, likely)
+        sums = Sums(*(narrowed(x, likely) for x in (sums.cross, sums.squares, sums.mass)))
+        solution = solution._replace(probabilities=narrowed(solution.probabilities, likely))
         measures = None if measures is None else narrowed(measures, likely)
     gram = torch.bmm(x, x.mT)
     own = gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     for _ in range(STEPS):
-        W = found.probabilities.square()
+        W = solution.probabilities.square()
         d = sums.distances_with(W, torch.bmm(gram, W), own)
         logits = torch.addcmul(added, d, sharpness, value=-1)
-        found = adapted(logits, weight, STEP_ITERATIONS, options, measures)
-    found = found._replace(proportions=found.prevalence().estimate.to(found.dual.dtype))
-    return found if likely is None else widened(found, likely, K)
-
-
-def likeliest_classes(proportions: Tensor, Q: int) -> Tensor | None:
-    """The likeliest classes, [B, M], or None for all; M >= Q, the most classes that may occur."""
-    M = max(MOST_LIKELY_CLASSES, Q)
-    if proportions.shape[-1] <= M:
-        return None
-    likely: Tensor = proportions.topk(M, sorted=False).indices
-    return likely.sort().values
+        solution = adapted(logits, weight, STEP_ITERATIONS, options, measures)
+    shares = solution.prevalence().estimate.to(solution.dual.dtype)
+    solution = solution._replace(proportions=shares)
+    return solution if likely is None else widened(solution, likely, K)
 
 
 def narrowed(x: Tensor, likely: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from ..rows import computing_dtype
 from ..solution import Solution
 from ..solvers.adapt import no_tasks
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
-from . import names
 from .classify import classify
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
 from .learn import calibration_count, uses_full_metric
+from .names import solve_named
 
 METRICS = ("auto", "diagonal")
 
@@ -160,7 +160,7 @@ def solve_tasks(
     `options` are those of `classify`. With class names every label is trusted.
     """
     if task.prototypes is not None or task.logits is not None:
-        return names.solution(task, metric, logit_scale, **options)
+        return solve_named(task, metric, logit_scale, **options)
     B, K = len(task.query), task.num_classes
     step = how_many(bytes_per_task(task, metric, label_noise), task.query)
     validate = task.check_values is not None

@@ -173,7 +173,7 @@ def classified(
             for part in group:
                 check_batch(part, D, labelled.source, source)
             rows = torch.stack([part.features for part in group])
-            rows = labelled.columns.of(rows.to(place, torch.float32))
+            rows = labelled.columns.applied_to(rows.to(place, torch.float32))
             yield group, rows, solve(rows)
             shown.advance(rows.shape[0] * rows.shape[1])
             empty = False

@@ -304,7 +304,7 @@ def with_suggestions(report: Report, features: list[Tensor], settings: Settings)
         return report
     assert settings.suggest is not None
     device = check.device(settings.device)
-    query = source.labelled.columns.of(torch.cat(features).to(device, torch.float32))
+    query = source.labelled.columns.applied_to(torch.cat(features).to(device, torch.float32))
     chosen = suggest(source.labelled.rows(device), query, settings.suggest)
     chosen = Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu())
     suggested = Suggested(report.answers, chosen)

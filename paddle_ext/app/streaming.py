@@ -272,7 +272,7 @@ class SampleRows:
     def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
         self.source, self.progress = source, progress
         known = source.labelled
-        self.shape = (source.total, known.columns.of(known.features[:1]).shape[1])
+        self.shape = (source.total, known.columns.applied_to(known.features[:1]).shape[1])
         self.dtype, self.device = torch.float32, device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
@@ -285,7 +285,7 @@ class SampleRows:
         ):
             for batch in read:
                 check_batch(batch, known.features.shape[1], known.source, name)
-                yield known.columns.of(batch.features.to(self.device, self.dtype))
+                yield known.columns.applied_to(batch.features.to(self.device, self.dtype))
                 shown.advance(len(batch.names))
 
 

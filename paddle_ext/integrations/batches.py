@@ -242,7 +242,7 @@ class BatchClassifier:
 
     def _solve(self, query: Array) -> Solution:
         device = chosen_device(self._device)
-        rows = self._columns.of(to_tensor(query, device))
+        rows = self._columns.applied_to(to_tensor(query, device))
         if self._fitted is None:
             assert self._examples is not None
             return solve_again(self._examples, rows, "adaptive", self._options)

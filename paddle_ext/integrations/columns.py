@@ -36,7 +36,7 @@ class Columns:
     centre: Tensor | None = None  # [D] float64
     scale: Tensor | None = None  # [D] float64: one over the deviation; 0 for a constant column
 
-    def of(self, rows: Tensor) -> Tensor:
+    def applied_to(self, rows: Tensor) -> Tensor:
         """Rows [.., D] of the table as rows [.., D + 1] for `adaptive`, in the same dtype."""
         if self.centre is None or self.scale is None:
             return rows
@@ -46,7 +46,7 @@ class Columns:
         return z.clamp(-LARGEST, LARGEST).to(rows.dtype)
 
     def back(self, rows: Tensor) -> Tensor:
-        """The inverse of `of`: rows [.., D + 1] back to rows of the table, [.., D]."""
+        """The inverse of `applied_to`: rows [.., D + 1] back to rows of the table, [.., D]."""
         if self.centre is None or self.scale is None:
             return rows
         deviation = torch.where(self.scale > 0, 1 / self.scale, 0)
@@ -69,7 +69,8 @@ def columns_for(
     norms = torch.linalg.vector_norm(support, dim=-1)
     if bool(((norms - 1).abs() < UNIT).all()):
         return Columns()
-    sample = torch.cat([sampled_rows(x) for x in given]).double()
+    some = [evenly_spread(min(len(x), MOST_ROWS), len(x), x.device) for x in given]
+    sample = torch.cat([x[rows] for x, rows in zip(given, some, strict=True)]).double()
     largest = sample.abs().amax(0).clamp(min=TINY)  # divides columns, so that no square overflows
     deviation = variance(sample / largest).sqrt()
     deviation = torch.where(deviation > CONSTANT, deviation, 0) * largest
@@ -78,20 +79,13 @@ def columns_for(
         return Columns()
     centre = class_means(support.double() / largest, labels, num_classes).mean(0) * largest
     scale = torch.where(deviation > 0, 1 / deviation, 0).clamp(max=1 / TINY)
-    found = Columns(centre, scale)
+    columns = Columns(centre, scale)
     gain = 0.0
     if num_classes < len(labels) and len(labels) * num_classes <= MOST_LEFT_OUT:
-        gain = sure_gain(support, found.of(support), labels, num_classes)
+        gain = sure_gain(support, columns.applied_to(support), labels, num_classes)
     if gain == 0:
         gain = FEW + support.shape[1] / SHARE - effective
-    return found if gain > 0 else Columns()
-
-
-def sampled_rows(rows: Tensor) -> Tensor:
-    """The rows, or `MOST_ROWS` of them, evenly spread."""
-    if len(rows) <= MOST_ROWS:
-        return rows
-    return rows.index_select(0, evenly_spread(MOST_ROWS, len(rows), rows.device))
+    return columns if gain > 0 else Columns()
 
 
 def variance(rows: Tensor) -> Tensor:
@@ -121,7 +115,7 @@ def sure_gain(before: Tensor, after: Tensor, labels: Tensor, num_classes: int) -
 
 def labels_cost(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """-ln p of the label of each row, left out of its class; only of classes with two rows."""
-    _, found = left_out(rows, labels, num_classes)
-    logits = found.logits + labels.bincount(minlength=num_classes).log()
+    _, others = left_out(rows, labels, num_classes)
+    logits = others.logits + labels.bincount(minlength=num_classes).log()
     cost = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
-    return cost[found.counts > 0]
+    return cost[others.counts > 0]

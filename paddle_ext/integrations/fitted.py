@@ -172,8 +172,8 @@ def in_columns(
     if method != "adaptive" or examples.names is not None:
         return Columns(), examples, query
     columns = columns_for(examples.support, examples.labels, examples.num_classes, query)
-    examples = replace(examples, support=columns.of(examples.support))
-    return columns, examples, None if query is None else columns.of(query)
+    examples = replace(examples, support=columns.applied_to(examples.support))
+    return columns, examples, None if query is None else columns.applied_to(query)
 
 
 def fit_batch(examples: Examples, query: Tensor, method: str, options: dict[str, Any]) -> Fit:

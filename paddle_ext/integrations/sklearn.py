@@ -440,7 +440,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._in_columns(validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
     def _in_columns(self, X: Array) -> Tensor:
-        return self._columns.of(to_tensor(X, chosen_device(self.device)))
+        return self._columns.applied_to(to_tensor(X, chosen_device(self.device)))
 
     def _places_of(self, rows: Tensor) -> Tensor:
         """The index of each row's label in ``classes_``."""

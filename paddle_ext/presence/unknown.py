@@ -14,17 +14,9 @@ from .. import check
 from ..adaptive_rule.learn import likelihood_of
 from ..methods import Prediction
 from ..native.coordinates import coordinates
-from ..rows import (
-    class_means,
-    computing_dtype,
-    evenly_spread,
-    parts,
-    squared_distances,
-    unit_rows,
-)
+from ..rows import class_means, computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 from ..solution import Solution
 
-ALONE = "support_labels must have a class of two rows or more, got one of each"
 MOST_ORDINARY = 1024  # limit on labelled rows that queries are compared with
 NO_SPREAD = 1e-6  # a smaller deviation is rounding
 SPREAD_SHARE = 0.25  # the deviation expected a priori, as a share of the mean
@@ -118,11 +110,11 @@ def novelty(
             f"[{len(query)}, K], got {list(u.shape)}"
         )
     K = check.dense_values(support, support_labels, query, u.shape[-1])
-    known = familiar(support.detach(), support_labels.long(), K)
-    if known is None:
-        raise ValueError(ALONE)
+    model = familiar(support.detach(), support_labels.long(), K)
+    if model is None:
+        raise ValueError("support_labels must have a class of two rows or more, got one of each")
     of_paddle = isinstance(solution, Solution) and solution.concentration is None
-    return known.novelty(query.detach(), None if of_paddle else solution.labels)
+    return model.novelty(query.detach(), None if of_paddle else solution.labels)
 
 
 @dataclass(frozen=True)

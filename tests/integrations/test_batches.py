@@ -1,9 +1,7 @@
 """The classifier of batches: its results, the kinds of batches, and invalid arguments."""
 
-import multiprocessing
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np

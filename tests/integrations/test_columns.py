@@ -135,7 +135,7 @@ def test_constant_columns_and_extreme_numbers() -> None:
     same = columns_for(torch.full((4, 3), 2.0), torch.tensor([0, 0, 1, 1]), 2)
     assert same.centre is None
     rows = torch.tensor([[1.0, 2.0]])
-    assert Columns().of(rows) is rows
+    assert Columns().applied_to(rows) is rows
     assert Columns().back(rows) is rows
 
 

@@ -71,7 +71,7 @@ class Labelled:
 
     def rows(self, device: torch.device) -> Tensor:
         """The features in these columns, float32."""
-        return self.columns.of(self.features.to(device, torch.float32))
+        return self.columns.applied_to(self.features.to(device, torch.float32))
 
     def classes_with_samples(self) -> tuple[Tensor, Tensor]:
         """The classes with a sample, and the index of each class [K] among them, or -1."""
