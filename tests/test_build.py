@@ -75,17 +75,10 @@ def test_build_info() -> None:
         assert re.fullmatch(r"[0-9a-z]+(-real|-virtual)?", info["cuda_architectures"].split(";")[0])
     else:
         assert info["cuda_version"] == info["cuda_architectures"] == ""
-
-
-def test_simd_level_is_one_of_this_machine() -> None:
-    info = paddle_ext.build_info()
     assert info["simd"] in info["simd_levels"]
     assert info["simd_levels"][0] in ("neon", "sse2")
     assert set(info["simd_levels"][1:]) <= {"avx2", "avx512"}
-
-
-def test_build_info_cannot_be_changed_from_outside() -> None:
-    paddle_ext.build_info()["simd_levels"].clear()
+    info["simd_levels"].clear()
     assert paddle_ext.build_info()["simd_levels"]
 
 

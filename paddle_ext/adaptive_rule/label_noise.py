@@ -343,10 +343,7 @@ def most_likely_sharpness(
 
 
 def joint_probabilities(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """The joint probabilities of a label and that it is right, and that it is wrong, [.., R] each.
-
-    `own` [.., R] are the probabilities of the labelled classes.
-    """
+    """The probabilities that a label is given and right, and given and wrong, [.., R] each."""
     e = rate.unsqueeze(-1)
     return (1 - e) * own, e * (1 - own) / (K - 1)
 

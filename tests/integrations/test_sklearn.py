@@ -19,7 +19,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 
-from paddle_ext import PaddleClassifier  # noqa: E402
+from paddle_ext import PaddleClassifier, presence  # noqa: E402
 from paddle_ext.check import DEFAULT_TOL  # noqa: E402
 from paddle_ext.integrations import sklearn as module  # noqa: E402
 from paddle_ext.methods import Adaptive  # noqa: E402
@@ -325,6 +325,55 @@ def test_extreme_numbers() -> None:
         far = np.vstack([np.zeros(DIMENSION), X[0] * 1e300, X[1] * 1e-300, -X[2] * 1e200])
         assert np.isfinite(model.predict_proba(far)).all()
         np.testing.assert_allclose(model.predict_proba(far).sum(1), 1)
+
+
+# --- rows to label next --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["adaptive", "paddle"])
+def test_suggested_rows(method: str) -> None:
+    """The function, with indices into X."""
+    X, y, _ = batch()
+    model = PaddleClassifier(method=method, device="cpu").fit(X, y)
+    found = model.suggest(10)
+    new = np.flatnonzero(y < 0)
+    support, query = torch.from_numpy(X[y >= 0]), torch.from_numpy(X[new])
+    want = presence.suggest(support, query, 10).queries
+    np.testing.assert_array_equal(found, new[want.numpy()])
+    assert sorted(model.suggest(10_000)) == new.tolist()
+
+
+def test_suggestions_of_a_table() -> None:
+    """Without it the column of large numbers would decide alone."""
+    random = np.random.default_rng(0)
+    truth = np.arange(4).repeat(20)
+    X = np.stack([truth % 2 + 0.1 * random.normal(size=80), truth // 2 + 0.0, np.zeros(80)], 1)
+    X[:, 2] = 1000 * random.normal(size=80)
+    y = np.where(np.arange(80) % 20 < 4, truth, -1)
+    model = PaddleClassifier(device="cpu").fit(X, y)
+    there = presence.suggest(torch.from_numpy(X[y >= 0]), torch.from_numpy(X[y < 0]), 5)
+    assert model.suggest(5).tolist() != np.flatnonzero(y < 0)[there.queries.numpy()].tolist()
+
+
+def test_suggestions_by_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    X, _, truth = batch()
+    names = np.stack([X[truth == k].mean(0) for k in range(12)])
+    frame = pandas.DataFrame(X, columns=[f"f{d}" for d in range(X.shape[1])])
+    model = PaddleClassifier(device="cpu").fit(frame, None, prototypes=names)
+    assert len(set(model.suggest(8).tolist())) == 8
+
+
+def test_nothing_to_suggest() -> None:
+    X, y, truth = batch()
+    model = PaddleClassifier(device="cpu")
+    with pytest.raises(sklearn.exceptions.NotFittedError):
+        model.suggest(3)
+    with pytest.raises(ValueError, match="count must be an integer in"):
+        model.fit(X, y).suggest(0)
+    with pytest.raises(ValueError, match="before a model is pickled, got a loaded one"):
+        pickle.loads(pickle.dumps(model)).suggest(3)
+    assert model.fit(X, truth).suggest(3).tolist() == []
 
 
 # --- in scikit-learn ----------------------------------------------------------------------------

@@ -65,21 +65,6 @@ def test_a_batch_beyond_the_limits(shots: int) -> None:
     assert np.array_equal(model.predict_batch(query), model.transduction_[len(labels) :])
 
 
-def test_a_logistic_correction() -> None:
-    """Its logits reach the large engine: labels are those of the small one but near ties."""
-    support, labels, query = task(20)
-    X, y = np.concatenate([support, query]), np.concatenate([labels, np.full(Q, -1)])
-    large = paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
-    small = within_the_limits(X, y)
-    whole, some = small.label_distributions_, large.label_distributions_.toarray()
-    assert isinstance(whole, np.ndarray)
-    largest = np.sort(whole, 1)[:, -5:]
-    assert np.abs(np.sort(some, 1)[:, -5:] - largest).max() < 1e-4
-    clear = largest[:, -1] - largest[:, -2] > 2e-4
-    assert clear.mean() > 0.9
-    assert np.array_equal(large.transduction_[clear], small.transduction_[clear])
-
-
 @pytest.mark.parametrize("unlabelled", [0, 20])
 def test_many_labelled_rows(unlabelled: int) -> None:
     """They count towards the limit too, as with thousands of classes of one row each."""

@@ -200,13 +200,8 @@ def test_prototypes(place: Place, shape: tuple[int, int, int], scaling: str, sha
     assert got.prototypes.dtype == place.dtype
     size = float(problem.query.abs().max())
     assert largest(got.prototypes.cpu().double() - want.prototypes) < TOLERANCE[place.dtype] * size
-    assert_same(
-        replace_prototypes(got), place.solve(problem, **options | {"return_prototypes": False})
-    )
-
-
-def replace_prototypes(solution: Solution) -> Solution:
-    return solution._replace(prototypes=None)
+    without = place.solve(problem, **options | {"return_prototypes": False})
+    assert_same(got._replace(prototypes=None), without)
 
 
 def test_hand_computed(place: Place) -> None:
@@ -226,21 +221,14 @@ def test_hand_computed(place: Place) -> None:
     assert got.labels.tolist() == [0]
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_scaling_is_what_it_says(place: Place, scaling: str) -> None:
-    problem = make_problem(Q=20, K=6, D=9, lead=5.0, seed=7)
+@pytest.mark.parametrize(("scaling", "K"), [*product(SCALINGS, [6]), ("auto", 2), ("auto", 5)])
+def test_scaling_is_what_it_says(place: Place, scaling: str, K: int) -> None:
+    """With an even or odd number of classes: "auto" takes the upper median."""
+    problem = make_problem(Q=20, K=K, D=9, lead=5.0, seed=7)
     options = {"tol": 0.0, "max_iter": 10}
     got = place.solve(problem, scaling=scaling, **options)
     by_hand = naive_scaled(problem.to(place.dtype), scaling)
     assert_agrees(got, by_hand.truth(scaling="none", **options))
-
-
-@pytest.mark.parametrize("K", [2, 3, 4, 5])
-def test_auto_scaling_takes_the_upper_median(place: Place, K: int) -> None:
-    problem = make_problem(Q=11, K=K, D=6, lead=3.0, seed=K)
-    options = {"tol": 0.0, "max_iter": 3}
-    by_hand = naive_scaled(problem.to(place.dtype), "auto")
-    assert_agrees(place.solve(problem, **options), by_hand.truth(scaling="none", **options))
 
 
 # --- nasty inputs -------------------------------------------------------------------------------
@@ -292,21 +280,14 @@ def test_a_class_that_held_nothing_comes_back(place: Place) -> None:
     assert_agrees(got, late_class().to(place.dtype).truth(**options))
 
 
-@pytest.mark.parametrize("magnitude", [1e-38, 1e-30, 1e25, 9e29])
+@pytest.mark.parametrize("magnitude", [1e-45, 1e-42, 1e-39, 1e-38, 1e-30, 1e25, 9e29])
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_extremes_of_float32(device: str, magnitude: float, scaling: str) -> None:
     problem = make_problem(Q=10, K=4, D=6).map(lambda x: (x / x.abs().max()) * magnitude)
     got = Place(device, torch.float32).solve(problem, scaling=scaling)
     assert_on_simplex(got)
-    if scaling != "none":  # the others undo the scale
+    if scaling != "none" and magnitude > 1e-39:  # the others undo the scale
         assert torch.equal(got.labels.cpu(), problem.truth(scaling=scaling).labels)
-
-
-@pytest.mark.parametrize("magnitude", [1e-39, 1e-42, 1e-45])
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_subnormal_features(device: str, magnitude: float, scaling: str) -> None:
-    problem = make_problem(Q=10, K=4, D=6).map(lambda x: (x / x.abs().max()) * magnitude)
-    assert_on_simplex(Place(device, torch.float32).solve(problem, scaling=scaling))
 
 
 # --- descent, symmetry, forms of input ----------------------------------------------------------
