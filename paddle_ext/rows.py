@@ -43,10 +43,7 @@ def laid_out(w: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, w: Tensor) -> Tensor:
-    """[.., N, D] and [.., K, D] -> [.., N, K], at least 0.
-
-    Both are first centred at the mean of w, to avoid cancellation.
-    """
+    """[.., N, D] and [.., K, D] -> [.., N, K], centred at the mean of w to avoid cancellation."""
     centre = w.mean(-2, keepdim=True)
     x, w = x - centre, w - centre
     squares = x.square().sum(-1).unsqueeze(-1) + w.square().sum(-1).unsqueeze(-2)
@@ -89,10 +86,7 @@ def power_of_two(x: Tensor) -> Tensor:
 
 
 def power_of_two_above(x: Tensor) -> Tensor:
-    """The smallest power of two above all numbers of a task, [B, N, D] -> [B, 1, 1].
-
-    Dividing by a power of two is exact.
-    """
+    """The smallest power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]."""
     largest = x.abs().amax((-2, -1), keepdim=True)
     return power_of_two(largest)
 

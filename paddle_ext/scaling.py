@@ -15,10 +15,7 @@ AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the distance to the
 
 
 def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much the nearest class leads the median one, and the distance to that; [.., Q] each.
-
-    In squared distances of unit-norm queries [.., Q, D] to class means [.., K, D].
-    """
+    """The lead of the nearest class over the median one, and the distance to that; [.., Q]."""
     distance = squared_distances(query, means)
     median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
     return median - distance.amin(-1), median
@@ -51,10 +48,7 @@ class RowScaling(NamedTuple):
     def prototypes(
         self, support: Tensor, labels: Tensor, query: Tensor, probabilities: Tensor
     ) -> Tensor:
-        """The prototypes [K, D] of scaled rows for the probabilities [Q, K].
-
-        Without queries, [0, D] and [0, K], they are the class means of the support.
-        """
+        """The prototypes [K, D] of scaled rows for the probabilities [Q, K]; Q may be 0."""
         K = probabilities.shape[-1]
         sums, counts = class_sums(self.apply(support), labels, K)
         for part in parts(len(query), K + query.shape[-1]):

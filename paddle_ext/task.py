@@ -114,10 +114,7 @@ class IndexedTask:
 
 
 def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:
-    """Solve as many tasks at a time as the budget for temporary tensors allows.
-
-    `bytes_per_task` estimates the temporary memory of `solve` for one task.
-    """
+    """Solve as many tasks at a time as the budget allows, given the temporary memory of one."""
     step = how_many(bytes_per_task, task.query)
     starts = range(0, len(task.query), step)
     if len(starts) == 1:
@@ -140,10 +137,7 @@ def scaled(task: Task, scaling: str) -> tuple[Tensor, Tensor]:
 
 
 def centred_unit_rows(task: Task) -> tuple[Tensor, Tensor]:
-    """Support [B or 1, S, D] and query [B, Q, D] minus a mean, then unit-norm ("CL2N").
-
-    The mean is that of the base classes or, if not given, of the task's support.
-    """
+    """Rows minus the mean of the base classes, or of the support, then unit-norm ("CL2N")."""
     support, query = task.support, task.query
     if task.base_mean is not None:
         support, query = support - task.base_mean, query - task.base_mean

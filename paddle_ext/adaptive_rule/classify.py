@@ -41,16 +41,12 @@ def classify(
     top: int = 5,
     validate: bool = False,
 ) -> tuple[Solution, Tensor | None]:
-    """Classify batches with a likelihood that has been learned from labelled rows.
+    """Classify batches [B, Q, D], or `Rows`, with a likelihood of each batch or shared by all.
 
-    The likelihood is that of each batch, or shared by all. The query [B, Q, D] is of any
-    floating-point dtype; `Rows` are one batch. `added` [B, Q, K] are further logits, such as those
-    of names, `measures` [B or 1, n, K] the priors on the proportions to choose from, the first
-    even. Other options are as in `paddle_ext.adaptive`; `validate` checks a large batch for
-    non-finite values, in the first pass over it.
-
-    Returns the solution, with a batch dimension, and [B] bool: True if the queries of a batch are
-    finite, False is inconclusive; None if that was not checked.
+    `added` [B, Q, K] are further logits, such as those of names; `measures` [B or 1, n, K] the
+    priors on the proportions to choose from, the first even. `validate` checks a large batch for
+    non-finite values. Also returns [B] bool: True if the queries of a batch are finite, False is
+    inconclusive; None if that was not checked.
     """
     is_small = all_classes and not is_large(query.shape[-2], likelihood.bias.shape[-1])
     if isinstance(query, Tensor) and is_small:

@@ -255,10 +255,7 @@ class CalibrationRows(NamedTuple):
         return cls(chosen, labels, has_peers[:, chosen], rate)
 
     def estimate_weighted(self, rows: WeightedRows, weights: Tensor) -> tuple[Likelihood, Estimate]:
-        """Estimate from rows with these weights [B, S] in the class means.
-
-        Returns the likelihood with these means and the best metric, too.
-        """
+        """Estimate with weights [B, S] in class means, and the likelihood with these means."""
         moved = reweighted(rows.plain, rows.x, rows.labels, weights)
         excess = moved.excess().unsqueeze(-2)
         plain = rows.distances(rows.plain, weights)
@@ -356,10 +353,7 @@ def right_and_wrong(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
 
 
 def most_likely_rate(own: Tensor, counts: Tensor, K: int) -> Tensor:
-    """The most likely share of wrong labels [..], from the probabilities `own` [.., R] of labels.
-
-    The log-likelihood is concave in the share, so the zero of its slope is found by bisection.
-    """
+    """The most likely share of wrong labels [..]; its likelihood is concave, so by bisection."""
     difference = (1 - own) / (K - 1) - own
     low = own.new_zeros(own.shape[:-1])
     high = torch.full_like(low, 1 - 1 / K)

@@ -205,10 +205,7 @@ def solve_large(
     all_classes: bool,
     validate: bool,
 ) -> Solution:
-    """Classify the rows of one task; the likelihood and the solution have a batch of 1.
-
-    `added` [N, K] are further logits, `measures` [n, K] the priors to choose from.
-    """
+    """Classify one task; `added` [N, K] are further logits, `measures` [n, K] possible priors."""
     queries = Queries(rows)
     scores = LikelihoodScores(queries, likelihood, added, validate)
     K, total = scores.shape[2], float(queries.N)

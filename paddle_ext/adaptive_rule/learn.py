@@ -64,10 +64,7 @@ def uses_full_metric(metric: str, S: int, K: int) -> bool:
 def likelihood_of(
     support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto"
 ) -> Likelihood:
-    """The likelihood learned from labelled rows [B, S, D] with labels [B, S].
-
-    Every class must have a row. `metric` as in `paddle_ext.adaptive`.
-    """
+    """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
     if support.shape[1] == num_classes:
         return one_shot(labelled(support, labels, num_classes, 0))
     return learned(support, labels, num_classes, metric)[0]

@@ -84,10 +84,7 @@ class Likelihood:
 
     @cached_property
     def projection(self) -> tuple[Tensor, Tensor] | None:
-        """P and c of the full metric: x.y is ``sum_d diagonal_d x_d y_d + c (P x).(P y)``.
-
-        [L, M, D] and [L].
-        """
+        """P [L, M, D] and c [L]: x.y is ``sum_d diagonal_d x_d y_d + c (P x).(P y)``."""
         if self.factor is None or self.shares is None:
             return None
         root = self.scale.sqrt()
@@ -153,10 +150,7 @@ class Likelihood:
         return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
 
     def weight_of(self, queries: float) -> float:
-        """The weight of a query in the class counts, if there are this many queries.
-
-        It falls with their number, so that a large batch does not overrule the labelled rows.
-        """
+        """The weight of a query in the class counts: many do not overrule the labelled rows."""
         return 2 * self.rows / (2 * self.rows + queries)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -212,10 +206,7 @@ def column(x: Tensor) -> Tensor:
 
 
 def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> Likelihood:
-    """The likelihood with weighted class means; its metric stays as it is.
-
-    Labelled rows x [B, S, D] are centred, labels and weights > 0 are [B, S].
-    """
+    """The likelihood with means of centred rows by weights [B, S]; its metric stays as it is."""
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)
     means, mass, squared_mass = weighted_means(x, labels, K, w)

@@ -72,10 +72,7 @@ def adapted(
 
 
 def tasks_with_every_class(task: Task) -> list[bool]:
-    """Which tasks have labelled rows of every class, and two on average; one flag if shared.
-
-    On CUDA this synchronises, unless there are too few rows in any case.
-    """
+    """Which tasks have rows of every class, and two on average; one flag if shared."""
     (B, S), K = task.support_labels.shape, task.num_classes
     if S < 2 * K:
         return [False] * B
@@ -164,10 +161,7 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
 
 
 def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
-    """The factor on logits [B, R, K] that fits the calibration rows best, and the misfit; [B] each.
-
-    ``ln factor ~ N(0, ln(2)^2)`` a priori.
-    """
+    """The factor on logits [B, R, K] that fits calibration rows best, and the misfit; [B] each."""
     B, R, _ = logits.shape
     labels = rows.calibration(rows.labels).expand(B, R)
     count = torch.full((B,), R, device=logits.device)
@@ -271,10 +265,7 @@ def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
 
 
 def centre_of(rows: UnitRows, names: NameLogits, u: Tensor) -> Tensor:
-    """Estimate of the mean of all class means, [B, 1, D].
-
-    A mean of two estimates, from queries and from labelled rows, weighted by their class counts.
-    """
+    """The mean of all class means, [B, 1, D], estimated from queries and from labelled rows."""
     share = u.mean(-2, keepdim=True)
     centre = rows.query.mean(-2, keepdim=True)
     if names.away is not None:
@@ -366,10 +357,7 @@ def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str
 def fitted_name_share(
     task: Task, rows: UnitRows, likelihood: Likelihood, names: NameLogits
 ) -> tuple[Tensor, Tensor]:
-    """The share of the names' logits to add, and the factor on the sum, at most 1; [B] each.
-
-    They make the labels of calibration rows most likely, each as far from its class as a new row.
-    """
+    """The share of names that fits the calibration rows best, and a factor <= 1; [B] each."""
     one = names.query.new_ones(len(names.query))
     if names.calibration is None:
         return one, one
@@ -405,10 +393,7 @@ def fitted_name_share(
 
 @dataclass(frozen=True)
 class RowLogits:
-    """Computes the logits of single rows, ``z.names_k + x.weights_k + bias_k``.
-
-    z is the unit-norm row, x its difference from the centre, made unit-norm.
-    """
+    """Logits ``z.names_k + x.weights_k + bias_k`` of rows, unit-norm (z) and centred (x)."""
 
     names: Tensor  # [K, D]
     centre: Tensor  # [D]
@@ -424,31 +409,22 @@ class RowLogits:
 
 
 def row_logits(
-    task: Task,
-    found: Solution | None,
-    *,
-    metric: str = "auto",
-    logit_scale: float = 100.0,
-    **options: Any,
+    task: Task, solution: Solution | None, *, logit_scale: float, **options: Any
 ) -> RowLogits:
-    """The logits for further rows of a single task with prototypes, which was solved as `found`.
-
-    The options are those of the solution. Without `found` the queries of the task must be its
-    labelled rows.
-    """
+    """Those of one task with prototypes; without a solution its queries are its labelled rows."""
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     assert names.away is not None
     assert names.products is not None
     size = names.products.square().sum().clamp(min=torch.finfo(names.products.dtype).tiny)
     scaled = names.away[0] * ((names.query * names.products).sum() / size)
-    if found is None:  # the class proportions of the labelled rows, with one more of each class
+    if solution is None:  # the class proportions of the labelled rows, with one more of each class
         shots = rows.shots[0]
         log_shares = torch.log((shots + 1) / (shots + 1).sum())
     else:
-        log_shares = found.dual[0]
+        log_shares = solution.dual[0]
     if all(tasks_with_every_class(task)):
-        likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
+        likelihood = likelihood_of(task.support, task.support_labels, task.num_classes)
         share, factor = fitted_name_share(task, rows, likelihood, names)
         return RowLogits(
             scaled * (share * factor),
@@ -459,8 +435,8 @@ def row_logits(
     anchors = anchored(rows, names, options, None)
     assert anchors.s is not None
     sums, mass = anchors.s[0], ANCHOR_ROWS + rows.shots[0]
-    if found is not None:
-        W = found.probabilities[0].square()
+    if solution is not None:
+        W = solution.probabilities[0].square()
         sums, mass = sums + W.mT @ anchors.x[0], mass + W.sum(0)
     w = sums / mass.unsqueeze(-1)
     sharpness = anchors.factor * (ANCHOR_SHARPNESS / 2)

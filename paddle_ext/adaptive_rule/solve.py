@@ -155,10 +155,7 @@ def solve_tasks(
     label_noise: float | str = 0.0,
     **options: Any,
 ) -> Solution:
-    """Classify checked tasks, as many at a time as fit in memory.
-
-    `options` are those of `classify`. With class names every label is trusted.
-    """
+    """Classify checked tasks, as many at a time as fit in memory; `options` are of `classify`."""
     if task.prototypes is not None or task.logits is not None:
         return solve_named(task, metric, logit_scale, **options)
     B, K = len(task.query), task.num_classes

@@ -94,18 +94,12 @@ def variance(rows: Tensor) -> Tensor:
 
 
 def sharing(variances: Tensor) -> float:
-    """The effective number of columns that share the variance, at most D.
-
-    NaN if there is no variance, or if it overflows.
-    """
+    """The effective number of columns that share the variance; NaN if it is 0 or overflows."""
     return float(variances.sum().square() / variances.square().sum())
 
 
 def sure_gain(before: Tensor, after: Tensor, labels: Tensor, num_classes: int) -> float:
-    """By how much the rows `after` make the labels likelier than `before`; 0 if that may be chance.
-
-    A mean difference of log-probabilities.
-    """
+    """The mean gain of the labels' log-probabilities, `before` to `after`; 0 if maybe chance."""
     losses = [labels_cost(rows, labels, num_classes) for rows in (before, after)]
     gains = losses[0] - losses[1]
     gain = float(gains.mean())

@@ -296,10 +296,7 @@ def warn_of_lost_length(support: Tensor, scaling: str) -> None:
 def means_of(
     examples: Examples, query: Tensor | None = None, solution: Solution | None = None
 ) -> Tensor:
-    """Class means of labelled rows, and of queries weighted by their probabilities.
-
-    Empty classes have zeros.
-    """
+    """Class means of labelled rows, and of queries by their probabilities; zeros if empty."""
     support, labels, K = examples.support, examples.labels, examples.num_classes
     sums = support.new_zeros(K, support.shape[1])
     weights, query_weight = examples.weights, support.new_ones(K)

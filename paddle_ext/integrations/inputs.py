@@ -27,10 +27,7 @@ LARGEST_WEIGHT = 1e30  # of a row, and one over the smallest: their ratios are n
 
 
 def vectors(name: str, value: Any, *, width: int | None = None, keep_double: bool = False) -> Array:
-    """Rows [N, D], all finite, from a matrix or a column of vectors; `width` is the required D.
-
-    They are float32, or float64 if `keep_double` is set and the input is.
-    """
+    """Rows [N, D], all finite, of a matrix or column of vectors; float32 unless `keep_double`."""
     rows = plain(value)
     if rows.dtype.kind == "O" and rows.ndim == 1:
         column = rows
@@ -211,10 +208,7 @@ def checked_weights(
 
 
 def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> tuple[Array, Places, Array]:
-    """The sorted classes, the index of each label among them, and their prototypes [K, D].
-
-    Without `classes` they are those of `y`, or 0 to K - 1 if it is empty.
-    """
+    """The classes, sorted, the index of each label among them, and their prototypes [K, D]."""
     rows = checked_prototypes(prototypes, D, keep_double=True)
     if classes is not None:
         names = class_names("classes", classes, len(rows))
@@ -260,10 +254,7 @@ def class_names(name: str, value: Any, prototypes: int | None) -> Array:
 def classes_and_places(
     labels: Any, count: int, names: Any, prototypes: int | None
 ) -> tuple[Array, Places]:
-    """The classes [K] in the order of the names, and the index of each label [count] among them.
-
-    `prototypes` is the number of prototypes; without them every class must have a label.
-    """
+    """The classes [K], and the index of each label; without prototypes each needs a label."""
     given = label_vector("labels", labels)
     if len(given) != count:
         raise check.ArgumentValueError(

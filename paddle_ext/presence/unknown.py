@@ -212,10 +212,7 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
 def signs_as_strangers(
     rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor, num_classes: int
 ) -> Tensor:
-    """Signs of the chosen rows [n, 3] when a fifth of the classes, theirs included, is unknown.
-
-    None of them for two classes, of which none can be left out.
-    """
+    """Signs [n, 3] of chosen rows, their fifth of the classes left out; none for two classes."""
     K = num_classes
     folds = min(FOLDS, K) if K > 2 else 0
     fold = torch.arange(K, device=labels.device) % max(1, folds)
@@ -258,10 +255,7 @@ def shrunk_deviation(x: Tensor) -> Tensor:
 
 
 def rank(ordinary: Tensor, scores: Tensor) -> Tensor:
-    """The share of sorted `ordinary` scores [m] below each score, interpolated and extrapolated.
-
-    It increases strictly with the score, so that the order is preserved.
-    """
+    """The share of sorted scores [m] below each score, interpolated to preserve the order."""
     ordinary, scores = ordinary.double(), scores.double()
     m = len(ordinary)
     place = torch.searchsorted(ordinary, scores, right=True)

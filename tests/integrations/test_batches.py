@@ -251,13 +251,23 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_needs_no_other_library() -> None:
+    """Nor does the package; what needs one says so in a sentence."""
     code = """
-import sys
-from paddle_ext import BatchClassifier
-BatchClassifier([[0.0, 1], [1, 0]], [0, 1], device="cpu")({"embedding": [[0.0, 1]]})
-print([name for name in ("pandas", "pyarrow", "sklearn", "ray", "pyspark") if name in sys.modules])
+import importlib, sys
+for name in ("pandas", "pyarrow", "sklearn", "easyfsl", "ray", "pyspark"):
+    sys.modules[name] = None
+from paddle_ext import *
+import paddle_ext
+paddle_ext.BatchClassifier([[0.0, 1], [1, 0]], [0, 1])({"embedding": [[0.0, 1]]})
+for module in ("sklearn", "easyfsl"):
+    try:
+        importlib.import_module(f"paddle_ext.integrations.{module}")
+    except ImportError as error:
+        print(error)
 """
-    assert run_code(code) == ["[]"]
+    sklearn, easyfsl = run_code(code)
+    assert "needs scikit-learn" in sklearn
+    assert "pip install easyfsl" in easyfsl
 
 
 def test_devices(device: str) -> None:

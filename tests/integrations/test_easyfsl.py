@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from scripts import run_code
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -144,14 +143,3 @@ def test_bad_calls(adapter: ModuleType) -> None:
 
 def test_examples(adapter: ModuleType) -> None:
     assert doctest.testmod(adapter).failed == 0
-
-
-def test_without_easyfsl() -> None:
-    """A one-sentence error; the package itself does not need the library."""
-    code = (
-        "import sys; sys.modules['easyfsl'] = None\n"
-        "import paddle_ext\n"
-        "try:\n    import paddle_ext.integrations.easyfsl\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    assert "pip install easyfsl" in run_code(code)[0]

@@ -38,6 +38,7 @@ def run(tmp_path: Path, code: str) -> None:
 
 
 def test_a_call_makes_its_threads_once(tmp_path: Path) -> None:
+    """And the process ends while they sleep."""
     run(
         tmp_path,
         """
@@ -96,10 +97,6 @@ worker.join()
 assert _native.threads_made() == 3
 """,
     )
-
-
-def test_a_process_ends_while_threads_sleep(tmp_path: Path) -> None:
-    run(tmp_path, "torch.set_num_threads(8); solve(tasks()); raise SystemExit(0)")
 
 
 def test_several_callers_at_once() -> None:
