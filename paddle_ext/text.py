@@ -9,6 +9,7 @@ import unicodedata
 FORMULA = "=+\\-@\t\r＝＋－＠"
 FORMULA_CELL = re.compile(f"'*[{FORMULA}]")
 PROTECTED_CELL = re.compile(f"'+[{FORMULA}]")
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 # Invisible characters that change the text direction, so that a line reads differently.
 DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -45,7 +46,7 @@ def without_controls(text: str) -> str:
 
 def spreadsheet_cell(text: str) -> str:
     """A cell that no spreadsheet runs as a formula: ``'=1+1``, but ``-1.5`` as it is."""
-    if not FORMULA_CELL.match(text) or is_number(text):
+    if not FORMULA_CELL.match(text) or NUMBER.fullmatch(text):
         return without_controls(text)
     return "'" + without_controls(text)
 
@@ -59,7 +60,3 @@ def plural(count: int, thing: str) -> str:
     """A number and its noun: "1 class", "1,200 classes"."""
     many = thing + ("es" if thing.endswith("s") else "s")
     return f"{count:,} {thing if count == 1 else many}"
-
-
-def is_number(text: str) -> bool:
-    return re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", text, re.ASCII) is not None

@@ -117,19 +117,19 @@ class BatchSplit:
 
 def rows_of_classes(y: Array, shots: int) -> list[RowIndices]:
     """The indices of the rows of each class; every class must have at least `shots`."""
-    known = labelled(y)
-    classes = np.unique(y[known].astype(str) if y.dtype.kind == "O" else y[known])
+    has_label = labelled(y)
+    y = y.astype(str) if y.dtype.kind == "O" else y
+    classes = np.unique(y[has_label])
     if len(classes) < 2:
         raise ValueError(f"y must have labels of at least two classes, got {len(classes)}")
-    texts = y.astype(str) if y.dtype.kind == "O" else y
-    found = [np.flatnonzero(known & (texts == label)) for label in classes]
-    fewest = min(range(len(found)), key=lambda k: len(found[k]))
-    if len(found[fewest]) < shots:
+    rows = [np.flatnonzero(has_label & (y == label)) for label in classes]
+    few, name = min((len(own), str(label)) for own, label in zip(rows, classes, strict=True))
+    if few < shots:
         raise ValueError(
-            f"shots must be at most the rows of every class, got {shots} for {classes[fewest]}, "
-            f"which has {len(found[fewest])}"
+            f"shots must be at most the rows of every class, got {shots} for {name}, "
+            f"which has {few}"
         )
-    return found
+    return rows
 
 
 def batch_accuracy(estimator: Any, X: Any, y: Any) -> float:

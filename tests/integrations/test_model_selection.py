@@ -93,14 +93,6 @@ def test_a_new_batch_is_what_a_new_fit_says(options: dict[str, Any]) -> None:
     assert np.array_equal(other.predict_batch(X[batch]), found)
 
 
-def test_a_new_batch_by_names() -> None:
-    X, y = data(0.5)
-    text = np.stack([X[y == k].mean(0) for k in range(K)])
-    known, batch = next(BatchSplit(shots=2, n_query=40, n_present=2).split(X, y))
-    model = PaddleClassifier().fit(X[known], y[known], prototypes=text)
-    assert (model.predict_batch(X[batch]) == y[batch]).mean() > 0.9
-
-
 # --- the scorer -----------------------------------------------------------------------------------
 
 

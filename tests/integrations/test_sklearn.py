@@ -34,8 +34,10 @@ SCALINGS = ("auto", "minmax", "none")
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_fit_of_paddle_is_solve(scaling: str, dtype: type) -> None:
     X, y, truth = batch(dtype)
-    model = PaddleClassifier(method="paddle", scaling=scaling, lam=30.0, device="cpu").fit(X, y)
-    expected = solved(X, y, scaling=scaling, lam=30.0)
+    options = {"scaling": scaling, "lam": 30.0, "temperature": 1.5, "epsilon": 1e-4}
+    options |= {"max_iter": 7, "tol": 0.0}
+    model = PaddleClassifier(method="paddle", device="cpu", **options).fit(X, y)
+    expected = solved(X, y, **options)
     tells(model, expected, y)
     asked = y < 0
     np.testing.assert_array_equal(model.prototypes_, expected.prototypes)
@@ -115,18 +117,6 @@ def test_all_classes_present() -> None:
 def test_the_fewer_classes_the_smaller_the_concentration() -> None:
     few = PaddleClassifier().fit(*batch()[:2]).concentration_
     assert few < 0.5 < PaddleClassifier().fit(*everything()[:2]).concentration_
-
-
-def test_options_of_paddle() -> None:
-    """Unchanged, however many classes there are."""
-    X, y, _ = everything()
-    options = {"temperature": 2.5, "lam": 50.0, "max_iter": 7, "tol": 0.0, "epsilon": 1e-4}
-    options |= {"scaling": "minmax"}
-    model = PaddleClassifier(method="paddle", **options).fit(X, y)
-    expected = solved(X, y, **options)
-    assert model.n_iter_ == 7
-    np.testing.assert_array_equal(model.transduction_[y < 0], expected.labels)
-    np.testing.assert_array_equal(model.label_distributions_[y < 0], expected.probabilities)
 
 
 def test_options_of_adaptive() -> None:

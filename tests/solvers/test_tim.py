@@ -154,20 +154,16 @@ def test_one_alternation_by_hand(place: Place) -> None:
 # --- native against reference -------------------------------------------------------------------
 
 
+ODD = [(1, 1, 1), (1, 9, 3), (3, 2, 1), (17, 3, 130), (5, 33, 65)]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *ODD])
 def test_shapes(place: Place, shape: tuple[int, int, int], variant: str) -> None:
     Q, K, D = shape
     problem = make_problem(B=2, Q=Q, K=K, D=D, lead=3.0, seed=3)
-    agrees(place, problem, max_iter=60 if K == 4 else 25, **VARIANTS[variant])
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 9, 3), (3, 2, 1), (17, 3, 130), (5, 33, 65)])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_odd_shapes(place: Place, shape: tuple[int, int, int], variant: str) -> None:
-    Q, K, D = shape
-    problem = make_problem(Q=Q, K=K, D=D, shots=(1, 1 if K > Q else 4), lead=3.0, seed=4)
-    agrees(place, problem, max_iter=20, normalize=D > 1, **VARIANTS[variant])
+    steps = 60 if K == 4 else 25
+    agrees(place, problem, max_iter=steps, normalize=D > 1, **VARIANTS[variant])
 
 
 def test_a_hundred_iterations_of_a_real_shape(place: Place) -> None:
