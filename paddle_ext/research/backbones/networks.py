@@ -86,21 +86,7 @@ class PlainBlock(nn.Module):
 
 
 class ResNet18(Backbone):
-    """The ResNet-18 of the paper: 64, 128, 256, 512 channels; 512 features.
-
-    The stem is a 3x3 convolution of stride 1, and there is no pooling before the last layer.
-
-    Parameters
-    ----------
-    channels : int
-        3 for RGB, 1 for grey.
-
-    Examples
-    --------
-    >>> import torch
-    >>> ResNet18()(torch.zeros(2, 3, 84, 84)).shape
-    torch.Size([2, 512])
-    """
+    """The ResNet-18 of the paper: its stem has stride 1, and only the last layer is pooled."""
 
     architecture = "resnet18"
     dimension = 512
@@ -117,7 +103,6 @@ class ResNet18(Backbone):
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] -> features [N, 512]."""
         x = F.relu(self.bn1(self.conv1(images)), inplace=True)
         maps: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return maps.mean((2, 3))
@@ -149,13 +134,7 @@ def wide_layer(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 class WideResNet28x10(Backbone):
-    """WRN-28-10 without dropout: 160, 320, 640 channels; 640 features.
-
-    Parameters
-    ----------
-    channels : int
-        3 for RGB, 1 for grey.
-    """
+    """WRN-28-10 without dropout."""
 
     architecture = "wrn28_10"
     dimension = 64 * WIDTH
@@ -171,7 +150,6 @@ class WideResNet28x10(Backbone):
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] -> features [N, 640]."""
         x = self.layer3(self.layer2(self.layer1(self.conv1(images))))
         return F.relu(self.bn1(x), inplace=True).mean((2, 3))
 
@@ -186,21 +164,9 @@ def stage(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
 
 
 class SmallNet(Backbone):
-    """Three convolutions of stride 2 and a linear layer; 128 non-negative features.
+    """Three convolutions of stride 2 and a linear layer, trained on a CPU in under a minute.
 
-    Small enough to train on a CPU in less than a minute. The linear layer sees positions, which
-    separates characters better than a mean.
-
-    Parameters
-    ----------
-    channels : int
-        1 for grey, 3 for RGB.
-
-    Examples
-    --------
-    >>> import torch
-    >>> SmallNet()(torch.zeros(2, 1, 32, 32)).shape
-    torch.Size([2, 128])
+    The linear layer sees positions, which separates characters better than a mean.
     """
 
     architecture = "small"
@@ -217,7 +183,6 @@ class SmallNet(Backbone):
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] -> features [N, 128]."""
         maps = F.adaptive_avg_pool2d(self.stages(images), MAPS)
         return F.relu(self.norm(self.linear(maps.flatten(1))))
 
@@ -227,7 +192,6 @@ class SmallNet(Backbone):
 ARCHITECTURES: dict[str, type[ResNet18 | WideResNet28x10 | SmallNet]] = {
     network.architecture: network for network in (ResNet18, WideResNet28x10, SmallNet)
 }
-PUBLIC_NAMES = {"wideres": "wrn28_10", "wrn": "wrn28_10"}
 
 
 def create(architecture: str, *, channels: int | None = None) -> Backbone:
@@ -236,16 +200,18 @@ def create(architecture: str, *, channels: int | None = None) -> Backbone:
     Parameters
     ----------
     architecture : {"resnet18", "wrn28_10", "small"}
-        The public code's name of the second, ``"wideres"``, also works.
+        ResNet-18 and WRN-28-10 of the paper, for 84x84 images, with 512 and 640 features; a small
+        one for 32x32 images, with 128.
     channels : int or None
         3 for RGB, 1 for grey; None: 1 for ``"small"``, 3 for the others.
 
     Examples
     --------
-    >>> create("small").dimension
-    128
+    >>> import torch
+    >>> create("small")(torch.zeros(2, 1, 32, 32)).shape
+    torch.Size([2, 128])
     """
-    network = ARCHITECTURES[known_architecture(architecture)]
+    network = ARCHITECTURES[check.choice("architecture", architecture, tuple(ARCHITECTURES))]
     return network() if channels is None else network(channels)
 
 
@@ -254,9 +220,3 @@ def create_uninitialised(architecture: str, channels: int) -> Backbone:
     with torch.device("meta"):
         network = create(architecture, channels=channels)
     return network.to_empty(device="cpu")
-
-
-def known_architecture(architecture: str) -> str:
-    if architecture in PUBLIC_NAMES:
-        return PUBLIC_NAMES[architecture]
-    return check.choice("architecture", architecture, tuple(ARCHITECTURES))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from toy_images import (
     LazyImages,
+    generator,
     one_thread,  # noqa: F401
     pattern_images,
     random_pixels,
@@ -19,16 +20,22 @@ from paddle_ext.research.backbones import (
     Checkpoint,
     Transform,
     create,
-    digest_of_images,
-    digest_of_weights,
     extract,
+    nearest_mean_accuracy,
 )
 from paddle_ext.research.backbones import extraction as module
-from paddle_ext.research.backbones.extraction import Extractor, Feeder
+from paddle_ext.research.backbones.extraction import (
+    batches,
+    cache_key,
+    digest_of_images,
+    digest_of_weights,
+    kept,
+)
 from paddle_ext.research.data import FeatureBank
 from paddle_ext.research.data.images import EncodedImages, ImageArray
 
 GREY = Transform(16, (0.4,), (0.2,))
+CPU = torch.device("cpu")
 IMAGES = pattern_images(5, 9)
 BASE = pattern_images(4, 7, seed=9)
 
@@ -168,12 +175,8 @@ def test_anything_else_is_recomputed(network: Backbone, counting: Counting, tmp_
     for change in ({"mean": (0.41,)}, {"size": 15}, {"resize": 17}, {"mirror": True}):
         other = replace(GREY, **change)
         assert counting.during(network, IMAGES, transform=other, cache=tmp_path)[0] == 45, change
-    cpu = torch.device("cpu")
-    keys = {
-        Extractor(network, GREY, cpu, dtype, 1, tmp_path, False).key(IMAGES)
-        for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    }
-    assert len(keys) == 3
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    assert len({cache_key(network, IMAGES, GREY, dtype) for dtype in dtypes}) == 3
     with torch.no_grad():
         network.linear.weight[3, 5] += 1e-3
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 45
@@ -248,22 +251,63 @@ ORDER = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 0, 5]), torch
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_batches_in_order(keep: bool) -> None:
-    feeder = Feeder(LazyImages(IMAGES), torch.device("cpu"), keep=keep)
-    assert (feeder.resident is not None) == keep
-    batches = list(feeder.batches(ORDER))
-    assert len(batches) == 12
-    for index, batch in zip(ORDER, batches, strict=True):
+    images = kept(LazyImages(IMAGES), CPU, progress=False) if keep else LazyImages(IMAGES)
+    assert isinstance(images, torch.Tensor) == keep
+    for index, batch in zip(ORDER, batches(images, ORDER, CPU), strict=True):
         assert torch.equal(batch, IMAGES.images[index])
 
 
 def test_broken_images_and_leaving_early() -> None:
-    lazy = LazyImages(IMAGES, broken=7)
-    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
-    assert len(next(batches)) == 2
+    read = batches(LazyImages(IMAGES, broken=7), ORDER, CPU)
+    assert len(next(read)) == 2
     with pytest.raises(ValueError, match="image 7 must be an image"):
-        next(batches)
+        next(read)
     lazy = LazyImages(IMAGES)
-    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
-    next(batches)
-    batches.close()
+    read = batches(lazy, ORDER, CPU)
+    next(read)
+    read.close()
     assert lazy.reads <= 2
+
+
+# --- accuracy by the nearest class mean -----------------------------------------------------------
+
+
+def test_accuracy_by_hand() -> None:
+    """Two classes on a line; a third of the second lies with the first."""
+    features = torch.tensor([[1.0, 0.0]] * 12 + [[0.0, 1.0]] * 8 + [[1.0, 0.0]] * 4)
+    labels = torch.tensor([0] * 12 + [1] * 12)
+    options = {"num_classes": 2, "shots": 2, "n_tasks": 400}
+    # The mean of two shots of class 1 is nearest to its queries at (0, 1) unless both are strays:
+    # (4/12)(3/11) = 1/11 of the tasks, in which everything ties and the first class of a task wins.
+    expected = (10 / 11) * (10 + 10 - 10 / 3) / 20 + (1 / 11) * 10 / 20
+    assert nearest_mean_accuracy(features, labels, **options) == pytest.approx(expected, abs=0.03)
+
+
+def test_accuracy_of_noise_is_chance() -> None:
+    features = torch.randn(400, 8, generator=generator(0))
+    labels = torch.arange(20).repeat(20)
+    assert nearest_mean_accuracy(features, labels, num_classes=4) == pytest.approx(0.25, abs=0.03)
+
+
+def test_accuracy_depends_on_the_centre() -> None:
+    features = pattern_images(8, 20, size=8).images.flatten(1).float() + 300
+    features += 120 * torch.randn(features.shape, generator=generator(0))
+    labels = torch.arange(8).repeat_interleave(20)
+    first = nearest_mean_accuracy(features, labels, n_tasks=50)
+    assert first == nearest_mean_accuracy(features, labels, n_tasks=50)
+    assert first < nearest_mean_accuracy(features, labels, n_tasks=50, centre=features.mean(0))
+
+
+def test_uneven_classes() -> None:
+    counts = torch.tensor([7, 30, 8])
+    labels = torch.arange(3).repeat_interleave(counts) * 5  # and labels that are not 0, 1, 2
+    features = torch.eye(11)[labels]
+    assert nearest_mean_accuracy(features, labels, num_classes=3, n_tasks=20) == 1.0
+
+
+def test_too_few_for_a_task() -> None:
+    features, labels = torch.randn(10, 4), torch.arange(2).repeat_interleave(5)
+    with pytest.raises(ValueError, match="at least 3 classes, got 2"):
+        nearest_mean_accuracy(features, labels, num_classes=3)
+    with pytest.raises(ValueError, match="at least 6 samples of each class, got 5"):
+        nearest_mean_accuracy(features, labels, num_classes=2)

@@ -28,7 +28,6 @@ GREY = Transform(32, (0.2,), (0.3,))
     [
         ("resnet18", 3, 84, 512, 11.168),
         ("wrn28_10", 3, 84, 640, 36.483),
-        ("wideres", 1, 84, 640, 36.483),
         ("small", 1, 32, 128, 0.155),
         ("small", 3, 28, 128, 0.156),
     ],
@@ -120,14 +119,6 @@ def test_round_trip(small: Checkpoint, tmp_path: Path) -> None:
     assert torch.equal(loaded.head.weight, small.head.weight)
     assert torch.equal(loaded.head.bias, small.head.bias)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_another_transform(small: Checkpoint, tmp_path: Path) -> None:
-    small.save(tmp_path / "a.safetensors")
-    mine = Transform(28, (0.5,), (0.5,), resize=30, mirror=True)
-    assert load_checkpoint(tmp_path / "a.safetensors", transform=mine).transform == mine
-    with pytest.raises(ValueError, match="as many channels as the backbone, 1, got 3"):
-        load_checkpoint(tmp_path / "a.safetensors", transform=Transform())
 
 
 def shapes_of(name: str) -> dict[str, torch.Tensor]:
