@@ -34,6 +34,7 @@ FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
 EMBEDDINGS = ("text", "prototypes")  # keys of class embeddings in files
 STORED = (".npz", ".safetensors")  # formats of such files
+NAMED = {*EMBEDDINGS, "class_names", "logit_scale"}  # what they hold
 
 
 @dataclass(frozen=True)
@@ -181,22 +182,28 @@ def unit(rows: Tensor) -> Tensor:
 # --- files of embeddings ------------------------------------------------------------------------
 
 
-def stored_names(path: Path, *, required: bool) -> Labelled | None:
-    """Embeddings of names computed elsewhere; a file of features need not contain any."""
+def stored_names(path: Path) -> Labelled:
+    """Embeddings of names computed elsewhere."""
     if path.suffix == ".safetensors":
         contents = arrays.read_safetensors(path, mmap=True)
     else:
-        contents = arrays.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
+        contents = arrays.read_npz(path, NAMED)
     for key in EMBEDDINGS if "class_names" in contents else ():
-        if key in contents and (required or getattr(contents[key], "ndim", 0) == 2):
+        if key in contents:
             return named_classes(contents, key, path)
-    if not required:
-        return None
     there = ", ".join(map(repr, contents)) or "nothing"
     expected = " or ".join(map(repr, EMBEDDINGS))
     raise check.ArgumentValueError(
         "names", f"must be a file with {expected}, and 'class_names', got {path} with {there}"
     )
+
+
+def names_in(contents: dict[str, Any], path: Path) -> Labelled | None:
+    """Those in a file of features, which need not contain any."""
+    for key in EMBEDDINGS if path.suffix in STORED and "class_names" in contents else ():
+        if getattr(contents.get(key), "ndim", 0) == 2:
+            return named_classes(contents, key, path)
+    return None
 
 
 def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:
@@ -252,7 +259,7 @@ def given_names(settings: Settings) -> Given:
         return None
     if not path.is_file():
         raise check.ArgumentValueError("names", f"must be a file, got {path}, which is not one")
-    return stored_names(path, required=True) if path.suffix in STORED else read_names(path)
+    return stored_names(path) if path.suffix in STORED else read_names(path)
 
 
 def embedded_names(
