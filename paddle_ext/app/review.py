@@ -67,24 +67,16 @@ def real_share(answers: Answers) -> Tensor:
 
 def reasons(answers: Answers) -> list[str]:
     """Why to check each sample: ``no text``, ``unknown``, ``doubtful``, or nothing."""
-    found = [""] * len(answers)
-    for one in to_check(answers):
-        found[one.row] = one.reason
-    return found
+    reason_of = {one.row: one.reason for one in to_check(answers)}
+    return [reason_of.get(row, "") for row in range(len(answers))]
 
 
 def to_check_words(check: Sequence[ToCheck]) -> str:
-    """How many samples there are to check for which reason.
-
-    Examples
-    --------
-    >>> to_check_words([ToCheck(0, 0.6, True, False), ToCheck(1, 0.9, False, True)])
-    '1 doubtful, 1 possibly of an unknown class'
-    """
+    """How many samples there are to check for which reason, such as "1 doubtful"."""
     counts = Counter(one.reason for one in check)
-    words = {"no text": "without a text", "unknown": "possibly of an unknown class"}
-    order = ("no text", "doubtful", "unknown")
-    return ", ".join(f"{counts[why]:,} {words.get(why, why)}" for why in order if counts[why])
+    words = {"no text": "without a text", "doubtful": "doubtful"}
+    words["unknown"] = "possibly of an unknown class"
+    return ", ".join(f"{counts[why]:,} {text}" for why, text in words.items() if counts[why])
 
 
 def by_chance(answers: Answers) -> float:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from ...text import printable
+from ...version import version
 from . import classify, demo, evaluating, images, info
 from .options import DEFAULTS, UsageError
 
@@ -41,26 +42,16 @@ REMOVED = {
     "--classes": "--classes is now --num-classes",
     "--number-tasks": "--number-tasks is now --n-tasks",
 }
-EPILOGUE = (
-    "Each command has examples: paddle-ext classify --help\n\n"
-    "--traceback, anywhere, or PADDLE_EXT_TRACEBACK=1 shows the traceback of an error."
-)
-
-
-def version() -> str:
-    from ...version import version
-
-    return version()
-
 
 app = App(
     name="paddle-ext",
     help="Label the rest: from a few labelled samples, or from class names. And compare methods.",
     help_format="markdown",
-    help_epilogue=EPILOGUE,
+    help_epilogue="Each command has examples: paddle-ext classify --help\n\n"
+    "--traceback, anywhere, or PADDLE_EXT_TRACEBACK=1 shows the traceback of an error.",
     version=version,
     default_parameter=DEFAULTS,
-    group_parameters="Options",
+    group_parameters=Group("Options", sort_key=0),  # above the panels of `Settings`
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     classify.classify,
@@ -79,7 +70,8 @@ for number, command in enumerate(COMMANDS):
 def run(words: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are one sentence on stderr."""
     given = [word for word in words if word != "--traceback"]
-    traceback = len(given) < len(words) or bool(os.environ.get("PADDLE_EXT_TRACEBACK"))
+    wanted = os.environ.get("PADDLE_EXT_TRACEBACK", "") not in ("", "0")
+    traceback = wanted or len(given) < len(words)
     try:
         for word in given:
             name = word.partition("=")[0].replace("_", "-")
@@ -100,7 +92,7 @@ def run(words: Sequence[str]) -> int:
     except (TypeError, ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if traceback:
             raise
-        complain(f"error: {error_sentence(error, option_names(given[0]))}")
+        complain(f"error: {error_sentence(error, option_names(given))}")
         return FAILED
     return 0
 
@@ -123,10 +115,12 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
-def option_names(command: str) -> dict[str, str]:
-    """Command-line names of the arguments of Python functions."""
+def option_names(words: Sequence[str]) -> dict[str, str]:
+    """Command-line names of the arguments of Python functions, if a command is given."""
     names: dict[str, str] = {}
-    for argument in app[command].assemble_argument_collection():
+    if not words or words[0].startswith("-"):
+        return names
+    for argument in app[words[0]].assemble_argument_collection():
         own = argument.field_info.name
         names |= dict.fromkeys((own, *OTHER_ARGUMENTS.get(own, ())), argument.name)
     return names

@@ -81,13 +81,9 @@ def classify(
     if tasks is not None and tasks.suffix != ".json":
         raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
     settings = replace(settings or Settings(), label_studio=tasks, progress=True)
-    if check:
-        show_check(labelled, unlabelled, settings)
-    else:
+    if not check:
         classify_and_show(labelled, unlabelled, output, settings, one_batch)
-
-
-def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
+        return
     from ..read.input_check import check_input
     from ..read.opening import open_data
     from ..run import existing
@@ -201,8 +197,8 @@ def show_classes(
         share = f"{100 * float(counts[k]) / total:.1f} %"
         mean = f"{sure[k]:.2f}" if sure[k] > 0 else ""
         cells.append([names[k], f"{counts[k]}", share, mean, *(own[k] for own in more.values())])
-    found = f"{len(order)} of {len(names)} classes found{note}"
-    title = f"{plural(total, 'sample')}, {found}, {report.seconds:.1f} s"
+    classes = f"{len(order)} of {len(names)} classes found{note}"
+    title = f"{plural(total, 'sample')}, {classes}, {report.seconds:.1f} s"
     show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
     if len(order) > MOST_CLASSES:
         show.say(f"and {len(order) - MOST_CLASSES} other classes")

@@ -72,12 +72,8 @@ def show_demo(demo: Demo) -> None:
     ]
     strong = [number for number, r in enumerate(results) if emphasised(r.method)]
     show.table(["method", "accuracy %", "ms/task", "tasks"], cells, emphasised=strong)
-    batch = demo.batch
-    counts = {
-        "are there": batch.truth,
-        "by SimpleShot": batch.nearest,
-        "by Adaptive": batch.adaptive,
-    }
+    b = demo.batch
+    counts = {"are there": b.truth, "by SimpleShot": b.nearest, "by Adaptive": b.adaptive}
     listed = ", ".join(f"{len(torch.unique(labels))} {name}" for name, labels in counts.items())
     show.say(f"classes in the first batch: {listed}")
     show.say(f"± 95 % confidence interval; {demo.evaluation.machine}")

@@ -68,10 +68,9 @@ def describe_installation() -> None:
     ]
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
-            found = torch.cuda.get_device_properties(number)
-            rows.append(
-                ("device", f"cuda:{number}, {found.name}, {found.total_memory / 2**30:.0f} GiB")
-            )
+            gpu = torch.cuda.get_device_properties(number)
+            memory = f"{gpu.total_memory / 2**30:.0f} GiB"
+            rows.append(("device", f"cuda:{number}, {gpu.name}, {memory}"))
     for name, (purpose, extra) in LIBRARIES.items():
         there = importlib.util.find_spec(name) is not None
         state = "installed" if there else f"missing: pip install 'paddle_ext[{extra}]'"

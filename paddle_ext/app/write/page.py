@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -54,7 +53,8 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"comma": "{:,}".format, "plural": plural, "percent": percent}
+    templates.filters |= {"comma": "{:,}".format, "plural": plural}
+    templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     return templates.get_template("page.html.j2").render(
         shown=Shown(outcome),
         number=number,
@@ -118,10 +118,6 @@ def unsure_note(answers: Answers) -> str:
     return f", {count:,} of them unsure" if count else ""
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
 class Shown:
     """What the page shows of an outcome, which may have too many samples for it."""
 
@@ -129,8 +125,8 @@ class Shown:
         answers, self.kind = outcome.answers, outcome.source.kind
         self.outcome, self.answers = outcome, answers
         self.counts = answers.counts().tolist()
-        found = [k for k, n in enumerate(self.counts) if n]
-        self.order = sorted(found, key=lambda k: (-self.counts[k], k))
+        present = [k for k, n in enumerate(self.counts) if n]
+        self.order = sorted(present, key=lambda k: (-self.counts[k], k))
         self.absent = [answers.class_names[k] for k, n in enumerate(self.counts) if not n]
         self.to_check = outcome.to_check()
         self.check = self.to_check[: MOST_TO_CHECK[self.kind]]
@@ -141,11 +137,20 @@ class Shown:
         self.suspects = outcome.suspects()
         given = {one.row: one for one in outcome.corrected.given}
         self.suspected = [given[row] for row in self.suspects[:MOST_OF_A_CLASS]]
-        self.rows_of_class = samples_of_classes(
-            answers, self.order[:MOST_CLASSES], self.kind, self.check
-        )
+        self.rows_of_class = self.rows_of_classes(self.order[:MOST_CLASSES])
         self.labelled_of_class = self.labelled_of_classes()
         self.images = self.images_of_samples()
+
+    def rows_of_classes(self, order: list[int]) -> dict[int, list[int]]:
+        """The rows shown for each class, most doubtful first, without those shown elsewhere."""
+        most = MOST_SHOWN[self.kind] // max(1, len(order))
+        most = min(MOST_OF_A_CLASS, max(FEWEST_OF_A_CLASS, most))
+        here = self.answers.predicted()
+        here[torch.tensor([one.row for one in self.check], dtype=torch.int64)] = False
+        rows = here.nonzero().view(-1)
+        rows = rows[self.answers.doubt[rows].argsort(descending=True, stable=True)]
+        labels = self.answers.labels[rows]
+        return {k: rows[labels == k][:most].tolist() for k in order}
 
     def labelled_of_classes(self) -> dict[str, list[GivenSample]]:
         """Some labelled samples of each class that has any."""
@@ -182,16 +187,6 @@ class Shown:
                 groups.append([waiting.pop(row) for row in own])
         return groups
 
-    def reasons(self) -> Counter[str]:
-        """How many samples are to be checked for which reason."""
-        return Counter(one.reason for one in self.to_check)
-
-    def interval(self, k: int) -> tuple[float, float]:
-        """How many samples of a class there are with 90 % confidence."""
-        shares = self.answers.prevalence
-        assert shares is not None  # the template asks only then
-        return len(self.answers) * float(shares.low[k]), len(self.answers) * float(shares.high[k])
-
     def elsewhere(self) -> tuple[Counter[int], Counter[int]]:
         """How many samples of each class are in the list to check, and among the corrected."""
         final = self.answers.final()
@@ -210,17 +205,3 @@ def caption(kind: str, name: str, text: str) -> str:
         return f"row {name}"
     shown = text if kind == "texts" and text.strip() else name
     return shown if len(shown) <= LONGEST_TEXT else shown[: LONGEST_TEXT - 1] + "…"
-
-
-def samples_of_classes(
-    answers: Answers, order: Sequence[int], kind: str, check: Sequence[ToCheck]
-) -> dict[int, list[int]]:
-    """The rows shown for each class, most doubtful first, without those shown elsewhere."""
-    most = MOST_SHOWN[kind] // max(1, len(order))
-    most = min(MOST_OF_A_CLASS, max(FEWEST_OF_A_CLASS, most))
-    here = answers.predicted()
-    here[torch.tensor([one.row for one in check], dtype=torch.int64)] = False
-    rows = here.nonzero().view(-1)
-    rows = rows[answers.doubt[rows].argsort(descending=True, stable=True)]
-    labels = answers.labels[rows]
-    return {k: rows[labels == k][:most].tolist() for k in order}

@@ -22,20 +22,16 @@ RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
 
 def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
     """Reject a folder that has files, or is within the data, before any work."""
-    for path in data:
-        if path is not None and not path.is_dir():
-            raise check.ArgumentValueError(
-                "sort_into", f"must be omitted unless folders of images are given, got {path}"
-            )
-        if path is not None and folder.resolve().is_relative_to(path.resolve()):
-            raise check.ArgumentValueError(
-                "sort_into", f"must be outside {path}, which is read, got {folder}"
-            )
+    problem = ""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise check.ArgumentValueError(
-            "sort_into",
-            f"must be a new or empty folder, so that nothing is overwritten, got {folder}",
-        )
+        problem = f"must be a new or empty folder, so that nothing is overwritten, got {folder}"
+    for path in (path for path in data if path is not None):
+        if not path.is_dir():
+            problem = f"must be omitted unless folders of images are given, got {path}"
+        elif folder.resolve().is_relative_to(path.resolve()):
+            problem = f"must be outside {path}, which is read, got {folder}"
+    if problem:
+        raise check.ArgumentValueError("sort_into", problem)
 
 
 def sort_into(folder: Path, answers: Answers) -> Counter[str]:
@@ -56,7 +52,8 @@ def sort_into(folder: Path, answers: Answers) -> Counter[str]:
         for path, label in zip(map(Path, answers.texts), labels, strict=True):
             target = new / folders[label]
             target.mkdir(parents=True, exist_ok=True)
-            copy_to(path, target, taken)
+            name = unused(f"{target.name}/{path.stem}", path.suffix, taken).partition("/")[2]
+            shutil.copy2(path, target / name)
             copied[folders[label]] += 1
         for name in copied:
             (new / name).replace(folder / name)
@@ -76,20 +73,14 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
     >>> folder_names(["cat", "a/b", "a:b", "..", "unknown"])
     {'cat': 'cat', 'a/b': 'a_b', 'a:b': 'a_b (2)', '..': '__', 'unknown': 'unknown'}
     """
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     taken: set[str] = set()
     for label in dict.fromkeys(labels):
         name = FORBIDDEN.sub("_", printable(encodable(label))).strip()
         name = re.sub(r"^\.|[. ]$", "_", name)[:100] or "_"
         name = f"_{name}" if RESERVED.match(name) else name
-        found[label] = unused(name, "", taken)
-    return found
-
-
-def copy_to(path: Path, folder: Path, taken: set[str]) -> None:
-    """Copy a file under its own name, or with a number if another file has it."""
-    name = unused(f"{folder.name}/{path.stem}", path.suffix, taken).partition("/")[2]
-    shutil.copy2(path, folder / name)
+        folders[label] = unused(name, "", taken)
+    return folders
 
 
 def unused(stem: str, suffix: str, taken: set[str]) -> str:

@@ -31,7 +31,6 @@ CONVERTED_AT_ONCE = 10_000  # rows of CSV
 ROW_GROUP_BYTES = 2**25  # of Parquet
 EXCEL_ROWS, EXCEL_CHARACTERS = 2**20, 32_767  # most of a sheet, and of a cell
 FOUR_DIGITS = ("probability", "doubt")  # columns of CSV
-
 PREDICTED = ("probability", "second", "second_probability", "doubt", "novelty", "check")
 
 

@@ -116,19 +116,15 @@ report.how = !at("how").hidden;
 def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str) -> None:
     """A sample is enlarged; its new label is exported to a file for `--corrected`."""
     shown = probed(browser, written(tmp_path, made("pictures")), CORRECT, 1200)
-    assert shown["open"] is True
-    assert shown["large"] is True
+    for name in ("open", "large", "disabled", "marked", "same", "how"):
+        assert shown[name] is True, name
     assert shown["offered"] == len(CLASSES) + 1  # and unknown
     assert shown["asked"] == "New class '=new, \"one\"'?"
     assert shown["before"] == CLASSES[0]
-    assert shown["disabled"] is True
-    assert shown["marked"] is True
     assert shown["mine"] == 'changed to =new, "one"'
     assert str(shown["next"]).startswith(f"predicted: {CLASSES[1]}, ")
     assert shown["button"] == "Export 2 corrected labels"
     assert shown["download"] == "corrected.csv"
-    assert shown["same"] is True
-    assert shown["how"] is True
     (tmp_path / "corrected.csv").write_bytes(str(shown["file"]).encode())
     found = read_corrections(tmp_path / "corrected.csv")
     assert list(found.values()) == ['=new, "one"', CLASSES[1]]
