@@ -156,8 +156,8 @@ def read_names(path: Path) -> ClassPrompts:
 
 def at_least_two(class_names: Sequence[str], path: Path) -> None:
     if len(class_names) < 2:
-        found = f"only {class_names[0]!r}" if class_names else "none"
-        raise check.ArgumentValueError("names", f"must be at least two, got {found} in {path}")
+        got = f"only {class_names[0]!r}" if class_names else "none"
+        raise check.ArgumentValueError("names", f"must be at least two, got {got} in {path}")
 
 
 def embedded(
@@ -289,7 +289,7 @@ def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
 
     `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     rows = given_rows(path, argument, f"of classes and {what}s")
     for number, row in enumerate(rows, start=1):
         cells = [plain_cell(cell).strip() for cell in row]
@@ -301,13 +301,13 @@ def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
                 f"must have a class and its {what} in every line, got {path}, line "
                 f"{number}: {', '.join(cells)}",
             )
-        if found.setdefault(cells[0], cells[1]) != cells[1]:
+        if pairs.setdefault(cells[0], cells[1]) != cells[1]:
             raise check.ArgumentValueError(
                 argument,
-                f"must have one {what} for each class, got {found[cells[0]]!r} and {cells[1]!r} "
+                f"must have one {what} for each class, got {pairs[cells[0]]!r} and {cells[1]!r} "
                 f"for {cells[0]!r}",
             )
-    return found
+    return pairs
 
 
 def hierarchy_of(
@@ -320,15 +320,15 @@ def hierarchy_of(
     """
     alone = [name for name in classes if name not in parents and name not in given]
     try:
-        found = Hierarchy.of({**parents, **{name: (name,) for name in alone}}, classes)
+        hierarchy = Hierarchy.of({**parents, **{name: (name,) for name in alone}}, classes)
     except ValueError as error:
         raise ValueError(f"{error}, in {path}") from error
-    return found, [f"new class {name!r} has no parent in {path}" for name in alone]
+    return hierarchy, [f"new class {name!r} has no parent in {path}" for name in alone]
 
 
 def read_prior(path: Path) -> dict[str, float]:
     """The weight of each class, from a CSV of two columns."""
-    found = {}
+    weights = {}
     for name, cell in read_pairs(path, "prior", "weight").items():
         try:
             weight = float(cell)
@@ -338,8 +338,8 @@ def read_prior(path: Path) -> dict[str, float]:
             raise check.ArgumentValueError(
                 "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
             )
-        found[name] = weight
-    return found
+        weights[name] = weight
+    return weights
 
 
 def prior_of(

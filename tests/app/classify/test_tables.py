@@ -135,8 +135,10 @@ def test_no_label_in_every_format(tmp_path: Path, gap: str) -> None:
         chosen = settings(labels=tmp_path / name)
         assert answers(classify(tmp_path / "known.npy", new, tmp_path, chosen)) == ["none", "cat"]
     np.savez(tmp_path / "known.npz", features=features, labels=np.array(labels))
-    found = classify(tmp_path / "known.npz", new, tmp_path, settings())
-    assert answers(found) == ["none", "cat"]
+    assert answers(classify(tmp_path / "known.npz", new, tmp_path, settings())) == ["none", "cat"]
+    np.savez(tmp_path / "known.npz", features=features, labels=np.array(labels, object))
+    with pytest.raises(ValueError, match=r"got Python objects: save texts as array\.astype"):
+        classify(tmp_path / "known.npz", new, tmp_path, settings())
 
 
 def test_labels_that_count_nothing(tmp_path: Path) -> None:
