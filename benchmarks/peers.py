@@ -245,9 +245,7 @@ def prepare_ours(validate: bool) -> Callable[..., Call]:
     def prepare(tasks: Tasks, dense: DenseTasks, settings: Settings) -> Call:
         keywords = settings.keywords(dense.shape)
         arguments = dense.support, dense.support_labels, dense.query
-        return lambda: _result(
-            paddle_ext.solve(*arguments, **keywords, backend="native", validate=validate)
-        )
+        return lambda: _result(paddle_ext.solve(*arguments, **keywords, validate=validate))
 
     return prepare
 
@@ -255,9 +253,7 @@ def prepare_ours(validate: bool) -> Callable[..., Call]:
 def prepare_indexed(tasks: Tasks, dense: DenseTasks, settings: Settings) -> Call:
     keywords = settings.keywords(tasks.shape)
     arguments = tasks.bank, tasks.support_index, tasks.support_labels, tasks.query_index
-    return lambda: _result(
-        paddle_ext.solve_indexed(*arguments, **keywords, backend="native", validate=False)
-    )
+    return lambda: _result(paddle_ext.solve_indexed(*arguments, **keywords, validate=False))
 
 
 def prepare_gram(tasks: Tasks, dense: DenseTasks, settings: Settings) -> Call:

@@ -115,7 +115,7 @@ class WithoutGil {
     Interruptible call_;
 };
 
-// Each thread keeps one small workspace (Scratch in native/operators.py). A call made by a signal
+// Each thread keeps one small workspace (Scratch in native/call.py). A call made by a signal
 // handler inside another call must not share it, so it asks for more than the scratch has.
 constexpr int64_t kBeyondScratch = int64_t(1) << 20;
 

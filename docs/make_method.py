@@ -16,7 +16,6 @@ from paddle_ext.files import user_cache
 from paddle_ext.research.data.glyphs import glyph_images
 from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.demo import FULL, features
-from paddle_ext.research.evaluation import RunSettings
 from paddle_ext.research.style import (
     FRAME,
     INK,
@@ -36,7 +35,7 @@ from paddle_ext.research.style import (
     paler,
     plain,
 )
-from paddle_ext.scaling import coordinates
+from paddle_ext.scaling import row_scaling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +76,7 @@ def run_task(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int,
     )
     rows, labels, query_rows, truth = (x.squeeze(0) for x in sampler.batch(task, 1))
     support, query = bank.features[rows], bank.features[query_rows]
-    where = coordinates(support, labels, query, CLASSES, "auto")
+    where = row_scaling(support, labels, query, CLASSES, "auto")
     means = where.prototypes(support, labels, query[:0], query.new_zeros(0, CLASSES))
     steps = [Step(0, means, None)]
     for most in shown[1:]:
@@ -87,7 +86,7 @@ def run_task(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int,
         steps.append(Step(int(solution.iterations), w, u))
     first = torch.stack([rows[labels == k][0] for k in range(CLASSES)])
     pixels = (images.read(chosen).squeeze(-1) for chosen in (first, query_rows))
-    return Run(*pixels, where.of(query), truth, steps)
+    return Run(*pixels, where.apply(query), truth, steps)
 
 
 def plane(run: Run) -> Tensor:
@@ -238,7 +237,7 @@ def draw_prevalence(bank: FeatureBank, path: Path) -> None:
 
 def main() -> None:
     novel = glyph_images("test", samples=FULL.novel)
-    bank = features(novel, FULL, user_cache("demo"), False, RunSettings(), lambda text: None)
+    bank = features(novel, FULL, user_cache("demo"))
     draw(run_task(bank, novel, TASK, SHOWN), HERE / "figures" / "method.webp")
     draw_prevalence(bank, HERE / "figures" / "prevalence.png")
 

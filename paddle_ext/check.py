@@ -1,8 +1,8 @@
 """Checks of arguments before any work: errors of one sentence with argument, expected and got.
 
 Invalid types raise TypeError, invalid values ValueError. Checks of types, shapes, dtypes, devices
-and options are cheap and always run; checks of the values of tensors need a pass over them, and are
-in `check_values`.
+and options are cheap and always run. Checks of the values of tensors, at the end, need a pass over
+them: a native one that only says whether all are valid, and if not, torch to say what is wrong.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from . import check_values
+from .limits import (
+    LARGEST_FEATURE_FLOAT32,
+    LARGEST_FEATURE_FLOAT64,
+    LARGEST_FLOAT,
+    LARGEST_INT32,
+    LEAST_QUERY_WEIGHT,
+)
+from .native import load as native
+from .native.call import DTYPES, allocator, is_aligned, packed_int64, pointer, target
+from .native.devices import has_code_for
 
 # lam, the native number of the scaling, temperature, epsilon, max_iter, tol
 Options: TypeAlias = tuple[float | None, int, float, float, int, float]
@@ -26,17 +36,10 @@ SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
 SCALING_NAMES = tuple(SCALINGS)
 PRIORS = {"paddle": 0, "dirichlet": 1}  # native numbers
 DEFAULT_TOL = 1e-6  # of `solve`
-DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
-LEAST_WEIGHT = 1e-30  # of a query
-MOST = 2**31 - 1  # iterations and classes are counted in int32
-
-# The checks of values are called through this module.
-LARGEST, SUMMABLE = check_values.LARGEST, check_values.SUMMABLE
-dense_values, indexed_values = check_values.dense_values, check_values.indexed_values
-values, outside, too_large = check_values.values, check_values.outside, check_values.too_large
-numbers_of, plainly_summable = check_values.numbers_of, check_values.plainly_summable
+LARGEST_FEATURE = dict.fromkeys(DTYPES, LARGEST_FEATURE_FLOAT32)
+LARGEST_FEATURE[torch.float64] = LARGEST_FEATURE_FLOAT64
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -45,15 +48,8 @@ numbers_of, plainly_summable = check_values.numbers_of, check_values.plainly_sum
 class ArgumentError(Exception):
     """An invalid argument with its name, so that a command can name its own option.
 
-    Parameters
-    ----------
-    argument : str
-    problem : str
-        The rest of the sentence: what is expected, and what was given.
-    or_pass : str
-        An alternative to pass, such as "resume=False".
-    context : str
-        Text before the sentence.
+    `problem` is the rest of the sentence: what is expected, and what was given. `or_pass` is an
+    alternative to pass, such as "resume=False", and `context` text before the sentence.
     """
 
     def __init__(self, argument: str, problem: str, or_pass: str = "", context: str = "") -> None:
@@ -81,7 +77,7 @@ class ArgumentValueError(ArgumentError, ValueError):
 # --- options ------------------------------------------------------------------------------------
 
 
-def real(name: str, value: object, *, positive: bool = False, most: float = LARGEST) -> float:
+def real(name: str, value: object, *, positive: bool = False, most: float = LARGEST_FLOAT) -> float:
     """A finite number >= 0, or > 0 if `positive`, and at most `most`."""
     if type(value) is float:
         number = value
@@ -94,7 +90,9 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
         raise ArgumentTypeError(name, f"must be a number, got {kind(value)}")
     if not (0.0 <= number <= most) or (positive and number == 0.0):
         least = "> 0" if positive else ">= 0"
-        expected = f"finite and {least}" if most == LARGEST else f"{least} and at most {most:g}"
+        expected = (
+            f"finite and {least}" if most == LARGEST_FLOAT else f"{least} and at most {most:g}"
+        )
         raise ArgumentValueError(name, f"must be {expected}, got {value}")
     return number
 
@@ -102,15 +100,15 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
 def query_weight(value: object) -> float:
     """The weight of a query in class counts: at most 1, and a number in single precision too."""
     number = real("weight", value)
-    if not LEAST_WEIGHT <= number <= 1.0:
-        raise ArgumentValueError("weight", f"must be from {LEAST_WEIGHT:g} to 1, got {value}")
+    if not LEAST_QUERY_WEIGHT <= number <= 1.0:
+        raise ArgumentValueError("weight", f"must be from {LEAST_QUERY_WEIGHT:g} to 1, got {value}")
     return number
 
 
-def integer(name: str, value: object, *, least: int = 1, most: int = MOST) -> int:
+def integer(name: str, value: object, *, least: int = 1, most: int = LARGEST_INT32) -> int:
     """An integer >= `least` that fits the counters of the native code, or is at most `most`."""
-    if type(value) is int:
-        number = value
+    if type(value) is int or isinstance(value, torch.SymInt):  # a size that is not fixed
+        number = cast(int, value)
     elif not isinstance(value, bool) and isinstance(value, numbers.Integral):
         number = int(value)
     else:
@@ -118,6 +116,18 @@ def integer(name: str, value: object, *, least: int = 1, most: int = MOST) -> in
     if not (least <= number <= most):
         raise ArgumentValueError(name, f"must be an integer in [{least}, {most}], got {value}")
     return number
+
+
+def triple(name: str, values: object, *, positive: bool = False) -> tuple[float, float, float]:
+    """Three numbers >= 0, or > 0 if `positive`."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{name} must be three numbers, got {kind(values)}")
+    if len(values) != 3:
+        raise ValueError(f"{name} must be three numbers, got {len(values)}")
+    first, second, third = (
+        real(f"{name}[{i}]", value, positive=positive) for i, value in enumerate(values)
+    )
+    return first, second, third
 
 
 def choice(name: str, value: object, choices: Sequence[str]) -> str:
@@ -139,16 +149,16 @@ def device(value: object) -> torch.device:
     if not isinstance(value, str | torch.device):
         raise ArgumentTypeError("device", f"must be a string or a torch.device, got {kind(value)}")
     try:
-        found = torch.device(value)
+        place = torch.device(value)
     except RuntimeError:  # not a device name for torch
-        found = torch.device("meta")
-    if found.type not in ("cpu", "cuda"):
+        place = torch.device("meta")
+    if place.type not in ("cpu", "cuda"):
         raise ArgumentValueError("device", f"must be the CPU or a CUDA device, got {str(value)!r}")
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if place.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentValueError(
             "device", f"must be 'cpu' because torch finds no usable GPU, got {value}"
         )
-    return found
+    return place
 
 
 def classes(num_classes: int | None, validate: bool) -> int | None:
@@ -173,9 +183,8 @@ def options(
     return_prototypes: bool,
     validate: bool,
 ) -> tuple[int | None, Options]:
-    """Check the options of a call; returns num_classes, and the others for the operators."""
-    if scaling not in SCALING_NAMES:
-        not_a_choice("scaling", scaling, SCALING_NAMES)
+    """Check the options of PADDLE; returns num_classes, and the others for the native code."""
+    choice("scaling", scaling, SCALING_NAMES)
     flag("return_prototypes", return_prototypes)
     flag("validate", validate)
     return classes(num_classes, validate), (
@@ -211,8 +220,14 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 
 def tensors(*given: Any) -> tuple[Any, ...]:
-    """NumPy arrays as tensors, sharing their memory if possible; anything else unchanged."""
-    return tuple([of_array(x) if isinstance(x, np.ndarray) else x for x in given])
+    """Tensors without a gradient, of NumPy arrays in their memory if possible; others unchanged."""
+    return tuple([as_tensor(x) for x in given])
+
+
+def as_tensor(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.detach() if x.requires_grad else x
+    return of_array(x) if isinstance(x, np.ndarray) else x
 
 
 def of_array(x: np.ndarray[Any, Any]) -> Any:
@@ -227,8 +242,10 @@ def of_array(x: np.ndarray[Any, Any]) -> Any:
     return torch.from_numpy(x)
 
 
-def dense_tensor(name: str, x: Tensor) -> None:
+def dense_tensor(name: str, x: object) -> None:
     """A tensor with all its numbers in memory: not sparse, nested or on the device meta."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {described(x)}")
     if x.layout is not torch.strided or x.is_nested:
         form = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
         raise TypeError(f"{name} must be a dense tensor, got a {form} one")
@@ -237,36 +254,30 @@ def dense_tensor(name: str, x: Tensor) -> None:
 
 
 def features(name: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {described(x)}")
-    if x.layout is not torch.strided or x.is_nested:
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
         dense_tensor(name, x)
-    if x.dtype not in DTYPES:
+    elif x.dtype not in DTYPES:
         raise TypeError(
             f"{name} must be float16, bfloat16, float32 or float64, got {plain(x.dtype)}"
         )
 
 
 def integers(name: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {described(x)}")
-    if x.layout is not torch.strided or x.is_nested:
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
         dense_tensor(name, x)
-    if x.dtype not in INTEGERS:
+    elif x.dtype not in INTEGERS:
         raise TypeError(f"{name} must be a tensor of integers, got {plain(x.dtype)}")
 
 
 def one_device(**tensors: Tensor) -> None:
     """All on the CPU, or all on one CUDA device."""
-    found = list(tensors.values())
-    first = found[0]
-    for x in found:  # names only in errors, because torch 2.4 cannot compile their use
-        if x.device != first.device:
-            got = ", ".join([str(one.device) for one in found])
-            raise ValueError(f"{', '.join(tensors)} must be on one device, got {got}")
-    if not (first.is_cpu or first.is_cuda):
+    places = [x.device for x in tensors.values()]
+    if any(place != places[0] for place in places):
+        got = ", ".join(map(str, places))
+        raise ValueError(f"{', '.join(tensors)} must be on one device, got {got}")
+    if places[0].type not in ("cpu", "cuda"):
         raise ValueError(
-            f"{', '.join(tensors)} must be on the CPU or a CUDA device, got {first.device}"
+            f"{', '.join(tensors)} must be on the CPU or a CUDA device, got {places[0]}"
         )
 
 
@@ -283,15 +294,9 @@ def rows(name: str, shape: torch.Size, letter: str, end: str) -> int:
     return count
 
 
-def layout(
-    support_name: str,
-    support: torch.Size,
-    labels: torch.Size,
-    query_name: str,
-    query: torch.Size,
-    end: str,
-) -> None:
-    """Shapes of support, its labels and query; `end` as in `rows`."""
+def layout(names: tuple[str, str], *shapes: torch.Size, end: str) -> None:
+    """Names of support and query, and shapes of support, labels, query; `end` as in `rows`."""
+    (support_name, query_name), (support, labels, query) = names, shapes
     rows(query_name, query, "Q", end)
     count = rows(support_name, support, "S", end)
     unbatched = 2 if end else 1
@@ -326,7 +331,8 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
     if not (support.is_cpu and support_labels.is_cpu and query.is_cpu):
         one_device(support=support, support_labels=support_labels, query=query)
     support_shape, query_shape = support.shape, query.shape
-    layout("support", support_shape, support_labels.shape, "query", query_shape, ", D")
+    shapes = support_shape, support_labels.shape, query_shape
+    layout(("support", "query"), *shapes, end=", D")
     D = query_shape[-1]
     if support_shape[-1] != D:
         raise ValueError(
@@ -364,14 +370,167 @@ def indexed(
         raise ValueError(
             f"features must have shape [N, D] with N and D at least 1, got {list(bank.shape)}"
         )
-    layout(
-        "support_index",
-        support_index.shape,
-        support_labels.shape,
-        "query_index",
-        query_index.shape,
-        "",
+    shapes = support_index.shape, support_labels.shape, query_index.shape
+    layout(("support_index", "query_index"), *shapes, end="")
+
+
+# --- values of tensors --------------------------------------------------------------------------
+
+
+def dense_values(
+    support: Tensor,
+    support_labels: Tensor,
+    query: Tensor,
+    num_classes: int | None,
+    base_mean: Tensor | None = None,
+) -> int:
+    """Labels and finiteness; returns the number of classes."""
+    rows = {"support": support, "query": query, "base_mean": base_mean}
+    return labelled_values(rows, support_labels, num_classes)
+
+
+def indexed_values(
+    bank: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    num_classes: int | None,
+    base_mean: Tensor | None = None,
+) -> int:
+    """Labels, indices and finiteness (of the whole bank); returns the number of classes."""
+    rows = {"features": bank, "base_mean": base_mean}
+    num_classes = labelled_values(rows, support_labels, num_classes)
+    indices = {"support_index": support_index, "query_index": query_index}
+    return values(indices, support_labels[:0], dict.fromkeys(indices, len(bank)), num_classes)
+
+
+def labelled_values(
+    rows: Mapping[str, Tensor | None], labels: Tensor, num_classes: int | None
+) -> int:
+    """Labels and rows: on CUDA one synchronisation if all are valid, more to say what is not."""
+    given = {name: x for name, x in rows.items() if x is not None}
+    classes = classes_of_valid(labels, *given.values())
+    if classes and num_classes in (None, classes):
+        return classes
+    return values({"support_labels": labels, **given}, labels, {}, num_classes)
+
+
+def classes_of_valid(labels: Tensor, *given: Tensor) -> int:
+    """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
+    dtype, device, S = given[0].dtype, labels.get_device(), labels.shape[-1]
+    if isinstance(labels, FakeTensor) or (labels.is_cuda and not has_code_for(device)):
+        return 0
+    if not all(x.dtype is dtype and x.is_contiguous() and is_aligned(x) for x in given):
+        return 0
+    labels, absent = packed_int64(labels), [0] * (3 - len(given))
+    try:
+        call = native.module.values_call(
+            target=target(labels),
+            dtype=DTYPES[dtype],
+            B=labels.numel() // S,
+            S=S,
+            most=LARGEST_FEATURE[dtype],
+            counts=[x.numel() for x in given] + absent,
+        )
+    except ImportError:  # methods in torch need no native code
+        return 0
+    if call.workspace() < 0:
+        return 0
+    extremes = allocator(labels)((2,), (1,), torch.int64)
+    call.check(
+        labels=pointer(labels, torch.int64, labels.shape, device),
+        numbers=[pointer(x, dtype, x.shape, device) for x in given] + absent,
+        found=extremes.data_ptr(),
     )
+    least, most = extremes.tolist()
+    return least if least == -most else 0
+
+
+def values(
+    seen: dict[str, Tensor], labels: Tensor, limits: dict[str, int], num_classes: int | None
+) -> int:
+    """Check all tensors by their extremes: one pass each, and one read for all."""
+    if isinstance(labels, FakeTensor):
+        if num_classes is None:
+            raise ValueError(
+                "num_classes must be given for torch.compile, which does not read labels, got None"
+            )
+        return num_classes
+    seen = {name: x for name, x in seen.items() if x.numel()}
+    # A NaN anywhere makes both extremes NaN, so they show finiteness too.
+    scalars = [extreme for x in seen.values() for extreme in torch.aminmax(x)]
+    if num_classes is not None:
+        scalars += every_class(labels, num_classes)
+    read = numbers_of(scalars)
+    ranges = {name: (read[2 * i], read[2 * i + 1]) for i, name in enumerate(seen)}
+
+    low, high = ranges.get("support_labels", (0, -1))
+    if num_classes is None:
+        if low < 0:
+            raise ValueError(f"support_labels must be at least 0, got {low:.0f}")
+        num_classes = int(high) + 1
+        complete = numbers_of(every_class(labels, num_classes))
+    else:
+        outside("support_labels", low, high, num_classes)
+        complete = read[2 * len(seen) :]
+    if labels.numel() and complete != [True]:
+        missing_class(labels, num_classes)
+    for name, limit in limits.items():
+        if name in ranges:
+            outside(name, *ranges[name], limit)
+    for name, (low, high) in ranges.items():
+        most = LARGEST_FEATURE.get(seen[name].dtype, LARGEST_FLOAT)
+        if not (low >= -most and high <= most):  # false for NaN
+            too_large(name, seen[name], most)
+    return num_classes
+
+
+def numbers_of(scalars: list[Tensor]) -> list[float]:
+    """Read zero-dimensional tensors, with one synchronisation for all."""
+    if scalars and scalars[0].is_cuda:
+        together: list[float] = torch.stack([x.double() for x in scalars]).tolist()
+        return together
+    return [x.item() for x in scalars]
+
+
+def every_class(labels: Tensor, num_classes: int) -> list[Tensor]:
+    """Whether each task has each class; None if there are fewer rows than classes."""
+    if num_classes > labels.shape[-1]:
+        return []
+    return [presence(labels, num_classes).all()]
+
+
+def presence(labels: Tensor, num_classes: int) -> Tensor:
+    """[B or 1, K] bool; ignores labels out of range, which are reported separately."""
+    labels = labels.long().reshape(-1, labels.shape[-1]).clamp(0, num_classes - 1)
+    there = torch.zeros(labels.shape[0], num_classes, dtype=torch.bool, device=labels.device)
+    return there.scatter_(1, labels, True)
+
+
+def outside(name: str, low: float, high: float, limit: int) -> None:
+    if low < 0 or high >= limit:
+        got = low if low < 0 else high
+        raise ValueError(f"{name} must be in [0, {limit}), got {got:.0f}")
+
+
+def missing_class(labels: Tensor, num_classes: int) -> None:
+    if num_classes > labels.shape[-1]:  # every task misses one, and K may be too large to list
+        task, there = 0, set(labels.reshape(-1, labels.shape[-1])[0].tolist())
+        label = next(k for k in range(num_classes) if k not in there)
+    else:
+        task, label = (~presence(labels, num_classes)).nonzero()[0].tolist()
+    where = f" in task {task}" if labels.dim() == 2 else ""
+    raise ValueError(
+        f"support_labels must have every class in [0, {num_classes}) at least once, "
+        f"got none of class {label}{where}"
+    )
+
+
+def too_large(name: str, x: Tensor, most: float) -> None:
+    place = (~(x.double().abs() <= most)).nonzero()[0].tolist()
+    value = x[tuple(place)].item()
+    expected = f"at most {most:g} in magnitude" if math.isfinite(value) else "finite"
+    raise ValueError(f"{name} must be {expected}, got {value:g} at {place}")
 
 
 # --- words of messages --------------------------------------------------------------------------

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from . import check
+from .limits import LEAST_PRIOR_WEIGHT
 from .rows import computing_dtype
-
-# The smallest positive weight of a class, relative to the mean weight, so that float32 can hold it.
-LEAST_WEIGHT = 1e-8
 
 
 class Measures(NamedTuple):
@@ -59,7 +57,7 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
     if lowest_total == 0:
         raise ValueError("prior must have a positive weight, got zeros only")
     values = torch.ones(len(p), 2, K, dtype=computing_dtype(like), device=like.device)
-    values[:, 1] = (p / total).mul_(K).clamp_(min=LEAST_WEIGHT)
+    values[:, 1] = (p / total).mul_(K).clamp_(min=LEAST_PRIOR_WEIGHT)
     if least == 0:
         possible = p > 0
         values *= possible.unsqueeze(1)

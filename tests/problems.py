@@ -398,7 +398,7 @@ class Place(NamedTuple):
         return problem.to(self.dtype).to(self.device)
 
     def solve(self, problem: Problem, **options: Any) -> Solution:
-        return self.put(problem).solve(backend="native", **options)
+        return self.put(problem).solve(**options)
 
     def agrees(self, problem: Problem, **options: Any) -> Solution:
         """Solve, and compare with the reference on the same numbers."""

@@ -23,7 +23,7 @@ import torch
 def solve(device="cpu"):
     support = torch.eye(3, device=device).repeat(8, 1, 1)
     labels = torch.arange(3, device=device).repeat(8, 1)
-    solution = paddle_ext.solve(support, labels, support, backend="native")
+    solution = paddle_ext.solve(support, labels, support)
     assert solution.labels.tolist() == labels.tolist()
 
 def fork(work):

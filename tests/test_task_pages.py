@@ -19,8 +19,6 @@ ELSEWHERE = {
     "paddle-ext classify photos/new --names": "tests/app/classify/test_classify_names.py",
     "paddle-ext train data/mini": "tests/app/cli",
     "paddle-ext extract runs/mini": "tests/app/cli",
-    "paddle-ext reproduce table1": "tests/research/evaluation",
-    "paddle-ext reproduce keff": "tests/research/evaluation",
     "paddle-ext demo": "tests/research/test_demo.py",
 }
 SENTENCES = {
@@ -40,14 +38,14 @@ def commands(page: str) -> list[list[str]]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
     """Run a command in an empty folder; returns what it prints."""
-    testing = pytest.importorskip("typer.testing", reason="needs typer")
-    from paddle_ext.app.cli.app import app
+    pytest.importorskip("cyclopts", reason="needs cyclopts")
+    from commands import run_command
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(words: list[str]) -> str:
-        result = testing.CliRunner().invoke(app, words)
+        result = run_command(*words)
         assert result.exit_code == 0, result.output
         return result.output
 
@@ -134,19 +132,10 @@ def test_compare(run: Run) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     text = (ROOT / "docs" / "tasks" / "compare.md").read_text()
     exec(text.split("```python\n")[1].partition("```")[0], {})  # noqa: S102 - writes the features
-    evaluate, any_batch = commands("compare")
+    (evaluate,) = commands("compare")
     printed = run(evaluate)
     assert "SimpleShot" in printed
     assert "Adaptive" in printed
-    run([*any_batch, "--n-tasks", "10"])
-    assert Path("any-batch/any-batch.md").is_file()
-    assert list(Path("any-batch").glob("*.png"))
-
-
-def test_reproduce(run: Run) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    (listing,) = commands("reproduce")
-    assert "table1" in run(listing)
 
 
 def test_large(run: Run) -> None:

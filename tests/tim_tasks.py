@@ -29,7 +29,7 @@ def overlapping(*, seed: int, **shape: Any) -> Problem:
 
 def solve(place: Place, problem: Problem, **options: Any) -> TimSolution:
     """By the native code."""
-    return run(place.put(problem), backend="native", **options)
+    return run(place.put(problem), **options)
 
 
 def run(problem: Problem, **options: Any) -> TimSolution:

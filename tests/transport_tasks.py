@@ -59,7 +59,7 @@ def make_tasks(B: int, Q: int, K: int, *, masses: str = "own", seed: int = 0) ->
 
 
 def call(tasks: Tasks, place: Place, **options: Any) -> Transport:
-    return paddle_ext.sinkhorn(*tasks.at(place), backend="native", **options)
+    return paddle_ext.sinkhorn(*tasks.at(place), **options)
 
 
 def agrees(tasks: Tasks, place: Place, iterations: int = 0, **options: Any) -> Transport:

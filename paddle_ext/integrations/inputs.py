@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from .fitted import Array
 
 Places: TypeAlias = "npt.NDArray[np.int64]"
 
-LARGEST = check.SUMMABLE[torch.float32]
+LARGEST = LARGEST_FEATURE_FLOAT32
 
 # --- embeddings ---------------------------------------------------------------------------------
 

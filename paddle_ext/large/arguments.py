@@ -1,44 +1,33 @@
-"""`solve` for one large task: any source of queries, any precision, no full probability matrix."""
+"""The queries of one large task from any source, and the results of large tasks as outputs."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
-from ..solution import Solution
+from ..limits import MOST_PROBABILITIES, MOST_TOP
+from ..native.call import Outputs, allocate
+from ..rows import computing_dtype
 from . import paddle as large
 from .sources import Rows, as_rows
-
-if TYPE_CHECKING:
-    from ..check import Options
-
-# Limit on the probabilities of a task returned by default. 1 GiB in float32.
-MOST_ASSIGNED = 2**28
 
 Source = Tensor | str | os.PathLike[str] | Rows
 
 
-def is_elsewhere(query: Source) -> bool:
+def comes_in_chunks(query: Source) -> bool:
     """Whether the queries are not in a tensor: in a file, or in chunks from another source."""
-    if isinstance(query, Tensor):  # first, because torch.compile cannot check a protocol
+    if isinstance(query, Tensor):  # first, because it is quick
         return False
     return isinstance(query, str | os.PathLike | Rows)
 
 
 def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:
     """Whether the probabilities of all classes are returned."""
-    return Q * K <= MOST_ASSIGNED if return_assignments is None else return_assignments
-
-
-def check_large(precision: str, return_assignments: bool | None, top: int) -> dict[str, Any]:
-    """Check the options of large tasks, and return them as arguments of `solve_large`."""
-    check.choice("precision", precision, large.PRECISIONS)
-    top = check_top(return_assignments, top)
-    return {"precision": precision, "top": top}
+    return Q * K <= MOST_PROBABILITIES if return_assignments is None else return_assignments
 
 
 def check_top(return_assignments: bool | None, top: int) -> int:
@@ -46,8 +35,8 @@ def check_top(return_assignments: bool | None, top: int) -> int:
     if return_assignments is not None:
         check.flag("return_assignments", return_assignments)
     top = check.integer("top", top)
-    if top > large.MOST_TOP:
-        raise ValueError(f"top must be at most {large.MOST_TOP}, got {top}")
+    if top > MOST_TOP:
+        raise ValueError(f"top must be at most {MOST_TOP}, got {top}")
     return top
 
 
@@ -77,52 +66,59 @@ def solve_large(
     support_labels: Tensor,
     query: Rows | Tensor,
     num_classes: int,
-    scaling: str,
-    options: Options,
-    *,
-    prototypes: bool,
-    all_classes: bool,
-    validate: bool,
-    precision: str,
-    top: int,
-) -> Solution:
-    """Solve one task with queries `Rows`, or tasks with queries [B, Q, D]; see `solve`."""
-    lam, _, temperature, epsilon, max_iter, tol = options
-    batched = isinstance(query, Tensor)
-    rows = support if support.dim() == 3 else support.unsqueeze(0)
-    labels = support_labels if support_labels.dim() == 2 else support_labels.unsqueeze(0)
-    asked = large.Options(
-        lam,
-        scaling,
-        temperature,
-        epsilon,
-        max_iter,
-        tol,
-        precision,
-        prototypes,
-        all_classes,
-        top,
-        validate and not batched,
-    )
-    with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
-        found = large.solve(query, rows.detach(), labels, num_classes, asked)
+    options: large.Options,
+) -> list[Tensor]:
+    """Solve one task, or tasks with queries [B, Q, D]; see `paddle_ext.solve`."""
+    S, D = support.shape[-2:]
+    batched = isinstance(query, Tensor) and query.dim() == 3
+    if isinstance(query, Tensor):
+        if isinstance(query, FakeTensor):
+            real, top = computing_dtype(query), None if options.all_classes else options.top
+            others = {"prototypes": (real, (num_classes, D)) if options.prototypes else None}
+            of_query = tuple(query.shape[:-1])
+            return allocate(query, output_table(of_query, num_classes, real, top, others))
+        query = query if batched else query.unsqueeze(0)
+    labels = support_labels.reshape(-1, S)
+    with torch.autocast(support.device.type, enabled=False):
+        result = large.solve(query, support.reshape(-1, S, D), labels, num_classes, options)
+    return large_outputs(result, batched)
 
-    def shaped(x: Any) -> Any:
-        """Without the batch dimension of a single task."""
-        return x if x is None or batched else x[0]
 
-    return Solution(
-        shaped(found.top.classes[..., 0]),
-        shaped(found.top.probabilities if found.probabilities is None else found.probabilities),
-        shaped(found.proportions),
-        shaped(found.dual),
-        shaped(found.iterations),
-        shaped(found.criterion),
-        shaped(found.prototypes),
-        None,
-        lam,
-        scaling,
-        temperature,
-        classes=shaped(found.top.classes) if found.probabilities is None else None,
-        held=shaped(found.held) if found.probabilities is None else None,
-    )
+def output_table(
+    of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None, others: Outputs
+) -> Outputs:
+    """The outputs of `solve` and `adapt`: the fields of `Solution` up to `criterion`, and others.
+
+    `others` have shapes without the batch. If `top` is given, only so many probabilities of each
+    query are returned, with `classes` and `held` at the end.
+    """
+    batch, best = of_query[:-1], (*of_query, K if top is None else min(top, K))
+    table: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {
+        "labels": (torch.int64, of_query),
+        "probabilities": (real, best),
+        "proportions": (real, (*batch, K)),
+        "dual": (real, (*batch, K)),
+        "iterations": (torch.int32, batch),
+        "criterion": (real, batch),
+    }
+    for name, wanted in others.items():
+        table[name] = None if wanted is None else (wanted[0], (*batch, *wanted[1]))
+    if top is not None:
+        table |= {"classes": (torch.int64, best), "held": (torch.float64, (*batch, K))}
+    return table
+
+
+def large_outputs(result: large.Found, batched: bool) -> list[Tensor]:
+    """The results of large tasks in the order of `output_table`."""
+    every, top = result.probabilities, result.top
+    outputs = [
+        top.classes[..., 0].contiguous(),
+        top.probabilities if every is None else every,
+        result.proportions,
+        result.dual,
+        result.iterations,
+        result.criterion,
+        result.prototypes,
+        *((top.classes, result.held) if every is None else ()),
+    ]
+    return [x if batched else x[0] for x in outputs if x is not None]

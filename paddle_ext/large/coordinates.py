@@ -9,8 +9,7 @@ from torch import Tensor
 
 from .. import check
 from ..native import load as native
-from ..native.operators import target, workspace
-from ..native.pointers import packed, pointer
+from ..native.call import DTYPES, packed, pointer, target, workspace
 from ..rows import class_sums, power_of_two
 from .products import Coordinates
 from .queries import Queries
@@ -51,9 +50,7 @@ def survey(queries: Queries, unit: bool, *, validate: bool) -> Survey:
     exact, on = torch.float64, sums.get_device()
     for part, rows in queries.chunks(D):
         own, N = rows if rows.is_cuda else rows.to(dtype), rows.shape[1]
-        call = native.module.survey_call(
-            target=target(own), dtype=check.DTYPES[own.dtype], B=B, N=N, D=D
-        )
+        call = native.module.survey_call(target=target(own), dtype=DTYPES[own.dtype], B=B, N=N, D=D)
         memory = workspace(call.workspace(), own)
         call.add(
             rows=pointer(own, own.dtype, (B, N, D), on),
@@ -73,7 +70,7 @@ def survey(queries: Queries, unit: bool, *, validate: bool) -> Survey:
 def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:
     """Reject NaN, infinity and values too large to sum; a NaN makes both extremes NaN."""
     low, high = check.numbers_of([least.amin(), most.amax()])
-    limit = check.SUMMABLE[features]
+    limit = check.LARGEST_FEATURE[features]
     if not (-limit <= low and high <= limit):
         raise ValueError(
             f"query must be finite and at most {limit:g} in magnitude, got values from {low:g} "
@@ -119,8 +116,8 @@ def place(
     )
     call = native.module.place_call(
         target=target(support),
-        rows=check.DTYPES[support.dtype],
-        dtype=check.DTYPES[dtype],
+        rows=DTYPES[support.dtype],
+        dtype=DTYPES[dtype],
         B=B,
         S=S,
         K=K,

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .. import check
 from ..native import load as native
-from ..native.operators import target
-from ..native.pointers import pointer
+from ..native.call import DTYPES, pointer, target
 from ..rows import laid_out
 from .class_sums import Part
 from .coordinates import Placed
@@ -79,7 +77,7 @@ class DistanceScores:
         parts, width = (1, D) if all_sums is None else (len(all_sums) // B, all_sums.shape[-1])
         call = native.module.move_call(
             target=target(self.w),
-            dtype=check.DTYPES[self.w.dtype],
+            dtype=DTYPES[self.w.dtype],
             B=B,
             K=K,
             D=D,

@@ -32,7 +32,6 @@ from .sources import IndexedRows, Rows, TensorRows
 from .steps import Moved, State, Top, assign, is_captured
 
 PRECISIONS = ("auto", "half")
-MOST_TOP = 64  # limit on classes reported per row
 ROUGH = 1e-3  # iterations that move prototypes by more than this may use half precision
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squared distances
 

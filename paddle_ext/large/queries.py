@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..native.pointers import packed
+from ..native.call import packed
 from .sources import Rows
 
 CUDA_NUMBERS = 5 * 2**23  # of the products of a chunk: enough to hide the cost of launches

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..limits import LEAST_PRIOR_WEIGHT
 from ..native import load as native
-from ..native.operators import target, workspace
-from ..native.pointers import ON_CPU, pointer
-from ..prior import LEAST_WEIGHT
+from ..native.call import DTYPES, ON_CPU, pointer, target, workspace
 
 # As in csrc/common/adapt.h.
 FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # the concentration: first, smallest and largest
@@ -90,8 +89,8 @@ def assign(
     written = products.dtype if probabilities is None else probabilities.dtype
     call = native.module.assign_call(
         target=target(products),
-        dtype=check.DTYPES[products.dtype],
-        written=check.DTYPES[written],
+        dtype=DTYPES[products.dtype],
+        written=DTYPES[written],
         B=B,
         N=N,
         K=K,
@@ -136,7 +135,7 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
     """
     B, N, K = likelihood.shape
     call = native.module.count_call(
-        target=target(likelihood), dtype=check.DTYPES[likelihood.dtype], B=B, N=N, K=K
+        target=target(likelihood), dtype=DTYPES[likelihood.dtype], B=B, N=N, K=K
     )
     memory = workspace(call.workspace(), likelihood)
     given, exact, on = likelihood.dtype, torch.float64, likelihood.get_device()
@@ -152,8 +151,8 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
 
 
 @dataclass(frozen=True)
-class LateStep:
-    """The late step of one large task: the options of `adaptive_rule.kernels.posterior`."""
+class AbsorbStep:
+    """The absorb step of one large task, as in `adaptive_rule.classify.posterior`."""
 
     weight: float  # of a query in the counts
     trust: float  # the weight of a query in a prototype, if its probability is 1
@@ -178,7 +177,7 @@ class LateStep:
         dtype, device = products.dtype, products.get_device()
         call = native.module.late_call(
             target=target(products),
-            dtype=check.DTYPES[dtype],
+            dtype=DTYPES[dtype],
             N=N,
             K=K,
             weight=self.weight,
@@ -234,7 +233,7 @@ def split(
     out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
     call = native.module.split_call(
         target=target(rows),
-        dtype=check.DTYPES[rows.dtype],
+        dtype=DTYPES[rows.dtype],
         B=B,
         N=N,
         D=D,
@@ -267,7 +266,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
     found = torch.zeros(1, dtype=torch.int64)
     call = native.module.sums_call(
         target=target(u),
-        dtype=check.DTYPES[u.dtype],
+        dtype=DTYPES[u.dtype],
         B=B,
         N=N,
         K=K,
@@ -340,7 +339,7 @@ class State:
         B, K = self.counts.shape
         call = native.module.dual_call(
             target=target(self.counts),
-            dtype=check.DTYPES[real],
+            dtype=DTYPES[real],
             B=B,
             K=K,
             prior=self.prior,
@@ -387,7 +386,7 @@ class State:
         `held` and `log_sums` are sums over rows: of probabilities, and of their log normalisers.
         """
         counts, a, K = self.weight * held, self.concentration, held.shape[-1]
-        own = (a.unsqueeze(-1) * self.measure).clamp(min=LEAST * LEAST_WEIGHT)
+        own = (a.unsqueeze(-1) * self.measure).clamp(min=LEAST * LEAST_PRIOR_WEIGHT)
         classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
         whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)
         return self.weight * log_sums + whole + classes.sum(-1)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .. import check
 from ..solvers.tim import tim
-from ..solvers.tim_operators import triple
 from ..task import Task
 from .base import Display, Grid, Method, option, positive
 from .registry import register
@@ -49,7 +48,7 @@ class Tim(Method):
     }
     solver: ClassVar[str] = "gd"
 
-    weights: tuple[float, float, float] = option((1.0, 0.3, 1.0), triple)
+    weights: tuple[float, float, float] = option((1.0, 0.3, 1.0), check.triple)
     temperature: float = option(15.0, positive)
     learning_rate: float = option(1e-4, positive)
     max_iter: int = option(2000, check.integer)
@@ -80,9 +79,11 @@ class AlphaTim(Tim):
         "weights": ((1.0, 0.5, 1.0), (1.0, 1.0, 1.0)),
     }
 
-    weights: tuple[float, float, float] = option((1.0, 1.0, 1.0), triple)
+    weights: tuple[float, float, float] = option((1.0, 1.0, 1.0), check.triple)
     max_iter: int = option(1000, check.integer)
-    alphas: tuple[float, float, float] = option((1.0, 7.0, 5.0), partial(triple, positive=True))
+    alphas: tuple[float, float, float] = option(
+        (1.0, 7.0, 5.0), partial(check.triple, positive=True)
+    )
 
 
 @register
@@ -107,7 +108,7 @@ class TimAdm(Tim):
     }
     solver: ClassVar[str] = "adm"
 
-    weights: tuple[float, float, float] = option((0.1, 1.0, 0.1), triple)
+    weights: tuple[float, float, float] = option((0.1, 1.0, 0.1), check.triple)
     learning_rate: float = option(1.0, positive)
     max_iter: int = option(150, check.integer)
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from . import load as native
-from .calls import options_of, pointers, strides, where_code_is
-from .operators import allocator
-from .pointers import packed, pointer
+from .call import DTYPES, allocate, packed, pointer, target
+from .devices import on_cpu_without_gpu_code
 
 GROUP, SPLIT_FACTOR = 32, 64  # as in csrc/common/mma.cuh and csrc/cuda/split_rows.cuh
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
     """Rows [B, N, D] made unit-norm, minus a centre [B or 1, D], unit-norm again.
 
@@ -28,10 +27,10 @@ def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
     >>> coordinates(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0.5, 0.0]]))
     tensor([[[1., 0.]]])
     """
-    return written(rows, centre, None, rows.dtype, tuple(rows.shape))
+    return rewritten(rows, centre, None, rows.dtype, tuple(rows.shape))
 
 
-def written(
+def rewritten(
     rows: Tensor,
     centre: Tensor | None,
     scale: Tensor | None,
@@ -44,15 +43,25 @@ def written(
     """
     (B, N, D), rows = rows.shape, packed(rows)
     centre, scale = (None if x is None else packed(x) for x in (centre, scale))
-    x = allocator(rows)(shape, strides(shape), dtype)
+    (x,) = allocate(rows, {"x": (dtype, shape)})
     if x.numel():
         shared = centre is not None and len(centre) == 1
         call = native.module.coordinates_call(
-            **options_of(rows), B=B, N=N, D=D, shared=shared, split=dtype is not rows.dtype
+            target=target(rows),
+            dtype=DTYPES[rows.dtype],
+            B=B,
+            N=N,
+            D=D,
+            shared=shared,
+            split=dtype is not rows.dtype,
         )
-        each = (1 if shared else B, D)
-        given = pointers(rows, rows=(rows, (B, N, D)), centre=(centre, each), scale=(scale, each))
-        call.solve(**given, x=pointer(x, dtype, shape, rows.get_device()))
+        own, each, device = rows.dtype, (1 if shared else B, D), rows.get_device()
+        call.solve(
+            rows=pointer(rows, own, (B, N, D), device),
+            centre=pointer(centre, own, each, device),
+            scale=pointer(scale, own, each, device),
+            x=x.data_ptr(),
+        )
     return x
 
 
@@ -66,16 +75,16 @@ def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]
     return torch.float16, (*shape[:-1], -(-shape[-1] // GROUP) * 2 * GROUP)
 
 
-@where_code_is
+@on_cpu_without_gpu_code
 def as_split(rows: Tensor, scale: Tensor | None = None) -> Tensor:
     """Rows [B, N, D] as described by `split_kind`, times the root of a scale [B, D]."""
     dtype, shape = split_kind(rows, *rows.shape)
     if dtype is not rows.dtype:
-        return written(rows, None, scale, dtype, shape)
+        return rewritten(rows, None, scale, dtype, shape)
     return rows if scale is None else rows * scale.sqrt().unsqueeze(1)
 
 
-def numbers(rows: Tensor, width: int) -> Tensor:
+def unsplit(rows: Tensor, width: int) -> Tensor:
     """The inverse of `as_split`: rows of `width` numbers each."""
     if rows.dtype is not torch.float16:
         return rows

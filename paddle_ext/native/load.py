@@ -24,9 +24,9 @@ else:
         """Stands in for the native module; the first use of a function loads it."""
 
         def __getattr__(self, name: str) -> object:
-            found = getattr(load(), name)
-            setattr(self, name, found)
-            return found
+            function = getattr(load(), name)
+            setattr(self, name, function)
+            return function
 
     module = Module()
 
@@ -50,12 +50,12 @@ def load() -> ModuleType:
             raise
         raise ImportError(
             "the native module of paddle_ext is not built: run `pip install .` in its source tree, "
-            "or pass backend='reference'"
+            "or use paddle_ext.reference"
         ) from error
     except ImportError as error:
         raise ImportError(
             f"the native module of paddle_ext cannot be loaded ({error}): rebuild it on this "
-            "machine with `pip install .`, or pass backend='reference'"
+            "machine with `pip install .`, or use paddle_ext.reference"
         ) from error
 
 
@@ -93,10 +93,10 @@ def from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    sys.modules[NAME] = found
-    return found
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    sys.modules[NAME] = loaded
+    return loaded
 
 
 @cache

@@ -1,23 +1,28 @@
-"""`adapt` with the native code: the public function and its checks."""
+"""`adapt` with the native code: the public function, its checks and the native call."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
-from ..large.arguments import check_top, returns_all
+from ..large.arguments import check_top, output_table, returns_all
+from ..large.fixed import is_large
 from ..large.logits import adapt_large
-from ..native.backend import uses_reference
-from ..native.calls import moved_to
+from ..native import load as native
+from ..native.call import DTYPES, Outputs, allocate, call_native, packed, packed_features, solver
+from ..native.devices import on_cpu_without_gpu_code
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
-from .adapt_operators import Outputs, adapt_op, empty_outputs, task_outputs
 
 
+@solver(Solution)
 def adapt(
     logits: Tensor,
     *,
@@ -28,7 +33,6 @@ def adapt(
     return_assignments: bool | None = None,
     top: int = 5,
     validate: bool = True,
-    backend: str = "auto",
 ) -> Solution:
     r"""Adapt the predictions for a batch to the classes in it, whether one or all.
 
@@ -71,12 +75,9 @@ def adapt(
         At most 64.
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
-        does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
-        result for invalid values is undefined. A call that may take more than half a second always
-        waits for the device, so that Ctrl-C works.
-    backend : {"auto", "native", "reference"}
-        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.adapt` in plain torch.
-        "auto" is "native", except for float64 on CUDA, which has no native kernel.
+        does, the call works under `torch.cuda.graph`, and the result for invalid values is
+        undefined. A call that may take more than half a second always waits for the device, so that
+        Ctrl-C works. `torch.compile(fullgraph=True)` takes either.
 
     Returns
     -------
@@ -99,19 +100,9 @@ def adapt(
         prior_used : Tensor [..] bool, or None without a prior
             Whether the prior was used: the batch is more likely with it than without.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence that names it, what is expected
-        and what was given.
-    ImportError
-        If the native module is not built.
-
     Notes
     -----
-    The computation is in float64 for float64 logits and in float32 otherwise, and so are the
-    results. Inputs are not modified, and there is no gradient. The result of a task does not depend
-    on its batch or the number of threads, and two runs are bitwise identical.
+    Errors, precision, devices and reproducibility are as in `paddle_ext.solve`.
 
     Examples
     --------
@@ -124,43 +115,27 @@ def adapt(
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
     top = check_top(return_assignments, top)
-    (logits,) = check.tensors(logits)
+    logits, prior = check.tensors(logits, prior)
     check.logits(logits)
     *batch, Q, K = logits.shape
     measures, all_possible = None, True
-    if prior is not None:
+    if prior is not None and not isinstance(logits, FakeTensor):
         measures, all_possible = measures_of(prior, K, batch[0] if batch else None, logits)
-    by_reference = uses_reference(backend, logits)
     if validate:
         check_values(logits, None if all_possible else measures)
-    if by_reference:
-        from .. import reference
-
-        (prior,) = check.tensors(prior)
-        return reference.adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
-    if not returns_all(return_assignments, Q, K):
-        return adapt_without_matrix(logits.detach(), weight, max_iter, tol, measures, top)
-    return adapt_checked(logits, weight, max_iter, tol, measures)
+    all_classes = returns_all(return_assignments, Q, K)
+    outputs = call_adapt(logits, weight, max_iter, tol, measures, None if all_classes else top)
+    return solution_of(outputs, prior)
 
 
-def adapt_checked(
-    logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None
-) -> Solution:
-    """`adapt` for checked arguments, returning the probabilities of all classes.
+def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:
+    """The solution with these outputs of the native code; `prior` is None if none was given.
 
-    `measures` [B or 1, n, K] are the priors to choose from.
+    After the nine outputs there are `classes` and `held`, unless the probabilities of all classes
+    are returned.
     """
-    if uses_reference("auto", logits):  # float64 on CUDA: compute on the CPU instead
-        on_cpu = None if measures is None else measures.cpu()
-        found: Solution = moved_to(
-            adapt_checked(logits.cpu(), weight, max_iter, tol, on_cpu), logits.device
-        )
-        return found
-    return solution_of(adapt_op(logits, weight, max_iter, tol, measures), measures)
-
-
-def solution_of(outputs: Outputs, measures: Tensor | None) -> Solution:
-    labels, u, proportions, dual, iterations, criterion, a, bound, chosen = outputs
+    labels, u, proportions, dual, iterations, criterion, a, bound, chosen, *top = outputs
+    classes, held = top or (None, None)
     return Solution(
         labels,
         u,
@@ -170,18 +145,76 @@ def solution_of(outputs: Outputs, measures: Tensor | None) -> Solution:
         criterion,
         concentration=a,
         bound=bound,
-        prior_used=None if measures is None else chosen > 0,
+        prior_used=None if prior is None else chosen > 0,
+        classes=classes,
+        held=held,
     )
 
 
-def adapt_without_matrix(
-    logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None, top: int
+@on_cpu_without_gpu_code
+def adapt_checked(
+    logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None
 ) -> Solution:
-    """`adapt` one task at a time, keeping only the `top` largest probabilities of each query."""
+    """`adapt` for checked arguments, returning the probabilities of all classes.
+
+    `measures` [B or 1, n, K] are the priors to choose from.
+    """
+    return solution_of(call_adapt(logits, weight, max_iter, tol, measures, None), measures)
+
+
+def call_adapt(
+    logits: Tensor,
+    weight: float,
+    max_iter: int,
+    tol: float,
+    measures: Tensor | None,
+    top: int | None,
+) -> list[Tensor]:
+    """Adapt checked logits; `top` is None if the probabilities of all classes are returned."""
     *batch, Q, K = logits.shape
-    if batch == [0]:
-        return no_tasks(logits, top, measures)
-    found = []
+    B = batch[0] if batch else 1
+    outputs = adapt_table((*batch, Q), K, computing_dtype(logits), top)
+    if B == 0 or isinstance(logits, FakeTensor):
+        return allocate(logits, outputs)
+    if top is not None or is_large(Q, K):
+        return adapt_one_by_one(logits, weight, max_iter, tol, measures, top)
+    logits, priors = packed_features(logits), 0
+    if measures is not None:
+        measures, priors = packed(measures.expand(B, -1, K)), measures.shape[1]
+    make = partial(
+        native.module.adapt_call,
+        dtype=DTYPES[logits.dtype],
+        B=B,
+        Q=Q,
+        K=K,
+        weight=weight,
+        max_iter=max_iter,
+        tol=tol,
+        priors=priors,
+    )
+    inputs = {
+        "logits": (logits, logits.dtype, (*batch, Q, K)),
+        "measures": (measures, computing_dtype(logits), (B, priors, K)),
+    }
+    return call_native(make, logits, inputs, outputs)
+
+
+def adapt_table(of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None) -> Outputs:
+    others = {"concentration": (real, ()), "bound": (real, ()), "chosen": (torch.int32, ())}
+    return output_table(of_query, K, real, top, others)
+
+
+def adapt_one_by_one(
+    logits: Tensor,
+    weight: float,
+    max_iter: int,
+    tol: float,
+    measures: Tensor | None,
+    top: int | None,
+) -> list[Tensor]:
+    """`adapt` for tasks too large for one thread block, or without all probabilities."""
+    *batch, Q, K = logits.shape
+    outputs = allocate(logits, adapt_table((*batch, Q), K, computing_dtype(logits), top))
     for number, own in enumerate(logits.reshape(-1, Q, K)):
         results, state, proportions, bound, chosen = adapt_large(
             own,
@@ -189,24 +222,33 @@ def adapt_without_matrix(
             max_iter,
             tol,
             measures=None if measures is None else measures[number % len(measures)],
-            top=top,
-            all_classes=False,
+            top=top or 1,
+            all_classes=top is None,
         )
-        real = computing_dtype(logits)
-        tensors = task_outputs(results, state, proportions, bound, chosen)
-        tensors = tuple(x.to(real) if x.is_floating_point() else x for x in tensors)
-        found.append((*tensors, results.top.classes[0], results.held[0]))
-    *outputs, classes, held = (torch.stack(x) if batch else x[0] for x in zip(*found, strict=True))
-    return solution_of(tuple(outputs), measures)._replace(classes=classes, held=held)
+        u = results.top.probabilities if results.probabilities is None else results.probabilities
+        values = [
+            results.top.classes[..., 0],
+            u,
+            proportions,
+            state.dual,
+            state.iterations,
+            state.criterion,
+            state.concentration,
+            bound,
+            torch.full_like(state.iterations, chosen),
+        ]
+        if top is not None:
+            values += [results.top.classes, results.held]
+        for output, x in zip(outputs, values, strict=True):
+            (output[number] if batch else output).copy_(x[0])
+    return outputs
 
 
-def no_tasks(logits: Tensor, top: int | None = None, measures: Tensor | None = None) -> Solution:
+def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
     """The solution for logits [0, Q, K]; with the `top` largest probabilities, if given."""
-    found = solution_of(empty_outputs(logits), measures)
-    if top is None:
-        return found
-    u = found.probabilities[..., :top]
-    return found._replace(probabilities=u, classes=u.long(), held=found.proportions.double())
+    _, Q, K = logits.shape
+    table = adapt_table((0, Q), K, computing_dtype(logits), top)
+    return solution_of(allocate(logits, table), None)
 
 
 def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
@@ -214,17 +256,16 @@ def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
 
     On CUDA this synchronises once.
     """
-    if logits.numel() == 0:
+    if logits.numel() == 0 or isinstance(logits, FakeTensor):
         return
     # A NaN anywhere makes both extremes NaN.
     if measures is None:
-        best = logits.detach().amax(-1)
+        best = logits.amax(-1)
     else:
         impossible = (measures[:, :1] == 0)[() if logits.dim() == 3 else 0]
-        best = logits.detach().masked_fill(impossible, -math.inf).amax(-1)
-    scalars = check.numbers_of([*torch.aminmax(best), logits.detach().amin()])
-    least, most, lowest = scalars
-    largest = check.SUMMABLE[logits.dtype]
+        best = logits.masked_fill(impossible, -math.inf).amax(-1)
+    least, most, lowest = check.numbers_of([*torch.aminmax(best), logits.amin()])
+    largest = check.LARGEST_FEATURE[logits.dtype]
     if -largest <= least and most <= largest and not math.isnan(lowest):
         return
     bad = logits.isnan() | (logits > largest)

@@ -1,27 +1,33 @@
-"""PADDLE with the native code: the public functions."""
+"""PADDLE with the native code: the public functions, their checks and the native call."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from .. import check
 from ..check import Options
+from ..large import paddle as large
 from ..large.arguments import (
     Source,
-    check_large,
-    is_elsewhere,
+    check_top,
+    comes_in_chunks,
+    large_outputs,
+    output_table,
     queries_of,
     returns_all,
     solve_large,
 )
-from ..native.backend import uses_reference
-from ..native.values import dense_values
+from ..native import load as native
+from ..native.call import DTYPES, call_native, packed_features, packed_int64, solver
+from ..rows import computing_dtype
 from ..solution import Solution
-from .paddle_operators import Outputs, empty_outputs, solve_indexed_op, solve_op
 
 
+@solver(Solution)
 def solve(
     support: Tensor,
     support_labels: Tensor,
@@ -39,7 +45,6 @@ def solve(
     top: int = 5,
     precision: str = "auto",
     validate: bool = True,
-    backend: str = "auto",
 ) -> Solution:
     r"""Classify the queries of transductive few-shot tasks with PADDLE.
 
@@ -103,14 +108,9 @@ def solve(
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed (at most 1e30; 1e290 in float64). On CUDA this
         synchronises with the host; without it only large tasks do, and calls that may take more
-        than half a second, to handle signals. Then the call works under `torch.cuda.graph` and
-        `torch.compile(fullgraph=True)`, `num_classes` must be given, and the result for invalid
-        values is undefined.
-    backend : {"auto", "native", "reference"}
-        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.solve` in plain torch.
-        "auto" is "native", except for float64 on CUDA: that has no native kernel, so the reference
-        is used, which synchronises with the host in every iteration. For a GPU that this build has
-        no code for, "auto" computes on the CPU with one warning, and "native" raises an error.
+        than half a second, to handle signals. Then the call works under `torch.cuda.graph`,
+        `num_classes` must be given, and the result for invalid values is undefined.
+        `torch.compile(fullgraph=True)` takes either, with `num_classes`.
 
     Returns
     -------
@@ -141,10 +141,12 @@ def solve(
     -----
     The computation is in float64 for float64 features and in float32 otherwise, and so are the
     results; half-precision features on the CPU are copied to float32 first. Tensors that are not
-    contiguous are copied. Inputs are not modified, and results are detached. With the native code
-    the result of a task does not depend on its batch or the number of threads, and two runs are
-    bitwise identical; only a shared support and the same support repeated for every task may differ
-    by rounding.
+    contiguous are copied. Inputs are not modified, and results are detached. The result of a task
+    does not depend on its batch or the number of threads, and two runs are bitwise identical; only
+    a shared support and the same support repeated for every task may differ by rounding.
+
+    What has no native code on CUDA is computed on the CPU, with one warning: float64, and anything
+    on a GPU that this build has no code for.
 
     Examples
     --------
@@ -158,100 +160,38 @@ def solve(
     Solution(3 queries, 3 classes, 1 present, 5 iterations, probabilities not calibrated)
     """
     num_classes, options = check.options(
-        num_classes,
-        lam,
-        scaling,
-        temperature,
-        epsilon,
-        max_iter,
-        tol,
-        return_prototypes,
-        validate,
+        num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
     )
+    check.choice("precision", precision, large.PRECISIONS)
+    top = check_top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
-    if (
-        is_elsewhere(query)
-        or precision != "auto"
-        or not (return_assignments is None or return_assignments is True)
-        or top != 5
-    ):
-        large = check_large(precision, return_assignments, top)
-        check.choice("backend", backend, ("auto", "native"))
-        return solve_without_operator(
-            support,
-            support_labels,
-            query,
-            num_classes,
-            scaling,
-            options,
-            return_assignments,
-            prototypes=return_prototypes,
-            validate=validate,
-            **large,
-        )
-    query = cast(Tensor, query)  # otherwise the check raises an error
-    check.dense(support, support_labels, query)
-    by_reference = uses_reference(backend, query)
+    in_chunks = comes_in_chunks(query)
+    rows = support if in_chunks else cast(Tensor, query)  # otherwise the check raises an error
+    check.dense(support, support_labels, rows)
     if validate:
-        num_classes = dense_values(support, support_labels, query, num_classes)
-    if not by_reference and not returns_all(return_assignments, query.shape[-2], num_classes or 0):
-        large = check_large(precision, False, top)
-        return solve_without_operator(
-            support,
-            support_labels,
-            query,
-            num_classes,
-            scaling,
-            options,
-            False,
+        seen = support[:1] if in_chunks else rows
+        num_classes = check.dense_values(support, support_labels, seen, num_classes)
+    queries = queries_of(query, support) if in_chunks else rows
+    K = cast(int, num_classes)
+    all_classes = returns_all(return_assignments, queries.shape[-2], K)
+    outputs: list[Tensor] = []
+    if isinstance(queries, Tensor) and all_classes and precision == "auto":
+        support, queries = packed_features(support), packed_features(queries)
+        labels = packed_int64(support_labels)
+        outputs = call_paddle(queries, support, labels, K, options, return_prototypes)
+    if not outputs:
+        asked = large.Options(
+            *(options[0], scaling, *options[2:], precision),
             prototypes=return_prototypes,
-            validate=False,
-            **large,
+            all_classes=all_classes,
+            top=top,
+            validate=validate and in_chunks,
         )
-    if by_reference:
-        inputs = support, support_labels, query
-        return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
-    out = solve_op(support, support_labels, query, num_classes, *options, return_prototypes)
-    return solution(out, scaling, options, return_prototypes)
+        outputs = solve_large(support, support_labels, queries, K, asked)
+    return solution(outputs, scaling, options, return_prototypes)
 
 
-def solve_without_operator(
-    support: Tensor,
-    support_labels: Tensor,
-    query: Source,
-    num_classes: int | None,
-    scaling: str,
-    options: Options,
-    return_assignments: bool | None,
-    *,
-    prototypes: bool,
-    validate: bool,
-    **large: Any,
-) -> Solution:
-    """Solve with the engine for large tasks, for what a torch operator cannot take.
-
-    That is queries in a file, or results without all probabilities.
-    """
-    check.dense(support, support_labels, support if is_elsewhere(query) else cast(Tensor, query))
-    rows = queries_of(query, support)
-    if validate:
-        seen = query if isinstance(query, Tensor) else support[:1]
-        num_classes = dense_values(support, support_labels, seen, num_classes)
-    assert num_classes is not None
-    return solve_large(
-        support,
-        support_labels,
-        rows,
-        num_classes,
-        scaling,
-        options,
-        prototypes=prototypes,
-        all_classes=returns_all(return_assignments, rows.shape[-2], num_classes),
-        validate=validate and not isinstance(query, Tensor),
-        **large,
-    )
-
-
+@solver(Solution)
 def solve_indexed(
     features: Tensor,
     support_index: Tensor,
@@ -267,7 +207,6 @@ def solve_indexed(
     tol: float | None = None,
     return_prototypes: bool = False,
     validate: bool = True,
-    backend: str = "auto",
 ) -> Solution:
     """Classify the queries of tasks whose features are rows of one bank, with PADDLE.
 
@@ -285,8 +224,8 @@ def solve_indexed(
         Integers in [0, K), one for each of `support_index`.
     query_index : Tensor [Q] or [B, Q]
         Rows of the bank to classify.
-    num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, backend
-        As in `solve`. backend="reference" gathers the features.
+    num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes
+        As in `solve`.
     validate : bool
         As in `solve`; also checks the indices, and the whole bank for NaN and infinity.
 
@@ -311,63 +250,92 @@ def solve_indexed(
             [1, 1]])
     """
     num_classes, options = check.options(
-        num_classes,
-        lam,
-        scaling,
-        temperature,
-        epsilon,
-        max_iter,
-        tol,
-        return_prototypes,
-        validate,
+        num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
     )
     features, support_index, support_labels, query_index = check.tensors(
         features, support_index, support_labels, query_index
     )
     check.indexed(features, support_index, support_labels, query_index)
-    by_reference = uses_reference(backend, features)
     if validate:
         num_classes = check.indexed_values(
             features, support_index, support_labels, query_index, num_classes
         )
-    if by_reference:
-        support, query = features[support_index.long()], features[query_index.long()]
-        inputs = support, support_labels, query
-        return solve_in_torch(inputs, num_classes, scaling, options, return_prototypes)
-    tensors = features, support_index, support_labels, query_index
-    out = solve_indexed_op(*tensors, num_classes, *options, return_prototypes)
-    return solution(out, scaling, options, return_prototypes)
+    K, features = cast(int, num_classes), packed_features(features)
+    of_support, labels, of_query = map(packed_int64, (support_index, support_labels, query_index))
+    outputs = call_paddle(
+        features, features, labels, K, options, return_prototypes, of_support, of_query
+    )
+    if not outputs:
+        S, Q, last = labels.shape[-1], of_query.shape[-1], len(features) - 1
+        asked = large.Options(options[0], scaling, *options[2:], prototypes=return_prototypes)
+        tasks = (  # indices that were not validated are kept in range
+            of_query.reshape(-1, Q).clamp(0, last),
+            features[of_support.reshape(-1, S).clamp(0, last)],
+            labels.reshape(-1, S),
+        )
+        with torch.autocast(features.device.type, enabled=False):
+            result = large.solve_indexed(features, *tasks, K, asked)
+        outputs = large_outputs(result, batched=of_query.dim() == 2)
+    return solution(outputs, scaling, options, return_prototypes)
 
 
-def solution(out: Outputs, scaling: str, options: Options, return_prototypes: bool) -> Solution:
-    prototypes = out[6] if return_prototypes else None
+def solution(
+    outputs: list[Tensor], scaling: str, options: Options, return_prototypes: bool
+) -> Solution:
+    """The solution with these outputs, in the order of `output_table`."""
+    labels, probabilities, proportions, dual, iterations, criterion, *others = outputs
+    prototypes = others.pop(0) if return_prototypes else None
     lam, _, temperature = options[:3]
     # By position: keywords would take as long as the rest of this function.
-    return Solution(*out[:6], prototypes, None, lam, scaling, temperature)
+    fields = labels, probabilities, proportions, dual, iterations, criterion, prototypes, None
+    whole = Solution(*fields, lam, scaling, temperature)
+    if not others:
+        return whole
+    classes, held = others
+    return whole._replace(classes=classes, held=held)
 
 
-def solve_in_torch(
-    inputs: tuple[Tensor, Tensor, Tensor],
-    num_classes: int | None,
-    scaling: str,
+def call_paddle(
+    query: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    K: int,
     options: Options,
-    return_prototypes: bool,
-) -> Solution:
-    from .. import reference
+    prototypes: bool,
+    support_index: Tensor | None = None,
+    query_index: Tensor | None = None,
+) -> list[Tensor]:
+    """Solve checked tasks; an empty list if they are too large for a thread or a thread block each.
 
-    *batch, Q, D = inputs[2].shape
-    if num_classes == 0:  # no task, so no labels
-        empty = empty_outputs(inputs[2], batch, Q, 0, D, return_prototypes)
-        return solution(empty, scaling, options, return_prototypes)
-    lam, _, temperature, epsilon, max_iter, tol = options
-    return reference.solve(
-        *inputs,
-        num_classes=num_classes,
-        lam=lam,
+    All tasks share a support whose labels have shape [S]. With indices, query and support are one
+    bank [N, D].
+    """
+    lam, scaling, temperature, epsilon, max_iter, tol = options
+    of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
+    of_support, D = tuple(labels.shape), query.shape[-1]
+    Q, N = of_query[-1], 0 if query_index is None else len(query)
+    dtype = query.dtype
+    make = partial(
+        native.module.paddle_call,
+        dtype=DTYPES[dtype],
+        sizes=(of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N),
+        support_shared=len(of_support) < len(of_query),
+        lam=float(Q) if lam is None else lam,
         scaling=scaling,
         temperature=temperature,
         epsilon=epsilon,
         max_iter=max_iter,
         tol=tol,
-        return_prototypes=return_prototypes,
     )
+    inputs = {
+        "support": (support, dtype, (N, D) if N else (*of_support, D)),
+        "support_labels": (labels, torch.int64, of_support),
+        "query": (query, dtype, (N, D) if N else (*of_query, D)),
+        "support_index": (support_index, torch.int64, of_support),
+        "query_index": (query_index, torch.int64, of_query),
+    }
+    real = computing_dtype(query)
+    others = {"prototypes": (real, (K, D)) if prototypes else None}
+    outputs = output_table(of_query, K, real, None, others)
+    sizing = {"prototypes": 64 if prototypes else 0}  # any address, which is not followed
+    return call_native(make, query, inputs, outputs, sizing=sizing)

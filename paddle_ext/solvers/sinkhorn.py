@@ -1,20 +1,25 @@
-"""Sinkhorn's iteration with the native code: the public function and its checks."""
+"""Sinkhorn's iteration with the native code: the public function, its checks, the native call."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
-from ..native.backend import uses_reference
+from ..limits import LARGEST_FLOAT
+from ..native import load as native
+from ..native.call import DTYPES, call_native, packed, solver
+from ..rows import computing_dtype
 from ..solution import Transport
-from .sinkhorn_operators import check_tensors, sinkhorn_op
 
 SAME_TOTAL = 1e-4  # the totals of row and column masses may differ by this share of the larger
 
 
+@solver(Transport)
 def sinkhorn(
     cost: Tensor,
     row_mass: Tensor,
@@ -24,7 +29,6 @@ def sinkhorn(
     max_iter: int = 1000,
     tol: float = 1e-6,
     validate: bool = True,
-    backend: str = "auto",
 ) -> Transport:
     r"""Solve entropic optimal transport, for one task or many, by Sinkhorn's iteration.
 
@@ -56,14 +60,9 @@ def sinkhorn(
         `max_iter` iterations. In float32 about 1e-6 of the largest mass can be reached.
     validate : bool
         Check the values of the tensors. On CUDA this synchronises with the host. Without it nothing
-        does, the call works under `torch.cuda.graph` and `torch.compile(fullgraph=True)`, and the
-        result for invalid values is undefined. A call that may take more than half a second always
-        waits for the device, so that Ctrl-C works. A CUDA task of 2^20 or more
-        numbers is solved in torch, which waits in every iteration unless `tol` is 0.
-    backend : {"auto", "native", "reference"}
-        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.sinkhorn` in plain
-        torch. "auto" is "native", except for float64 on CUDA: that has no native kernel, so the
-        reference is used, which synchronises with the host in every iteration.
+        does, the call works under `torch.cuda.graph`, and the result for invalid values is
+        undefined. A call that may take more than half a second always waits for the device, so that
+        Ctrl-C works. `torch.compile(fullgraph=True)` takes either.
 
     Returns
     -------
@@ -74,20 +73,10 @@ def sinkhorn(
         residual : Tensor [..]
             Largest error of a row sum after the last iteration.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence that names it, what is expected
-        and what was given.
-    ImportError
-        If the native module is not built.
-
     Notes
     -----
-    The computation is in float64 for a float64 cost and in float32 otherwise, and so are the
-    results; offsets of rows and columns of the cost, and large costs, do not reduce precision.
-    Inputs are not modified, and there is no gradient. The result of a task does not depend on its
-    batch or the number of threads, and two runs are bitwise identical.
+    Errors, precision, devices and reproducibility are as in `paddle_ext.solve`. Offsets of rows and
+    columns of the cost, and large costs, do not reduce precision.
 
     Examples
     --------
@@ -99,38 +88,73 @@ def sinkhorn(
             [0.0000, 1.0000],
             [0.5000, 0.5000]])
     """
-    options = (
-        check.real("reg", reg, positive=True),
-        check.integer("max_iter", max_iter),
-        check.real("tol", tol),
-    )
+    reg = check.real("reg", reg, positive=True)
+    max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
     cost, row_mass, col_mass = check.tensors(cost, row_mass, col_mass)
     check_tensors(cost, row_mass, col_mass)
-    by_reference = uses_reference(backend, cost)
     if validate:
         check_values(cost, row_mass, col_mass)
-    if by_reference:
-        from .. import reference
+    *batch, Q, K = cost.shape
+    real = computing_dtype(cost)
+    # Unlike features, a half-precision cost is copied even on CUDA.
+    cost, row_mass, col_mass = (packed(x.to(real)) for x in (cost, row_mass, col_mass))
+    make = partial(
+        native.module.sinkhorn_call,
+        dtype=DTYPES[real],
+        B=batch[0] if batch else 1,
+        Q=Q,
+        K=K,
+        row_mass_shared=row_mass.dim() <= len(batch),
+        col_mass_shared=col_mass.dim() <= len(batch),
+        sharpness=min(1.0 / reg, LARGEST_FLOAT),
+        max_iter=max_iter,
+        tol=tol,
+    )
+    inputs = {
+        "cost": (cost, real, (*batch, Q, K)),
+        "row_mass": (row_mass, real, (*batch, Q)[-row_mass.dim() :]),
+        "col_mass": (col_mass, real, (*batch, K)[-col_mass.dim() :]),
+    }
+    outputs = {
+        "plan": (real, (*batch, Q, K)),
+        "iterations": (torch.int32, tuple(batch)),
+        "residual": (real, tuple(batch)),
+    }
+    return Transport(*call_native(make, cost, inputs, outputs))
 
-        return reference.sinkhorn(
-            cost, row_mass, col_mass, reg=options[0], max_iter=options[1], tol=options[2]
+
+def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
+    check.features("cost", cost)
+    check.features("row_mass", row_mass)
+    check.features("col_mass", col_mass)
+    if not (cost.is_cpu and row_mass.is_cpu and col_mass.is_cpu):
+        check.one_device(cost=cost, row_mass=row_mass, col_mass=col_mass)
+    shape = cost.shape
+    if cost.dim() not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
+        raise ValueError(
+            f"cost must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
         )
-    return Transport(*sinkhorn_op(cost, row_mass, col_mass, *options))
+    for name, mass, side in (("row_mass", row_mass, -2), ("col_mass", col_mass, -1)):
+        shared, own = (shape[side],), (*shape[:-2], shape[side])
+        if mass.shape != shared and mass.shape != own:
+            allowed = dict.fromkeys(str(list(one)) for one in (shared, own))
+            raise ValueError(
+                f"{name} must have shape {' or '.join(allowed)}, as cost has shape "
+                f"{list(shape)}, got {list(mass.shape)}"
+            )
 
 
 def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
     """Check finiteness, signs and totals; on CUDA with one synchronisation."""
-    if cost.numel() == 0:
+    if cost.numel() == 0 or isinstance(cost, FakeTensor):
         return
-    most = check.SUMMABLE[cost.dtype]
-    rows, columns = row_mass.detach().double(), col_mass.detach().double()
+    most = check.LARGEST_FEATURE[cost.dtype]
+    rows, columns = row_mass.double(), col_mass.double()
     row_total, col_total = rows.sum(-1), columns.sum(-1)
     off = (row_total - col_total).abs() - SAME_TOTAL * torch.maximum(row_total, col_total)
     scalars = [*torch.aminmax(rows), *torch.aminmax(columns), row_total.min(), off.max()]
-    plain_cost = check.plainly_summable(cost)
-    if not plain_cost:
-        scalars += torch.aminmax(cost.detach())
+    scalars += torch.aminmax(cost)
     row_low, row_high, col_low, col_high, least, worst, *ends = check.numbers_of(scalars)
     if not all(map(math.isfinite, ends)):
         place = (~cost.isfinite()).nonzero()[0].tolist()

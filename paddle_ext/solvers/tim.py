@@ -1,18 +1,25 @@
-"""TIM with the native code: the public function."""
+"""TIM with the native code: the public function, its checks and the native call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from .. import check
-from ..native.backend import uses_reference
-from ..native.values import dense_values
+from ..native import load as native
+from ..native.call import DTYPES, call_native, packed_features, packed_int64, solver
+from ..rows import computing_dtype
 from ..solution import TimSolution
-from .tim_operators import SOLVERS, empty_outputs, tim_op, triple
+
+SOLVERS = ("gd", "adm")  # in the native numbering
+TINY = 1e-30  # relative to the largest query
 
 
+@solver(TimSolution)
 def tim(
     support: Tensor,
     support_labels: Tensor,
@@ -28,7 +35,6 @@ def tim(
     normalize: bool = True,
     return_losses: bool = False,
     validate: bool = True,
-    backend: str = "auto",
 ) -> TimSolution:
     r"""Classify the queries of few-shot tasks with transductive information maximisation, TIM.
 
@@ -77,9 +83,6 @@ def tim(
         synchronises with the host, `num_classes` must be given, and the result for invalid values
         is undefined. A call that may take more than half a second always waits for the device, so
         that Ctrl-C works.
-    backend : {"auto", "native", "reference"}
-        "native" is the C++ and CUDA code, "reference" `paddle_ext.reference.tim` in plain torch.
-        "auto" is "native", except for float64 on CUDA, which has no native kernel.
 
     Returns
     -------
@@ -92,25 +95,12 @@ def tim(
             In the coordinates of the features, or of the unit-norm ones with `normalize`.
         losses : Tensor [max_iter, ..], or None
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence that names it, what is expected
-        and what was given.
-    ImportError
-        If the native module is not built.
-
     Notes
     -----
-    The computation is in float64 for float64 features and in float32 otherwise, and so are the
-    results; half-precision features on the CPU are copied to float32 first. Tensors that are not
-    contiguous are copied. Inputs are not modified, and results are detached. With the native code
-    the result of a task does not depend on its batch or the number of threads, and two runs are
-    bitwise identical.
-
-    Gradients are computed in closed form. 1e-12 is added to every probability inside a logarithm or
-    a power. For alpha > 1 the cross-entropy continues as a straight line in ``ln p_y`` where its
-    power is above 1e15, which float32 could not square.
+    Errors, precision, devices and reproducibility are as in `paddle_ext.solve`. Gradients are
+    computed in closed form. 1e-12 is added to every probability inside a logarithm or a power. For
+    alpha > 1 the cross-entropy continues as a straight line in ``ln p_y`` where its power is above
+    1e15, which float32 could not square.
 
     Examples
     --------
@@ -121,8 +111,8 @@ def tim(
     tensor([0, 1, 1])
     """
     check.choice("solver", solver, SOLVERS)
-    weights = triple("weights", weights)
-    alphas = triple("alphas", alphas, positive=True)
+    weights = check.triple("weights", weights)
+    alphas = check.triple("alphas", alphas, positive=True)
     if solver == "adm" and alphas != (1.0, 1.0, 1.0):
         raise ValueError(f"alphas must be (1.0, 1.0, 1.0) for solver 'adm', got {alphas}")
     temperature = check.real("temperature", temperature, positive=True)
@@ -133,45 +123,53 @@ def tim(
     num_classes = check.classes(num_classes, check.flag("validate", validate))
     support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)
-    by_reference = uses_reference(backend, query)
     if validate:
-        num_classes = dense_values(support, support_labels, query, num_classes)
+        num_classes = check.dense_values(support, support_labels, query, num_classes)
+    K = cast(int, num_classes)
+    support, query = packed_features(support), packed_features(query)
+    labels = packed_int64(support_labels)
+    if query.is_cuda and not normalize:
+        support = without_tiny(support, query)
     *batch, Q, D = query.shape
-    if not by_reference:
-        labels, probabilities, prototypes, losses = tim_op(
-            support,
-            support_labels,
-            query,
-            num_classes,
-            SOLVERS.index(solver),
-            normalize,
-            temperature,
-            weights,
-            alphas,
-            learning_rate,
-            max_iter,
-            return_losses,
-        )
-    elif batch == [0]:  # there may be no labels
-        K = num_classes or 0
-        labels, probabilities, prototypes, losses = empty_outputs(
-            query, batch, Q, K, D, max_iter, return_losses
-        )
-    else:
-        from .. import reference
+    of_support, of_query = tuple(labels.shape), (*batch, Q)
+    dtype, real = query.dtype, computing_dtype(query)
+    make = partial(
+        native.module.tim_call,
+        dtype=DTYPES[dtype],
+        B=batch[0] if batch else 1,
+        Q=Q,
+        S=of_support[-1],
+        K=K,
+        D=D,
+        support_shared=len(of_support) < len(of_query),
+        solver=SOLVERS.index(solver),
+        normalize=normalize,
+        temperature=temperature,
+        weights=weights,
+        alphas=alphas,
+        learning_rate=learning_rate,
+        max_iter=max_iter,
+    )
+    inputs = {
+        "support": (support, dtype, (*of_support, D)),
+        "support_labels": (labels, torch.int64, of_support),
+        "query": (query, dtype, (*of_query, D)),
+    }
+    outputs = {
+        "labels": (torch.int64, of_query),
+        "probabilities": (real, (*of_query, K)),
+        "prototypes": (real, (*batch, K, D)),
+        "losses": (real, (max_iter, *batch)) if return_losses else None,
+    }
+    return TimSolution(*call_native(make, query, inputs, outputs))
 
-        return reference.tim(
-            support,
-            support_labels,
-            query,
-            num_classes=num_classes,
-            solver=solver,
-            weights=weights,
-            alphas=alphas,
-            temperature=temperature,
-            learning_rate=learning_rate,
-            max_iter=max_iter,
-            normalize=normalize,
-            return_losses=return_losses,
-        )
-    return TimSolution(labels, probabilities, prototypes, losses if return_losses else None)
+
+def without_tiny(support: Tensor, query: Tensor) -> Tensor:
+    """The support with zeros for numbers that are negligible next to the queries of the task.
+
+    The CUDA code divides a task by the size of its support; with a tiny one the queries overflow.
+    """
+    largest = query.abs().amax((-2, -1), keepdim=True)
+    if support.dim() < query.dim():
+        largest = largest.amax(0) if len(query) else support.new_zeros(())
+    return torch.where(support.abs() < TINY * largest, 0, support)

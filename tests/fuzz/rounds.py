@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from paddle_ext.native import load as native
-from paddle_ext.native.operators import Scratch
+from paddle_ext.native.call import Scratch
 
 Call = dict[str, Any]
 Counts = Counter[str]

@@ -37,8 +37,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
 # Calls of one round, less than a minute each; and those that run on a GPU too.
-ROUNDS = {"operators.py": 1500, "bindings.py": 600, "tasks.py": 1000, "layouts.py": 150}
-CUDA_ROUNDS = {"operators.py": 400, "tasks.py": 4000, "layouts.py": 300}
+ROUNDS = {"functions.py": 1500, "bindings.py": 600, "tasks.py": 1000, "layouts.py": 150}
+CUDA_ROUNDS = {"functions.py": 400, "tasks.py": 4000, "layouts.py": 300}
 ENDLESS = dict.fromkeys(CUDA_ROUNDS, 10**6)
 # Only our kernels are watched. A call that asks for too much memory is no error of theirs; and a
 # call is found by its seed, without a backtrace of the host, which takes long for every launch.

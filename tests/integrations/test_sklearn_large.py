@@ -16,7 +16,7 @@ K, D, Q = 12, 16, 300
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paddle_large, "MOST_ASSIGNED", Q * K - 1)
+    monkeypatch.setattr(paddle_large, "MOST_PROBABILITIES", Q * K - 1)
     monkeypatch.setattr(fixed, "LARGE", Q)
 
 
@@ -35,7 +35,7 @@ def task(shots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def within_the_limits(X: np.ndarray, y: np.ndarray) -> paddle_ext.PaddleClassifier:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fixed, "LARGE", 2**22)
-        patched.setattr(paddle_large, "MOST_ASSIGNED", 2**28)
+        patched.setattr(paddle_large, "MOST_PROBABILITIES", 2**28)
         return paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
 
 

@@ -1,15 +1,18 @@
-"""GPUs that the build has no code for: detected before any launch, with a fallback."""
+"""What has no native code on CUDA: found before any launch, and computed on the CPU."""
 
-import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import paddle_ext
-from paddle_ext.solvers import devices, native, operators
-from paddle_ext.solvers.paddle_operators import solve_kernel
+from paddle_ext.native import call as calls
+from paddle_ext.native import devices
+from paddle_ext.native import load as native
 
 T4, A100, L4, H100, THOR, B200, RTX_5090 = (7, 5), (8, 0), (8, 9), (9, 0), (11, 0), (10, 0), (12, 0)
 RELEASE = "80;90-real;100-real;120"
@@ -29,7 +32,7 @@ def old_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    for cached in (devices.has_code_for, operators.make_target, operators.warn_of_the_cpu):
+    for cached in (devices.has_code_for, calls.make_target, devices.warn_once):
         cached.cache_clear()
 
 
@@ -58,13 +61,12 @@ def test_what_architectures_run_on(
 @pytest.mark.usefixtures("old_gpu")
 def test_a_gpu_without_code_is_refused_before_any_launch() -> None:
     with pytest.raises(ValueError, match=r"^the features must be on the CPU or a GPU") as caught:
-        operators.make_target(True, 0, 0, 0)
+        calls.make_target(True, 0, 0, 0)
     sentence = str(caught.value)
     assert sentence.endswith("got cuda:0 of compute capability 7.5")
     assert "80, 90-real, 100-real, 120" in sentence
     assert "rebuild" not in sentence  # there is no build for it
     assert "\n" not in sentence
-    assert str(pickle.loads(pickle.dumps(caught.value))) == sentence
 
 
 @pytest.mark.usefixtures("old_gpu")
@@ -72,8 +74,10 @@ def test_a_newer_gpu_gets_build_instructions(monkeypatch: pytest.MonkeyPatch) ->
     info = {**native.build_info(), "cuda_architectures": "90-real"}
     monkeypatch.setattr(native, "build_info", lambda: info)
     monkeypatch.setattr(devices, "capability", lambda _: L4)
-    with pytest.raises(ValueError, match="PADDLE_EXT_CUDA_ARCHITECTURES=89"):
-        operators.make_target(True, 0, 0, 0)
+    assert "PADDLE_EXT_CUDA_ARCHITECTURES=89" in devices.no_code(0)
+    monkeypatch.setattr(native, "has_cuda", lambda: False)
+    assert "PADDLE_EXT_CUDA=ON" in devices.no_code(0)
+    assert devices.no_code(0).endswith("got cuda:0")
 
 
 @pytest.mark.usefixtures("old_gpu")
@@ -84,30 +88,7 @@ def test_an_old_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "driver_version", lambda: 12)
     assert not devices.has_code_for(0)
     with pytest.raises(ValueError, match=r"update the driver.*; got cuda:0 with .* CUDA 12$"):
-        operators.make_target(True, 0, 0, 0)
-
-
-@pytest.mark.usefixtures("old_gpu")
-def test_falls_back_to_the_cpu_and_warns_once() -> None:
-    """The operator as on CUDA: the first attempt finds no code, the second runs on the CPU."""
-    attempts = []
-
-    def kernel(*arguments: object) -> object:
-        attempts.append(arguments)
-        if len(attempts) % 2:
-            operators.make_target(True, 0, 0, 0)
-        return solve_kernel(*arguments)
-
-    rows, labels = torch.eye(3), torch.arange(3)
-    call = rows, labels, rows, 3, None, 0, 1.0, 1e-6, 10, 0.0, False
-    on_cuda = operators.or_on_the_cpu(kernel)
-    with pytest.warns(UserWarning, match="computing on the CPU, which is slower: the features"):
-        found = on_cuda(*call)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        on_cuda(*call)
-    assert len(attempts) == 4
-    assert found[0].tolist() == [0, 1, 2]
+        calls.make_target(True, 0, 0, 0)
 
 
 @pytest.mark.usefixtures("old_gpu")
@@ -120,23 +101,74 @@ def test_automatic_devices_avoid_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.usable_gpu()
 
 
+# --- the CPU instead ----------------------------------------------------------------------------
+
+
+def call_of(name: str, dtype: torch.dtype) -> tuple[Callable[..., Any], tuple[Tensor, ...], Any]:
+    torch.manual_seed(0)
+    support, query, labels = torch.randn(20, 16), torch.randn(30, 16), torch.arange(20) % 5
+    tensors: tuple[Tensor, ...] = support.to(dtype), labels, query.to(dtype)
+    options: dict[str, Any] = {"num_classes": 5}
+    if name == "solve_indexed":
+        tensors = query.to(dtype), torch.arange(20), labels, torch.arange(30)
+    elif name == "adapt":
+        tensors, options = (query.to(dtype),), {}
+    elif name == "sinkhorn":
+        masses = torch.ones(30), torch.full((16,), 30 / 16)
+        tensors, options = (query.to(dtype), *masses), {"reg": 1.0}
+    return getattr(paddle_ext, name), tensors, options
+
+
+NAMES = ["solve", "solve_indexed", "tim", "adapt", "sinkhorn", "adaptive"]
+
+
+@pytest.mark.usefixtures("old_gpu")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_computes_on_the_cpu_and_warns_once(name: str, dtype: torch.dtype) -> None:
+    """Without a GPU: tensors that only say they are there."""
+    reason = "float64 on CUDA has no native code" if dtype is torch.float64 else "computing on the"
+    function, tensors, options = call_of(name, dtype)
+    with FakeTensorMode():
+        there = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors]
+        with pytest.warns(UserWarning, match=reason):
+            found = function(*there, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again = function(*there, **options)
+    expected = function(*tensors, **options)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, Tensor):
+            assert (one.shape, one.dtype, one.is_cuda) == (other.shape, other.dtype, True)
+    assert again[0].is_cuda
+
+
+@pytest.mark.usefixtures("old_gpu")
+@pytest.mark.filterwarnings("ignore:computing on the CPU:UserWarning")
+def test_arguments_and_results_are_moved() -> None:
+    @devices.on_cpu_without_gpu_code
+    def shapes(x: Tensor, y: Tensor | None = None, *, factor: int) -> Any:
+        assert x.is_cpu
+        assert y is None or y.is_cpu
+        return paddle_ext.TimSolution(x * factor, x, x, y)
+
+    with FakeTensorMode():
+        x = torch.ones(2, 3, device="cuda")
+        for found in (shapes(x, x, factor=2), shapes(x=x, y=x, factor=2)):
+            assert all(one.is_cuda for one in found)
+        assert shapes(x, factor=2).losses is None
+
+
 @pytest.mark.cuda
 @pytest.mark.usefixtures("old_gpu")
 @pytest.mark.filterwarnings("ignore:computing on the CPU:UserWarning")
-@pytest.mark.parametrize("name", ["solve", "adaptive"])
-def test_a_call_on_a_gpu_without_code(name: str) -> None:
-    torch.manual_seed(0)
-    support, query, labels = torch.randn(20, 16), torch.randn(30, 16), torch.arange(20) % 5
-    function = getattr(paddle_ext, name)
-    found = function(support.cuda(), labels.cuda(), query.cuda())
-    expected = function(support, labels, query)
-    assert found.labels.is_cuda
-    assert torch.equal(found.labels.cpu(), expected.labels)
-
-
-@pytest.mark.cuda
-@pytest.mark.usefixtures("old_gpu")
-def test_native_is_refused_on_a_gpu_without_code() -> None:
-    rows, labels = torch.eye(3).cuda(), torch.arange(3).cuda()
-    with pytest.raises(ValueError, match=r"compute capability 7\.5"):
-        paddle_ext.solve(rows, labels, rows, backend="native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_without_code_for_it(name: str, dtype: torch.dtype) -> None:
+    function, tensors, options = call_of(name, dtype)
+    found = function(*(x.cuda() for x in tensors), **options)
+    expected = function(*tensors, **options)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, Tensor):
+            assert one.is_cuda
+            assert torch.equal(one.cpu(), other)

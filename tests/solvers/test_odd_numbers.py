@@ -14,8 +14,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import reference
 from paddle_ext.native import load as native
-from paddle_ext.native.operators import target
-from paddle_ext.native.pointers import ON_CPU, pointer
+from paddle_ext.native.call import ON_CPU, pointer, target
 
 K, SHOTS = 5, 2
 SMALL = 10  # queries

@@ -44,9 +44,7 @@ def sound(solution: Solution) -> None:
 def as_the_reference(support: Tensor, labels: Tensor, query: Tensor, **options: Any) -> None:
     got = paddle_ext.solve(support, labels, query, **options)
     sound(got)
-    exact = paddle_ext.solve(
-        support.double(), labels, query.double(), backend="reference", **options
-    )
+    exact = paddle_ext.reference.solve(support.double(), labels, query.double(), **options)
     best = exact.probabilities.topk(2, dim=-1).values
     sure = best[..., 0] - best[..., 1] > 1e-3
     assert torch.equal(got.labels[sure], exact.labels[sure])
@@ -137,12 +135,11 @@ def test_transport_with_lost_rows(place: Place, reg: float) -> None:
         inputs = [x.to(place.device, place.dtype) for x in (cost, *masses)]
         for max_iter in (1, 2, 3, 6, 30):
             got = paddle_ext.sinkhorn(*inputs, reg=reg, max_iter=max_iter, tol=0.0)
-            exact = paddle_ext.sinkhorn(
+            exact = paddle_ext.reference.sinkhorn(
                 *(x.double() for x in inputs),
                 reg=reg,
                 max_iter=max_iter,
                 tol=0.0,
-                backend="reference",
             )
             off = (got.plan - exact.plan).abs().max() / exact.plan.max()
             assert float(off) < (1e-3 if place.dtype is torch.float32 else 1e-7)

@@ -136,12 +136,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD)
 def test_bad_input(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    for backend in ("auto", "native", "reference"):
-        with pytest.raises(error) as caught:
-            paddle_ext.tim(**call(**changes), backend=backend)
-        assert message in str(caught.value)
-        assert "got " in str(caught.value)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(error) as caught:
+        paddle_ext.tim(**call(**changes))
+    assert message in str(caught.value)
+    assert "got " in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_labels_out_of_range_without_validation(place: Place) -> None:
@@ -152,8 +151,3 @@ def test_labels_out_of_range_without_validation(place: Place) -> None:
         labels[0] = label
         bad = replace(problem, support_labels=labels)
         run(bad, max_iter=2, validate=False)
-
-
-# --- the operator -------------------------------------------------------------------------------
-
-OPTIONS = (0, True, 15.0, [1.0, 0.3, 1.0], [1.0, 7.0, 5.0], 1e-3, 4)

@@ -21,7 +21,7 @@ from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_batches, in_memory
-from ..tasks import TaskSampler
+from ..sampler import TaskSampler
 from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
 from .recipes import Transform

@@ -1,0 +1,26 @@
+"""The limits on what the package takes and returns; nothing here needs torch."""
+
+import sys
+
+# Iterations, classes and labelled rows: native code counts them in int32.
+LARGEST_INT32 = 2**31 - 1
+
+# Options that are numbers, such as `lam`: the largest finite one.
+LARGEST_FLOAT = sys.float_info.max
+
+# The magnitude of a feature: up to this, any number of rows can be summed without overflow, in
+# float32 (half precision is summed in it too) and in float64.
+LARGEST_FEATURE_FLOAT32, LARGEST_FEATURE_FLOAT64 = 1e30, 1e290
+
+# The weight of a query in class counts, at least; in float32 too it is not zero.
+LEAST_QUERY_WEIGHT = 1e-30
+
+# The weight of a possible class in a prior, relative to the mean weight, at least, so that float32
+# can hold it; smaller ones are raised to it.
+LEAST_PRIOR_WEIGHT = 1e-8
+
+# The probabilities of a task that are returned unless asked otherwise: 1 GiB in float32.
+MOST_PROBABILITIES = 2**28
+
+# The most probable classes that are returned for each query.
+MOST_TOP = 64

@@ -1,0 +1,369 @@
+"""The call of native code: addresses, memory and streams; the loading of the module; fuzzers."""
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rounds
+import torch
+from in_memory import between_addresses
+from paddle_ext.research.tasks import sampler
+from problems import make_problem
+from scripts import run_code
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import paddle_ext
+from paddle_ext import check
+from paddle_ext.adaptive_rule.learn import learned
+from paddle_ext.native import call as calls
+from paddle_ext.native import load as native
+from paddle_ext.solvers.tim import SOLVERS
+
+ROOT = Path(__file__).parents[2]
+FUZZ = ROOT / "tests/fuzz"
+DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
+
+
+def solve_call(device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    labels = torch.arange(4, device=device).repeat(3, 1)
+    support, query = (torch.randn(3, n, 5, device=device) for n in (4, 6))
+    return {"support": support, "support_labels": labels, "query": query, "num_classes": 4}
+
+
+def indexed_call(device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    labels = torch.arange(4, device=device).repeat(3, 1)
+    return {
+        "features": torch.randn(10, 5, device=device),
+        "support_index": labels.clone(),
+        "support_labels": labels,
+        "query_index": torch.randint(10, (3, 6)).to(device),
+        "num_classes": 4,
+    }
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[str], dict[str, Any]]]] = {
+    "solve": (paddle_ext.solve, solve_call),
+    "solve_indexed": (paddle_ext.solve_indexed, indexed_call),
+    "tim": (paddle_ext.tim, solve_call),
+}
+
+
+# --- addresses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(2, 3, dtype=torch.float64),
+        torch.ones(3, 2),
+        torch.ones(6),
+        torch.ones(3, 2).T,
+        torch.ones(2, 4)[:, :3],
+        torch.ones(2, 3, device="meta"),
+        between_addresses(torch.ones(2, 3)),
+    ],
+    ids=["dtype", "shape", "rank", "order", "stride", "device", "alignment"],
+)
+def test_native_code_gets_no_other_tensor(x: Tensor) -> None:
+    assert calls.pointer(torch.ones(2, 3), torch.float32, (2, 3), calls.ON_CPU)
+    with pytest.raises(AssertionError, match=r"expected a contiguous tensor of torch.float32"):
+        calls.pointer(x, torch.float32, (2, 3), calls.ON_CPU)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer:UserWarning")
+def test_tensors_without_memory_are_refused() -> None:
+    with FakeTensorMode():
+        x = torch.ones(2, 3)
+    with pytest.raises((AssertionError, RuntimeError)):
+        calls.pointer(x, torch.float32, (2, 3), calls.ON_CPU)
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**31, 2**32, 2**62, -(2**63)])
+@pytest.mark.parametrize("name", CALLS)
+def test_labels_and_indices_out_of_range(name: str, bad: int, device: str) -> None:
+    """Without validation; they must not become addresses, nor change other tasks."""
+    function, make = CALLS[name]
+    options = {"validate": False, "max_iter": 5}
+    sound = function(**make(device), **options)
+    for argument in {"support_labels", "support_index", "query_index"} & make(device).keys():
+        call = make(device)
+        call[argument][1, 2] = bad
+        labels, probabilities, *_ = function(**call, **options)
+        assert bool(((labels >= 0) & (labels < 4)).all())
+        assert bool(probabilities.isfinite().all())
+        assert torch.allclose(probabilities.sum(-1), torch.ones(3, 6, device=device), atol=1e-3)
+        for task in (0, 2):
+            assert torch.equal(probabilities[task], sound.probabilities[task])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CALLS)
+def test_no_result_is_shared(name: str, dtype: torch.dtype) -> None:
+    function, make = CALLS[name]
+    call = {
+        k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        for k, x in make("cpu").items()
+    }
+    results = [x for _ in range(2) for x in function(**call) if isinstance(x, Tensor)]
+    memory = [x.untyped_storage().data_ptr() for x in results]
+    assert len(set(memory)) == len(memory)
+
+
+def test_sleeping_class_with_a_large_logit(device: str) -> None:
+    """If logits are far apart, a class that held nothing may be the nearest in the next step."""
+    features = torch.tensor(
+        [
+            [-7392.1035, 11676.6475],
+            [1273.5884, -5465.873],
+            [4784.6987, 16390.2109],
+            [-9736.6455, -2520.5024],
+            [2840.9314, 724.7914],
+        ]
+    )
+    rows = torch.tensor([0, 3, 3, 2]), torch.tensor([0, 1, 0, 1]), torch.tensor([4, 4, 0])
+    options = {"num_classes": 2, "lam": 2.0, "scaling": "none", "temperature": 50.0, "tol": 0.0}
+    for dtype in (torch.float32, torch.float64) if device == "cpu" else (torch.float32,):
+        inputs = [x.to(device) for x in (features.to(dtype), *rows)]
+        for max_iter in range(1, 12):
+            found = paddle_ext.solve_indexed(*inputs, **options, max_iter=max_iter)
+            assert torch.allclose(found.probabilities.sum(-1).cpu(), torch.ones(3, dtype=dtype))
+
+
+# --- memory and streams, by functions that torch does not document --------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 5), (2, 3, 5), (0, 3, 5), (2, 0, 5)])
+def test_allocates_as_torch_does(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.ones(2, device=device)
+    want = torch.empty(shape, dtype=dtype, device=device)
+    (made,) = calls.allocate(x, {"x": (dtype, shape)})
+    for one in (made, calls.empty(x.device, shape, want.stride(), dtype)):
+        assert (one.shape, one.stride(), one.dtype) == (want.shape, want.stride(), dtype)
+        assert one.device == want.device
+        assert not one.requires_grad
+        assert torch.equal(one.fill_(1), torch.ones_like(want))  # memory of its own
+
+
+def test_functions_that_torch_has_changed_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_arguments(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def other_result(*_: object) -> Tensor:
+        return torch.empty(2)
+
+    assert calls.allocator_of_torch("_empty_strided_cpu") is not None
+    guards = torch._C._dynamo.guards
+    for changed in (other_arguments, other_result, None):
+        monkeypatch.setattr(guards, "_empty_strided_cpu", changed)
+        assert calls.allocator_of_torch("_empty_strided_cpu") is None
+        assert calls.allocator_of_torch("_empty_strided_cuda") is None
+
+
+def test_same_results_without_undocumented_functions(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = solve_call(device)
+
+    def results() -> list[Tensor]:
+        found, _ = learned(call["support"], call["support_labels"], 4, "diagonal")
+        everything = (
+            *found.tensors().values(),
+            *paddle_ext.solve(**call),
+            *paddle_ext.adapt(call["query"]),
+        )
+        return [x for x in everything if isinstance(x, Tensor)]
+
+    usual = results()
+    monkeypatch.setattr(calls, "empty_on_cpu", None)
+    monkeypatch.setattr(calls, "empty_on_gpu", None)
+    monkeypatch.setattr(calls, "raw_stream", calls.stream_by_object)
+    for one, other in zip(usual, results(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.cuda
+def test_stream_is_the_current_one() -> None:
+    device = torch.cuda.current_device()
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            assert calls.raw_stream(device) == stream.cuda_stream
+            assert calls.target(torch.ones(1, device="cuda")).stream == stream.cuda_stream
+
+
+@pytest.mark.cuda
+def test_memory_of_another_gpu() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x = torch.ones(1, device="cuda:1")
+    assert calls.allocator(x)((2,), (1,), torch.float32).device == x.device
+
+
+# --- the native module --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unloaded() -> Iterator[None]:
+    """The native module before its first use."""
+
+    def forget() -> None:
+        native.load.cache_clear()
+        vars(native.module).clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_missing_module_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, native.NAME, None)
+    monkeypatch.setattr(native, "installed_file", lambda: None)
+    problem = make_problem()
+    with pytest.raises(ImportError, match=r"pip install .*paddle_ext\.reference"):
+        problem.solve()
+    with pytest.raises(ImportError, match="pip install"):
+        paddle_ext.build_info()
+    assert paddle_ext.reference.solve(*problem.inputs()).labels.shape == (12,)
+    method = paddle_ext.methods.create("simpleshot")  # in torch
+    assert method.predict(*problem.inputs()).labels.shape == (12,)
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_broken_module_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libnothing.so: not found")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(ImportError, match=r"libnothing\.so: not found"):
+        native.load()
+
+
+def test_version_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError
+
+    native.version.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "version", none)
+    try:
+        assert native.version() == "0+unknown"
+    finally:
+        native.version.cache_clear()
+
+
+def test_fork_in_the_middle_of_work(tmp_path: Path) -> None:
+    # A child gets the parent's memory but none of its threads.
+    code = """
+import os, sys, torch, paddle_ext
+torch.set_num_threads(3)
+torch.manual_seed(0)
+support, query = torch.randn(9, 20, 16), torch.randn(9, 75, 16)
+labels = torch.arange(20).remainder(5).expand(9, 20)
+want = paddle_ext.solve(support, labels, query)
+child = os.fork()
+if not child:
+    got = paddle_ext.solve(support, labels, query)
+    os._exit(0 if torch.equal(got.probabilities, want.probabilities) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    run_code(code, cwd=tmp_path)
+
+
+def test_examples() -> None:
+    for name in ("paddle_ext.solvers.paddle", "paddle_ext.native.load", "paddle_ext.check"):
+        result = doctest.testmod(sys.modules[name])
+        assert result.attempted
+        assert not result.failed
+
+
+def enumeration(name: str) -> list[str]:
+    """The names of an enumeration in C++, in the order of their numbers, without their k."""
+    header = (ROOT / "csrc/common/params.h").read_text()
+    (body,) = re.findall(rf"enum class {name} : int {{(.+?)}};", header, re.DOTALL)
+    entries = re.findall(r"k(\w+) = (\d+)", body)
+    assert [int(number) for _, number in entries] == list(range(len(entries)))
+    return [word.lower() for word, _ in entries]
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="needs the sources")
+def test_numbers_are_those_of_the_native_code() -> None:
+    assert enumeration("Scaling") == list(check.SCALINGS)
+    assert enumeration("Prior") == list(check.PRIORS)
+    assert enumeration("Sampling") == list(sampler.SAMPLINGS)
+    assert enumeration("DType") == [check.plain(dtype) for dtype in calls.DTYPES]
+    assert list(calls.DTYPES.values()) == [0, 1, 2, 3]
+    assert (enumeration("TimSolver"), SOLVERS) == (["gradient", "alternating"], ("gd", "adm"))
+
+
+# --- fuzzers ------------------------------------------------------------------------------------
+
+
+def fuzz(folder: Path, script: str, count: int, seed: int) -> dict[str, int]:
+    """Outcomes of random calls, counted; the process that makes them must survive."""
+    numbers = ["--calls", str(count), "--seed", str(seed)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", FUZZ / script, *numbers],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60 + count // 20,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    return {outcome: int(number) for number, outcome in lines}
+
+
+def test_random_calls(tmp_path: Path) -> None:
+    counts = fuzz(tmp_path, "functions.py", 3000, 0)
+    assert sum(counts.values()) == 3000
+    for name in ("adaptive", "solve", "solve_indexed", "tim", "sinkhorn"):
+        assert counts[f"{name}: answered"] > 100
+        assert counts[f"{name}: ValueError"] > 50
+
+
+def test_random_calls_of_the_bindings(tmp_path: Path) -> None:
+    counts = fuzz(tmp_path, "bindings.py", 2000, 0)
+    assert sum(counts.values()) == 2000
+    assert counts["sampler: drawn"] > 20
+    assert counts["sampler: ValueError"] > 20
+
+
+def test_random_layouts(tmp_path: Path) -> None:
+    counts = fuzz(tmp_path, "layouts.py", 30, 0)
+    for name in ("adapt", "adaptive", "tim"):
+        assert counts[f"{name}: tasks"] > 2
+        assert counts[f"of them {name}: a task alone has another result"] == 0
+
+
+def test_calls_count_at_once_if_time_is_limited(capsys: pytest.CaptureFixture[str]) -> None:
+    def outcomes() -> Iterator[Counter[str]]:
+        yield Counter(["solve: answered"])
+        yield Counter(["tim: answered"])
+        raise AssertionError("a call that fails")
+
+    assert rounds.counted(outcomes(), 0.0) == {"solve: answered": 1}
+    with pytest.raises(AssertionError, match="a call that fails"):
+        rounds.counted(outcomes(), 1e9)
+    lines = capsys.readouterr().out.splitlines()
+    counts = [line for line in lines if not line.startswith("first call after ")]
+    assert counts == [f"      1 {name}: answered" for name in ("solve", "solve", "tim")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_many_random_calls(tmp_path: Path, seed: int) -> None:
+    fuzz(tmp_path, "layouts.py", 1500, seed)
+    fuzz(tmp_path, "functions.py", 20_000, seed)
+    fuzz(tmp_path, "bindings.py", 5000, seed)
