@@ -20,7 +20,7 @@ from ...files import ahead, replacing
 from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
-from ..data.images import ImageSet, in_batches, in_memory
+from ..data.images import ImageSet, in_memory
 from ..sampler import TaskSampler
 from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
@@ -37,10 +37,9 @@ TASKS_AT_ONCE = 50
 
 
 def extract(
-    network: Checkpoint | Backbone,
+    network: Checkpoint,
     images: ImageSet,
     *,
-    transform: Transform | None = None,
     base: ImageSet | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
@@ -52,10 +51,9 @@ def extract(
 
     Parameters
     ----------
-    network : Checkpoint or Backbone
+    network : Checkpoint
+        A network with the preprocessing of its images.
     images : ImageSet
-    transform : Transform or None
-        The preprocessing; None: the checkpoint's. A bare backbone needs one.
     base : ImageSet or None
         Images of the base classes: their mean feature becomes the bank's `base_mean`.
     batch_size : int
@@ -81,14 +79,11 @@ def extract(
     >>> from paddle_ext.research.backbones import Transform, create
     >>> from paddle_ext.research.data.images import ImageArray
     >>> images = ImageArray(torch.zeros(4, 32, 32, dtype=torch.uint8), [0, 0, 1, 1], ["a", "b"])
-    >>> extract(create("small"), images, transform=Transform(32, (0.5,), (0.5,))).features.shape
+    >>> network = Checkpoint(create("small"), Transform(32, (0.5,), (0.5,)))
+    >>> extract(network, images).features.shape
     torch.Size([4, 128])
     """
-    if transform is None:
-        if not isinstance(network, Checkpoint):
-            raise ValueError("transform must be given with a bare backbone, got None")
-        transform = network.transform
-    backbone = network.backbone if isinstance(network, Checkpoint) else network
+    backbone, transform = network.backbone, network.transform
     for name, given in (("images", images), ("base", base)):
         if given is not None and given.shape[2] != backbone.channels:
             raise ValueError(
@@ -102,12 +97,12 @@ def extract(
     def features_of_set(some: ImageSet) -> Tensor:
         path = None
         if cache is not None:
-            path = Path(cache) / f"features-{cache_key(backbone, some, transform, dtype)}.npz"
+            path = Path(cache) / f"features-{cache_key(network, some, dtype)}.npz"
             if path.is_file():
                 return read_cached(path, (len(some), backbone.dimension))
         with Progress("features", len(some), show=progress) as shown:
             parts = []
-            for batch in batches(some, in_batches(len(some), batch_size), place):
+            for batch in batches(some, torch.split(torch.arange(len(some)), batch_size), place):
                 parts.append(features_of(backbone, batch, transform, dtype).cpu())
                 shown.advance(len(batch))
         features = torch.cat(parts)
@@ -127,11 +122,10 @@ def extract(
     return FeatureBank(features, images.labels, images.class_names, images.split or None, base_mean)
 
 
-def cache_key(
-    backbone: Backbone, images: ImageSet, transform: Transform, dtype: torch.dtype
-) -> str:
+def cache_key(network: Checkpoint, images: ImageSet, dtype: torch.dtype) -> str:
     """A digest of everything the features of these images depend on."""
-    about = (VERSION, backbone.architecture, astuple(transform), str(dtype))
+    backbone = network.backbone
+    about = (VERSION, backbone.architecture, astuple(network.transform), str(dtype))
     parts = (repr(about), digest_of_weights(backbone), digest_of_images(images))
     return hashlib.blake2b("".join(parts).encode(), digest_size=20).hexdigest()
 

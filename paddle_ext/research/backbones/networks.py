@@ -39,9 +39,6 @@ class Backbone(nn.Module):
             raise ValueError(f"channels must be 1 or 3, got {channels}")
         self.channels = channels
 
-    def forward(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def __call__(self, images: Tensor) -> Tensor:
         features: Tensor = super().__call__(images)
         return features

@@ -69,7 +69,6 @@ def train(
     recipe: Recipe | None = None,
     output: str | Path | None = None,
     resume: bool = True,
-    transform: Transform | None = None,
     start: Checkpoint | None = None,
     device: str | torch.device | None = None,
     precision: str = "auto",
@@ -85,7 +84,8 @@ def train(
     ----------
     architecture : {"resnet18", "wrn28_10", "small"}
     base : ImageSet
-        Training images.
+        Training images. The inputs have the network's size, or the images' if smaller; they are
+        normalised by ImageNet's mean and deviation for RGB, by the images' own for grey.
     validation : ImageSet or None
         Images of other classes: after each epoch, 5-way 5-shot accuracy by the nearest class mean
         on them selects the epoch to keep.
@@ -98,9 +98,6 @@ def train(
     resume : bool
         Resume from `output` if possible; False: start over. Its contents must have the same
         settings and labels.
-    transform : Transform or None
-        Size and normalisation of the inputs; None: the network's size, or the images' if smaller,
-        ImageNet's mean and deviation for RGB, the images' own for grey.
     start : Checkpoint or None
         Initial weights; None: random.
     device : device or None
@@ -134,8 +131,7 @@ def train(
     classifier = create_classifier(architecture, base, recipe, start, seed)
     if validation is not None:
         check_validation(base, validation)
-    if transform is None:
-        transform = default_transform(classifier.backbone, base, recipe.mirror_features)
+    transform = default_transform(classifier.backbone, base, recipe.mirror_features)
     settings = {
         "format": FORMAT,
         "architecture": classifier.backbone.architecture,
