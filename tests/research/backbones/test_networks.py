@@ -1,9 +1,7 @@
 """Networks and their files."""
 
-import copy
 import os
 import pickle
-import sys
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
@@ -64,27 +62,10 @@ def test_no_early_pooling() -> None:
 
 
 @cache
-def made(name: str) -> Backbone:
-    """A network of each kind is enough, because millions of random weights take time."""
+def resnet() -> Backbone:
+    """Made once, because millions of random weights take time."""
     torch.manual_seed(2)
-    return create(name).eval()
-
-
-def test_features_are_not_negative_and_not_constant() -> None:
-    torch.manual_seed(0)
-    for name, channels, size in (("resnet18", 3, 20), ("small", 1, 32)):
-        network = copy.deepcopy(made(name)).train()
-        features = network(torch.randn(4, channels, size, size))
-        assert (features >= 0).all()
-        assert features.std(0).mean() > 0.01
-
-
-@pytest.mark.parametrize("name", ["resnet18", "small"])
-def test_an_image_does_not_depend_on_its_batch(name: str) -> None:
-    network = made(name)
-    images = torch.randn(5, network.channels, 32, 32, generator=generator(0))
-    with torch.no_grad():
-        assert torch.allclose(network(images)[2:3], network(images[2:3]), atol=1e-5)
+    return create("resnet18").eval()
 
 
 def test_bad_networks() -> None:
@@ -130,7 +111,7 @@ def shapes_of(name: str) -> dict[str, torch.Tensor]:
 
 def public(prefix: str, head: str) -> tuple[nn.Module, OrderedDict]:
     """A ResNet-18 under the names of the public code."""
-    network = made("resnet18")
+    network = resnet()
     names = OrderedDict((prefix + name, x) for name, x in network.state_dict().items())
     names |= {
         f"{prefix}{head}.weight": torch.randn(64, 512),
@@ -163,28 +144,12 @@ def test_public_wide_network(tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path / "wrn.pth.tar")
     assert loaded.backbone.architecture == "wrn28_10"
     assert loaded.head.out_features == 64
-    assert {
-        "conv1.bias",
-        "layer1.0.shortcut.0.weight",
-        "layer3.3.bn2.running_var",
-        "bn1.weight",
-    } <= set(names)
-
-
-def test_names_are_those_of_the_public_code() -> None:
-    with torch.device("meta"):
-        names = list(create("resnet18").state_dict())
-    assert names[:6] == [
-        "conv1.weight",
-        *(
-            f"bn1.{x}"
-            for x in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        ),
-    ]
-    assert "layer2.0.downsample.0.weight" in names
-    assert "layer2.0.downsample.1.running_var" in names
-    assert "layer4.1.bn2.bias" in names
-    assert len(names) == 120
+    theirs = {"conv1.bias", "layer1.0.shortcut.0.weight", "layer3.3.bn2.running_var", "bn1.weight"}
+    assert theirs <= set(names)
+    resnet = shapes_of("resnet18")
+    theirs = {"layer2.0.downsample.0.weight", "layer2.0.downsample.1.bias", "layer4.1.bn2.bias"}
+    assert theirs <= set(resnet)
+    assert len(resnet) == 120
 
 
 class Trap:
@@ -254,11 +219,3 @@ def test_files_without_an_end(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match="must be a regular file, got a pipe"):
         load_checkpoint(tmp_path / name)
-
-
-def test_without_safetensors(
-    small: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match="pip install safetensors"):
-        small.save(tmp_path / "a.safetensors")

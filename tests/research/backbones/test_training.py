@@ -44,7 +44,7 @@ VALIDATION = pattern_images(5, 10, own=0.4, seed=50)
 
 
 def trained(settings: Recipe = QUICK, base: ImageArray = FEW, **options) -> Trained:
-    options = {"validation": VALIDATION, "device": "cpu", "progress": False} | options
+    options = {"device": "cpu", "progress": False} | options
     return train("small", base, recipe=settings, **options)
 
 
@@ -56,7 +56,7 @@ def assert_same_network(a: Checkpoint, b: Checkpoint) -> None:
 
 @pytest.fixture(scope="module")
 def quick() -> Trained:
-    return trained(base=BASE)
+    return trained(base=BASE, validation=VALIDATION)
 
 
 # --- learning ------------------------------------------------------------------------------------
@@ -178,13 +178,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *accuracies: float) -> None:
 
 def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     scripted(monkeypatch, 0.5, 0.9, 0.7)
-    run = trained(output=tmp_path)
+    run = trained(output=tmp_path, validation=VALIDATION)
     assert [epoch.validation for epoch in run.history] == [0.5, 0.9, 0.7]
     best, last = (load_checkpoint(tmp_path / f"{name}.safetensors") for name in ("best", "last"))
     assert (best.notes["epoch"], last.notes["epoch"]) == ("2", "3")
     assert best.notes["validation, 5-way 5-shot"] == "0.9000"
     assert_same_network(best, run.checkpoint)
-    plain = trained(validation=None)
+    plain = trained()
     assert [epoch.validation for epoch in plain.history] == [None] * 3
     assert plain.checkpoint.notes["epoch"] == "3"
     assert_same_network(last, plain.checkpoint)
@@ -192,7 +192,7 @@ def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_validation_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, 0.6, 0.9, 0.8)
-    run = trained(replace(QUICK, epochs=4), validate_every=3)
+    run = trained(replace(QUICK, epochs=4), validation=VALIDATION, validate_every=3)
     assert [epoch.validation for epoch in run.history] == [0.6, None, 0.9, 0.8]
     assert run.checkpoint.notes["epoch"] == "3"
 
@@ -243,7 +243,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"the same base, 50 images .* got 32 .* \(or pass re"):
         trained(settings, VALIDATION, output=tmp_path)
     with pytest.raises(ValueError, match="with the same validation"):
-        trained(settings, output=tmp_path, validation=None)
+        trained(settings, output=tmp_path, validation=VALIDATION)
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_diverging_run_says_so() -> None:
 
 
 def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    trained(replace(QUICK, epochs=2), progress=True)
+    trained(replace(QUICK, epochs=2), validation=VALIDATION, progress=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
     assert lines[1].startswith("epoch 2/2  loss ")
