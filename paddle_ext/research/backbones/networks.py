@@ -44,15 +44,6 @@ class Backbone(nn.Module):
         return features
 
 
-def initialise(network: nn.Module) -> None:
-    """He's normal initialisation for convolutions, by the number of outputs."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-
-
 def conv(inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
     """A convolution that keeps height and width, except for the stride."""
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=bias)
@@ -97,7 +88,6 @@ class ResNet18(Backbone):
         self.layer2 = nn.Sequential(PlainBlock(64, 128, 2), PlainBlock(128, 128, 1))
         self.layer3 = nn.Sequential(PlainBlock(128, 256, 2), PlainBlock(256, 256, 1))
         self.layer4 = nn.Sequential(PlainBlock(256, 512, 2), PlainBlock(512, 512, 1))
-        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(images)), inplace=True)
@@ -144,7 +134,6 @@ class WideResNet28x10(Backbone):
         self.layer2 = wide_layer(16 * WIDTH, 32 * WIDTH, 2)
         self.layer3 = wide_layer(32 * WIDTH, 64 * WIDTH, 2)
         self.bn1 = nn.BatchNorm2d(64 * WIDTH)
-        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(self.conv1(images))))
@@ -177,7 +166,6 @@ class SmallNet(Backbone):
         )
         self.linear = nn.Linear(64 * MAPS * MAPS, self.dimension, bias=False)
         self.norm = nn.BatchNorm1d(self.dimension)
-        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         maps = F.adaptive_avg_pool2d(self.stages(images), MAPS)
@@ -208,12 +196,19 @@ def create(architecture: str, *, channels: int | None = None) -> Backbone:
     >>> create("small")(torch.zeros(2, 1, 32, 32)).shape
     torch.Size([2, 128])
     """
-    network = ARCHITECTURES[check.choice("architecture", architecture, tuple(ARCHITECTURES))]
-    return network() if channels is None else network(channels)
+    kind = ARCHITECTURES[check.choice("architecture", architecture, tuple(ARCHITECTURES))]
+    network = kind() if channels is None else kind(channels)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):  # He's normal initialisation, by the number of outputs
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return network
 
 
 def create_uninitialised(architecture: str, channels: int) -> Backbone:
-    """A network whose weights will be loaded; skips random initialisation."""
+    """A network whose weights will be loaded."""
     with torch.device("meta"):
-        network = create(architecture, channels=channels)
+        kind = ARCHITECTURES[check.choice("architecture", architecture, tuple(ARCHITECTURES))]
+        network = kind(channels)
     return network.to_empty(device="cpu")
