@@ -24,13 +24,7 @@ MOST_LABEL = 2.0**62  # beyond it floating-point numbers do not fit in int64
 
 
 def label_text(value: object) -> str:
-    """A label as text; empty if it is missing.
-
-    Examples
-    --------
-    >>> [label_text(value) for value in ("cat", " ", "NA", "none", -1, 3.0, None)]
-    ['cat', '', '', 'none', '', '3', '']
-    """
+    """A label as text; empty if it is missing."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
@@ -42,13 +36,7 @@ def label_text(value: object) -> str:
 
 
 def sorted_names(labels: Sequence[str]) -> list[str]:
-    """The unique names in order; integers in numeric order.
-
-    Examples
-    --------
-    >>> sorted_names(["10", "9", "", "10"])
-    ['9', '10']
-    """
+    """The unique names in order; integers in numeric order."""
     names = sorted(set(labels) - {""})
     if all(name.removeprefix("-").isdecimal() for name in names):
         names.sort(key=int)
