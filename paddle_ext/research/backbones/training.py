@@ -55,9 +55,9 @@ class Epoch(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A finished run."""
+    """A finished run: the network of the best epoch, or of the last without validation."""
 
-    checkpoint: Checkpoint  # of the best epoch by validation, or of the last without validation
+    checkpoint: Checkpoint
     history: list[Epoch]
 
 

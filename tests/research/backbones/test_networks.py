@@ -213,10 +213,7 @@ def test_bad_files(small: Checkpoint, tmp_path: Path) -> None:
         save_file({"x": torch.zeros(2)}, path, metadata)
         with pytest.raises(ValueError, match=r"must be written by Checkpoint.save"):
             load_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", ["a.safetensors", "a.pth"])
-def test_files_without_an_end(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
+    path.unlink()
+    os.mkfifo(path)
     with pytest.raises(ValueError, match="must be a regular file, got a pipe"):
-        load_checkpoint(tmp_path / name)
+        load_checkpoint(path)
