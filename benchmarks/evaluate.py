@@ -18,7 +18,7 @@ import harness
 import torch
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, evaluate, reference
-from paddle_ext.research.evaluation.arguments import all_methods
+from paddle_ext.research.evaluate import all_methods
 
 EXAMPLES = """\
   python benchmarks/evaluate.py --threads 2

@@ -3,8 +3,8 @@
 The figure of the paper: mean_k ||w_k - w_k_previous|| against elapsed time on one task with K = 160
 classes, 20 shots and 5 classes present; the time until it is at most 1e-6; and the accuracy.
 PADDLE runs native and as the reference, PGD (Adam on probabilities and prototypes, projection onto
-the simplex) as the method `paddle_pgd`. `paddle-ext reproduce convergence` does the same on a
-feature bank.
+the simplex) as the method `paddle_pgd`. `python benchmarks/reproduce convergence` does the same
+on a feature bank.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ from typing import Any
 
 import harness
 from peers import Settings, agreement, solve_in_double
+from reproduce.convergence import (
+    NATIVE,
+    Curve,
+    OneTask,
+    criterion_against_time,
+    paddle_curve,
+    pgd_curve,
+)
 from tasks import SHAPES, sample_tasks
 
 import paddle_ext
+from paddle_ext import reference
 from paddle_ext.methods import PaddlePgd
-from paddle_ext.research.evaluation.experiments.convergence import OneTask, paddle_curve, pgd_curve
-from paddle_ext.research.evaluation.figures import Curve, criterion_against_time
 
 EXAMPLES = """\
   python benchmarks/pgd.py
@@ -45,8 +52,8 @@ def measure(options: argparse.Namespace, one: OneTask) -> list[Curve]:
     shared: dict[str, Any] = {"scaling": options.scaling, "tol": options.tol}
     paddle = {"max_iter": options.max_iter, "repeats": options.rounds, **shared}
     curves = [
-        paddle_curve(one, "PADDLE, native", "native", **paddle),
-        paddle_curve(one, "PADDLE, reference", "reference", **paddle),
+        paddle_curve(one, "PADDLE, native", NATIVE, **paddle),
+        paddle_curve(one, "PADDLE, reference", reference.solve, **paddle),
     ]
     for rate in options.learning_rate.split(","):
         harness.progress(f"PGD, {options.pgd_max_iter} iterations, learning rate {rate}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import harness
 import torch
 
-from paddle_ext.research.tasks import TaskBatch, TaskSampler
+from paddle_ext.research.sampler import TaskBatch, TaskSampler
 
 EXAMPLES = """\
   python benchmarks/tasks_sampling.py

@@ -1,7 +1,7 @@
 """Draw the figures of tables: ``python docs/make_figures.py [NAME ...]``.
 
 Each is drawn from the table on its page, so figure and table cannot disagree. The figures of
-`paddle-ext reproduce` and `paddle-ext demo` are drawn by those commands, the batch of
+`python benchmarks/reproduce` and `paddle-ext demo` are drawn by those commands, the batch of
 docs/method.md by docs/make_method.py, the idea of the start page by docs/make_idea.py, the review
 page by docs/make_screenshot.py.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from paddle_ext import methods
-from paddle_ext.research.evaluation.drawing import line_style, mark_counts
+from paddle_ext.research.figures import line_style, mark_counts
 from paddle_ext.research.style import (
     GRID,
     INK,

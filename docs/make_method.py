@@ -16,7 +16,6 @@ from paddle_ext.files import user_cache
 from paddle_ext.research.data.glyphs import glyph_images
 from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.demo import FULL, features
-from paddle_ext.research.evaluation import RunSettings
 from paddle_ext.research.style import (
     FRAME,
     INK,
@@ -238,7 +237,7 @@ def draw_prevalence(bank: FeatureBank, path: Path) -> None:
 
 def main() -> None:
     novel = glyph_images("test", samples=FULL.novel)
-    bank = features(novel, FULL, user_cache("demo"), False, RunSettings(), lambda text: None)
+    bank = features(novel, FULL, user_cache("demo"))
     draw(run_task(bank, novel, TASK, SHOWN), HERE / "figures" / "method.webp")
     draw_prevalence(bank, HERE / "figures" / "prevalence.png")
 

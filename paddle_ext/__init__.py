@@ -3,7 +3,7 @@
 `adaptive` classifies any batch, whether one class is present or all; `adapt` does the same from
 logits. `solve` runs PADDLE on tensors, one task or many, on the CPU or a GPU; `solve_indexed` does
 so on rows of a feature bank; `tim` and `sinkhorn` are the inner loops of TIM and PT-MAP. `methods`
-has every method of the paper behind one protocol, and `reference` has them in plain torch.
+has every method of the paper behind one protocol; `reference` has what is native in plain torch.
 `TaskSampler` draws tasks from a `FeatureBank`; `evaluate` and `tune` run methods on them.
 `presence` finds queries of unknown classes; `PaddleClassifier` is for scikit-learn,
 `BatchClassifier` for a stream of batches, in a loop or with Ray or Spark.
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .large.sources import FileRows
     from .native.load import build_info
     from .research.data import FeatureBank
-    from .research.evaluation.evaluate import evaluate
-    from .research.evaluation.results import Evaluation
-    from .research.evaluation.tuning import tune
-    from .research.tasks import TaskBatch, TaskSampler
+    from .research.evaluate import evaluate
+    from .research.results import Evaluation
+    from .research.sampler import TaskBatch, TaskSampler
+    from .research.tune import tune
     from .solution import Solution, TimSolution, Trace, Transport
     from .solvers.adapt import adapt
     from .solvers.paddle import solve, solve_indexed
@@ -64,25 +64,25 @@ __all__ = [
 # take seconds to import.
 _MODULES = {
     "BatchClassifier": "integrations.batches",
-    "Evaluation": "research.evaluation.results",
+    "Evaluation": "research.results",
     "FeatureBank": "research.data",
     "FileRows": "large.sources",
     "PaddleClassifier": "integrations.sklearn",
     "Solution": "solution",
-    "TaskBatch": "research.tasks",
-    "TaskSampler": "research.tasks",
+    "TaskBatch": "research.sampler",
+    "TaskSampler": "research.sampler",
     "TimSolution": "solution",
     "Trace": "solution",
     "Transport": "solution",
     "adapt": "solvers.adapt",
     "adaptive": "adaptive_rule.solve",
     "build_info": "native.load",
-    "evaluate": "research.evaluation.evaluate",
+    "evaluate": "research.evaluate",
     "sinkhorn": "solvers.sinkhorn",
     "solve": "solvers.paddle",
     "solve_indexed": "solvers.paddle",
     "tim": "solvers.tim",
-    "tune": "research.evaluation.tuning",
+    "tune": "research.tune",
 }
 _SUBMODULES = ("integrations", "methods", "presence", "reference", "research")
 # Two threads that import packages which need each other see half of them.

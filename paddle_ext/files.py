@@ -1,56 +1,34 @@
-"""Files of users: opened if they are regular, written whole or not at all."""
+"""Files of users: opened if they are regular, read ahead, written whole or not at all."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 PARTIAL = ".partial-"
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of writing alone
-
-Fill = Callable[["Tensor"], None]  # reads the next rows into a contiguous CPU tensor [n, D]
-
-
-class Contents(Protocol):
-    """A matrix that is read sequentially."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def reading(
-        self, start: int, stop: int, abandoned: Event
-    ) -> AbstractContextManager[Fill]: ...  # rows [start, stop); `abandoned` ends a long read
-
-
-class AbandonedError(Exception):
-    """Ends a read whose rows are no longer needed."""
-
-
-class Version(NamedTuple):
-    """What changes if a file is modified or replaced."""
-
-    inode: int
-    size: int
-    changed: int  # in nanoseconds
+MOST_EXPANSION = 50  # ReLU features of a large network, mostly zeros, compress to a tenth
+ALWAYS_ALLOWED = 2**26  # bytes that the contents of any file may take
 
 
 class RefusedError(ValueError):
     """A rejected file; the message names it."""
+
+
+# --- reading ------------------------------------------------------------------------------------
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -79,27 +57,12 @@ def check_regular(path: Path) -> None:
     open_regular(path).close()
 
 
-def version_of(file: BinaryIO) -> Version:
-    found = os.fstat(file.fileno())
-    return Version(found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def current_version(path: Path) -> Version:
-    with open_regular(path) as file:
-        return version_of(file)
-
-
-def unchanged(path: Path, found: Version, version: Version) -> None:
-    if found != version:
-        raise ValueError(f"{path} must not change while it is in use, got another version")
-
-
 @contextmanager
 def readable(path: Path, expected: str) -> Iterator[None]:
     """Turn whatever a library raises on a damaged file into a one-sentence error."""
     try:
         yield
-    except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError, RefusedError):
+    except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedError):
         raise
     except Exception as error:
         raise ValueError(
@@ -110,6 +73,56 @@ def readable(path: Path, expected: str) -> Iterator[None]:
 def first_line(error: Exception) -> str:
     """The message of another library's error, cut to one line."""
     return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def check_room(path: Path, wanted: int, stored: int, what: str) -> None:
+    """Reject contents that would take much more memory than the bytes they come from.
+
+    A few compressed bytes can stand for any number of them; no program that saves features writes
+    such files.
+    """
+    if wanted > ALWAYS_ALLOWED + MOST_EXPANSION * stored:
+        raise RefusedError(
+            f"{path} must not expand to more than it holds, got {what} of {wanted} bytes in "
+            f"{stored}"
+        )
+
+
+class Version(NamedTuple):
+    """What changes if a file is modified or replaced."""
+
+    inode: int
+    size: int
+    changed: int  # in nanoseconds
+
+
+def current_version(path: Path) -> Version:
+    with open_regular(path) as file:
+        now = os.fstat(file.fileno())
+    return Version(now.st_ino, now.st_size, now.st_mtime_ns)
+
+
+def unchanged(path: Path, now: Version, version: Version) -> None:
+    if now != version:
+        raise ValueError(f"{path} must not change while it is in use, got another version")
+
+
+def ahead(fetch: Callable[[], Item | None]) -> Generator[Item, None, None]:
+    """Yield the results of `fetch` until it returns None; a thread calls it one result ahead."""
+    with ThreadPoolExecutor(1, "paddle_ext read-ahead") as thread:
+        waiting = thread.submit(fetch)
+        while (item := waiting.result()) is not None:
+            waiting = thread.submit(fetch)
+            yield item
+
+
+def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Results of `work` in order; file reads and Pillow's decoders release the GIL."""
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        yield from pool.map(work, items)
+
+
+# --- writing ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -127,19 +140,6 @@ def replacing(path: Path) -> Iterator[Path]:
         new.replace(path)
 
 
-def write_tensors(
-    path: Path, module: Any, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> None:
-    """Write a file with `module`, which is safetensors.torch; it has errors of its own."""
-    with replacing(path) as new:
-        try:
-            module.save_file(tensors, new, metadata)
-        except OSError:
-            raise
-        except Exception as error:
-            raise OSError(f"{path} cannot be written: {first_line(error)}") from error
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let errors of `replacing` name the file or folder that they are about."""
@@ -153,25 +153,17 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder and lock it for a run that writes several files there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+def write_tensors(
+    path: Path, module: Any, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a file with `module`, which is safetensors.torch; it has errors of its own."""
+    with replacing(path) as new:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} must belong to one run, got a second one") from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-class UnmappableError(RefusedError):
-    """An intact file that cannot be mapped."""
+            module.save_file(tensors, new, metadata)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{path} cannot be written: {first_line(error)}") from error
 
 
 def user_cache(part: str) -> Path | None:

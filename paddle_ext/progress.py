@@ -5,48 +5,38 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .text import printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
     from typing_extensions import Self
 
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Count the steps of one job, `total` in all.
-
-    Examples
-    --------
-    >>> with Progress("decoding", 10, show=False) as progress:
-    ...     for _ in range(10):
-    ...         progress.advance()
-    """
+    """Count the steps of one job, `total` in all; used in a `with` block."""
 
     def __init__(self, title: str, total: int, *, show: bool = True) -> None:
-        self.title, self.total, self.show = title, total, show
-        self.done = 0
-        self.bar: Bar | None = None
-        self.next_line = 0.0
+        self.title, self.total, self.show, self.done = title, total, show, 0
+        self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        self.bar: Any = None
+        if show and sys.stderr.isatty() and importlib.util.find_spec("rich"):
+            from rich.console import Console
+            from rich.progress import MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            more = MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+            self.bar = Bar(*Bar.get_default_columns(), *more, console=Console(stderr=True))
+            self.task = self.bar.add_task(title, total=total, note="")
 
     def __enter__(self) -> Self:
-        self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-        if self.show and sys.stderr.isatty() and importlib.util.find_spec("rich"):
-            self.bar = rich_bar()
-            self.task = self.bar.add_task(self.title, total=self.total, note="")
+        if self.bar is not None:
             self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 
@@ -61,29 +51,8 @@ class Progress:
     def line(self, text: str) -> None:
         """Write a permanent line."""
         self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-        text = printable(text)
         if self.bar is not None:
-            self.bar.console.print(text, highlight=False, markup=False)
+            self.bar.console.print(printable(text), highlight=False, markup=False)
         elif self.show:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(printable(text) + "\n")
             sys.stderr.flush()
-
-
-def rich_bar() -> Bar:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler
 from paddle_ext.methods import Method
-from paddle_ext.research.evaluation.experiments import ExperimentResult, load
 from paddle_ext.rows import squared_distances
 from paddle_ext.task import Task
 
@@ -57,15 +55,6 @@ def right_answers(
         )
         found.append(int((prediction.labels == truth).sum()))
     return found
-
-
-def assert_saved(result: ExperimentResult, folder: Path, *pictures: str) -> None:
-    """All files are there, and the JSON gives the same result again."""
-    name = result.experiment
-    assert load(folder / f"{name}.json") == result
-    assert (folder / f"{name}.md").read_text() == result.markdown()
-    for picture in pictures:
-        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @dataclass(frozen=True, kw_only=True)

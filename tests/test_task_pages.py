@@ -19,8 +19,6 @@ ELSEWHERE = {
     "paddle-ext classify photos/new --names": "tests/app/classify/test_classify_names.py",
     "paddle-ext train data/mini": "tests/app/cli",
     "paddle-ext extract runs/mini": "tests/app/cli",
-    "paddle-ext reproduce table1": "tests/research/evaluation",
-    "paddle-ext reproduce keff": "tests/research/evaluation",
     "paddle-ext demo": "tests/research/test_demo.py",
 }
 SENTENCES = {
@@ -134,19 +132,10 @@ def test_compare(run: Run) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     text = (ROOT / "docs" / "tasks" / "compare.md").read_text()
     exec(text.split("```python\n")[1].partition("```")[0], {})  # noqa: S102 - writes the features
-    evaluate, any_batch = commands("compare")
+    (evaluate,) = commands("compare")
     printed = run(evaluate)
     assert "SimpleShot" in printed
     assert "Adaptive" in printed
-    run([*any_batch, "--n-tasks", "10"])
-    assert Path("any-batch/any-batch.md").is_file()
-    assert list(Path("any-batch").glob("*.png"))
-
-
-def test_reproduce(run: Run) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    (listing,) = commands("reproduce")
-    assert "table1" in run(listing)
 
 
 def test_large(run: Run) -> None:

@@ -1,16 +1,13 @@
-"""Classifiers for easyfsl, its episodes, datasets and evaluation loop."""
+"""A classifier for easyfsl, its episodes, datasets and evaluation loop: any method of ours."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import check, methods
-from ..solution import Solution
-from ..solvers import solve
+from ..methods import Method, Prediction, create
 
 try:
     from easyfsl.methods import FewShotClassifier  # type: ignore[import-untyped]
@@ -20,51 +17,22 @@ except ImportError as error:
         f"({error}): pip install easyfsl"
     ) from error
 
-__all__ = ["PADDLE", "Adaptive"]
+__all__ = ["PADDLE", "Adaptive", "Classifier"]
 
 
-class Transductive(FewShotClassifier):  # type: ignore[misc]
-    """Classifies the queries of an episode together; subclasses define `solve`."""
-
-    solution: Solution | methods.Prediction | None = None
-    names: Tensor | None = None  # [K, D]: embeddings of class names
-
-    @abstractmethod
-    def solve(self, query: Tensor) -> Solution | methods.Prediction:
-        """Classify features [Q, D] given those of the support."""
-
-    def forward(self, query_images: Tensor) -> Tensor:
-        """Scores of the queries, [Q, K]; call `process_support_set` first."""
-        if len(self.support_labels) == 0 and self.names is None:
-            raise ValueError("process_support_set must be called before forward, got no support")
-        features = self.compute_features(query_images)
-        self._raise_error_if_features_are_multi_dimensional(features)
-        found = self.solve(features)
-        self.solution = found
-        # A probability of 0 has underflowed; clamp it, because a score must be finite.
-        scores = found.probabilities.clamp(min=torch.finfo(found.probabilities.dtype).tiny).log()
-        chosen: Tensor = self.softmax_if_specified(scores)
-        return chosen
-
-    @staticmethod
-    def is_transductive() -> bool:
-        """The queries of an episode are classified together."""
-        return True
-
-
-class Adaptive(Transductive):
-    """Classifies the queries of an episode together, whether one class is present or all.
-
-    Uses the method `paddle_ext.methods.Adaptive`.
+class Classifier(FewShotClassifier):  # type: ignore[misc]
+    """Classifies the queries of an episode together, by a method of `paddle_ext.methods`.
 
     Parameters
     ----------
     backbone : Module, optional
         Computes one feature vector per image; by default the inputs are features.
-    metric, max_iter, tol, logit_scale
-        As in `paddle_ext.methods.Adaptive`.
+    method : str or Method
+        The name of a method, or one made by `paddle_ext.methods.create`.
     use_softmax, feature_centering, feature_normalization
         As in every classifier of easyfsl.
+    **options
+        Of the method, if it is given by its name.
 
     Attributes
     ----------
@@ -80,119 +48,75 @@ class Adaptive(Transductive):
     Examples
     --------
     >>> import torch
-    >>> from paddle_ext.integrations.easyfsl import Adaptive
-    >>> model = Adaptive(use_softmax=True)
+    >>> from paddle_ext.integrations.easyfsl import Classifier
+    >>> model = Classifier(method="paddle", scaling="none", use_softmax=True)
     >>> model.process_support_set(torch.tensor([[0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 1]))
     >>> model(torch.tensor([[3.5, 0.5], [4.0, 0.5], [0.0, 3.0]])).argmax(-1)
     tensor([1, 1, 0])
     """
 
+    solution: Prediction | None = None
+    class_names: Tensor | None = None  # [K, D]
+
     def __init__(
         self,
         backbone: nn.Module | None = None,
         *,
-        metric: str = "auto",
-        max_iter: int = 100,
-        tol: float = 1e-3,
-        logit_scale: float = 100.0,
+        method: str | Method = "adaptive",
         use_softmax: bool = False,
         feature_centering: Tensor | None = None,
         feature_normalization: float | None = None,
+        **options: Any,
     ) -> None:
-        method = methods.Adaptive(
-            metric=metric, max_iter=max_iter, tol=tol, logit_scale=logit_scale
-        )
+        made = method if isinstance(method, Method) else create(method, **options)
         super().__init__(backbone, use_softmax, feature_centering, feature_normalization)
-        self.method = method
+        self.method = made
 
     def process_support_set(
         self, support_images: Tensor, support_labels: Tensor, prototypes: Tensor | None = None
     ) -> None:
-        """Process the labelled images of an episode, and the embeddings of class names, if any.
+        """Process the labelled images of an episode, [S, ...], and class names, if any.
 
-        Parameters
-        ----------
-        support_images : Tensor [S, ...]
-        support_labels : Tensor [S]
-        prototypes : Tensor [K, D], optional
-            Embeddings of the class names, in the space of the backbone's features; then a class may
-            have no image, and S may be 0.
+        `prototypes` [K, D] are embeddings of the names in the space of the backbone's features;
+        with them a class may have no image, and S may be 0.
         """
-        self.names = prototypes
+        self.class_names = prototypes
         if prototypes is None:
             super().process_support_set(support_images, support_labels)
             return
-        self.support_labels = support_labels.long()
+        self.support_labels, self.prototypes = support_labels.long(), prototypes
         self.support_features = prototypes[:0]
         if len(support_images):
             self.support_features = self.compute_features(support_images)
             self._raise_error_if_features_are_multi_dimensional(self.support_features)
-        self.prototypes = prototypes
 
-    def solve(self, query: Tensor) -> methods.Prediction:
-        support, labels = self.support_features, self.support_labels
-        if self.names is None:
-            return self.method.predict(support, labels, query)
-        return self.method.predict(
-            support, labels, query, prototypes=self.names, num_classes=len(self.names)
+    def forward(self, query_images: Tensor) -> Tensor:
+        """Scores of the queries, [Q, K]; call `process_support_set` first."""
+        if len(self.support_labels) == 0 and self.class_names is None:
+            raise ValueError("process_support_set must be called before forward, got no support")
+        features = self.compute_features(query_images)
+        self._raise_error_if_features_are_multi_dimensional(features)
+        self.solution = self.method.predict(
+            self.support_features, self.support_labels, features, prototypes=self.class_names
         )
+        # A probability of 0 has underflowed; clamp it, because a score must be finite.
+        probabilities = self.solution.probabilities
+        scores = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+        chosen: Tensor = self.softmax_if_specified(scores)
+        return chosen
+
+    @staticmethod
+    def is_transductive() -> bool:
+        """The queries of an episode are classified together."""
+        return True
 
 
-class PADDLE(Transductive):
-    """Classifies the queries of an episode together with `paddle_ext.solve`: few classes present.
+class Adaptive(Classifier):
+    """`Classifier` with its default method, "adaptive": whether one class is present or all."""
 
-    Parameters
-    ----------
-    backbone : Module, optional
-        Computes one feature vector per image; by default the inputs are features.
-    lam, scaling, temperature, epsilon, max_iter, tol
-        As in `paddle_ext.solve`.
-    use_softmax, feature_centering, feature_normalization
-        As in every classifier of easyfsl.
 
-    Attributes
-    ----------
-    solution : Solution or None
-        Of the last episode: proportions, ``solution.present()``, ``solution.doubt()``.
+class PADDLE(Classifier):
+    """`Classifier` with the method "paddle", for few classes present."""
 
-    Notes
-    -----
-    As for `Adaptive`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from paddle_ext.integrations.easyfsl import PADDLE
-    >>> model = PADDLE(scaling="none", use_softmax=True)
-    >>> model.process_support_set(torch.tensor([[0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 1]))
-    >>> model(torch.tensor([[3.5, 0.5], [4.0, 0.5], [0.0, 3.0]])).argmax(-1)
-    tensor([1, 1, 0])
-    """
-
-    def __init__(
-        self,
-        backbone: nn.Module | None = None,
-        *,
-        lam: float | None = None,
-        scaling: str = "auto",
-        temperature: float = 1.0,
-        epsilon: float = 1e-6,
-        max_iter: int = 100,
-        tol: float = 1e-6,
-        use_softmax: bool = False,
-        feature_centering: Tensor | None = None,
-        feature_normalization: float | None = None,
-    ) -> None:
-        check.options(None, lam, scaling, temperature, epsilon, max_iter, tol, False, True)
-        super().__init__(backbone, use_softmax, feature_centering, feature_normalization)
-        self.options: dict[str, Any] = {
-            "lam": lam,
-            "scaling": scaling,
-            "temperature": temperature,
-            "epsilon": epsilon,
-            "max_iter": max_iter,
-            "tol": tol,
-        }
-
-    def solve(self, query: Tensor) -> Solution:
-        return solve(self.support_features, self.support_labels, query, **self.options)
+    def __init__(self, backbone: nn.Module | None = None, **options: Any) -> None:
+        super().__init__(backbone, method="paddle", **options)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from threading import Event
-from typing import Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .. import check
-from ..files import Contents, Fill
-from .ahead import chunks_of
-from .parquet import ParquetColumn
-from .stored import SUFFIXES, open_stored
+from ..arrays import map_npy, safetensors
+from ..files import ahead, check_regular, current_version, open_regular, readable, unchanged
+from ..parquet import ParquetColumn
 
 Report = Callable[[int, int], object]
+Fill = Callable[[Tensor], None]  # reads the next rows into a contiguous CPU tensor [n, D]
+
+DTYPES = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}  # of features in .safetensors files
 
 
 @runtime_checkable
@@ -115,6 +121,20 @@ class IndexedRows:
         return (self.features.index_select(0, piece.long()) for piece in pieces)
 
 
+class Contents(Protocol):
+    """A matrix whose rows are read in order."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def reading(self, start: int, stop: int) -> AbstractContextManager[Fill]:
+        """Read rows [start, stop)."""
+        ...
+
+
 class StreamedRows:
     """Rows [start, stop) of contents that are read in order, such as a file, to any device."""
 
@@ -131,11 +151,41 @@ class StreamedRows:
         self.dtype, self.device = contents.dtype, numbered(device)
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        """Chunks in two buffers: one is read while the other is in use."""
-        read = chunks_of(
-            self.contents, self.start, self.stop, check.integer("size", size), self.device
-        )
-        return read if self.progress is None else reported(read, self.shape[0], self.progress)
+        """Chunks in two buffers: a thread reads one while the other is in use."""
+        return self.read(check.integer("size", size))
+
+    def read(self, size: int) -> Iterator[Tensor]:
+        size, cuda = min(size, self.shape[0]), self.device.type == "cuda"
+        turns = enumerate(range(self.start, self.stop, max(1, size)))
+        # The thread must not write to tensors of the caller's inference mode.
+        with torch.inference_mode(False):
+            buffers = [
+                torch.empty((size, self.shape[1]), dtype=self.dtype, pin_memory=cuda)
+                for _ in range(2)
+            ]
+        copied = [torch.cuda.Event(blocking=True) for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
+        with self.contents.reading(self.start, self.stop) as fill:
+
+            def fetch() -> tuple[int, Tensor] | None:
+                turn, row = next(turns, (0, self.stop))
+                if row == self.stop:
+                    return None
+                if cuda:  # until the last copy out of this buffer has ended
+                    copied[turn % 2].synchronize()
+                rows = buffers[turn % 2][: self.stop - row]
+                fill(rows)
+                return turn % 2, rows
+
+            done = 0
+            with closing(ahead(fetch)) as fetched:
+                for place, rows in fetched:
+                    if cuda:
+                        rows = rows.to(self.device, non_blocking=True)
+                        copied[place].record(torch.cuda.current_stream(self.device))
+                    yield rows
+                    done += len(rows)
+                    if self.progress is not None:
+                        self.progress(done, self.shape[0])
 
 
 class FileRows(StreamedRows):
@@ -144,13 +194,13 @@ class FileRows(StreamedRows):
     Parameters
     ----------
     path : path
-        ``.npy``; uncompressed ``.npz``; ``.safetensors``; ``.parquet`` with a column of lists,
+        ``.npy``; ``.safetensors``, which needs safetensors; ``.parquet`` with a column of lists,
         which needs pyarrow. Numbers are float16, bfloat16, float32 or float64.
     column : str
         The column of a Parquet file.
     name : str or None
-        The array of a ``.npz`` or ``.safetensors`` file. None: its only matrix of floating-point
-        numbers, or the array ``features``.
+        The tensor of a ``.safetensors`` file. None: ``features``, or its only matrix of
+        floating-point numbers.
     device : device
         Device of the chunks.
     start, stop : int
@@ -160,10 +210,10 @@ class FileRows(StreamedRows):
 
     Notes
     -----
-    A thread reads one chunk ahead of the one in use. This takes the memory of two chunks, or 8 MiB
-    if that is more; on CUDA it is device memory and as much pinned memory. Parquet also needs
-    memory for pages that are being decoded. The file must not change while the object is in use; it
-    is opened again for each pass, so the object can be pickled.
+    A thread reads one chunk ahead of the one in use. This takes the memory of two chunks; on CUDA
+    it is device memory and as much pinned memory. Parquet also needs memory for pages that are
+    being decoded. The file must not change while the object is in use; it is opened again for each
+    pass, so the object can be pickled.
 
     Examples
     --------
@@ -243,17 +293,119 @@ def as_rows(
     return source
 
 
+# --- what is read -------------------------------------------------------------------------------
+
+
 def open_contents(path: Path, column: str, name: str | None) -> Contents:
     """Open the rows of a file; the other arguments are those of `FileRows`."""
-    if path.suffix in SUFFIXES:
-        return open_stored(path, name)
-    if path.suffix != ".parquet":
-        raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, .parquet")
+    if path.suffix == ".npz":
+        raise ValueError(
+            f"{path} must not be an archive, which is not read in parts: save its features by "
+            "numpy.save as .npy"
+        )
+    if path.suffix not in (".npy", ".safetensors", ".parquet"):
+        raise ValueError(f"{path} must end in one of .npy, .safetensors, .parquet")
+    if path.suffix == ".safetensors":
+        return SafetensorsMatrix(path, name)
     if name is not None:
         raise check.ArgumentValueError(
-            "name", f"must be None for a file of columns, got {name!r} for {path}"
+            "name", f"must be None unless the file is .safetensors, got {name!r} for {path}"
         )
-    return ParquetColumn(path, column)
+    return NpyMatrix(path) if path.suffix == ".npy" else ParquetColumn(path, column)
+
+
+class NpyMatrix:
+    """A matrix of features in a `.npy` file.
+
+    Its rows are read into memory of ours: a mapped file that is cut while in use would end the
+    process, and its pages would count as memory in use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.version = path, current_version(path)
+        mapped = map_npy(path, "r")
+        dtype = mapped.dtype
+        order = " in Fortran order" if mapped.ndim > 1 and not mapped.flags.c_contiguous else ""
+        is_float = dtype.kind == "f" and dtype.itemsize <= 8
+        if not is_float or order or mapped.ndim != 2 or not mapped.size:
+            refuse_matrix(path, f"{dtype}{order}", mapped.shape)
+        self.shape = (mapped.shape[0], mapped.shape[1])
+        self.dtype: torch.dtype = getattr(torch, dtype.newbyteorder("=").name)
+        self.swapped, self.offset = not dtype.isnative, int(getattr(mapped, "offset", 0))
+
+    @contextmanager
+    def reading(self, start: int, stop: int) -> Iterator[Fill]:
+        unchanged(self.path, current_version(self.path), self.version)
+        with open_regular(self.path) as file:
+            file.seek(self.offset + start * self.shape[1] * self.dtype.itemsize)
+
+            def fill(rows: Tensor) -> None:
+                bytes_read = file.readinto(rows.view(torch.uint8).numpy())  # type: ignore[attr-defined]
+                if bytes_read < rows.nbytes:
+                    raise ValueError(
+                        f"{self.path} must not change while it is in use, got one that was cut"
+                    )
+                if self.swapped:
+                    rows.numpy().byteswap(inplace=True)
+
+            yield fill
+
+
+class SafetensorsMatrix:
+    """A matrix of features in a `.safetensors` file, which the library maps."""
+
+    def __init__(self, path: Path, name: str | None) -> None:
+        self.path = path
+        with self.opened() as file:
+            self.version = current_version(path)
+            there = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            described = {
+                key: (part.get_dtype(), tuple(part.get_shape())) for key, part in there.items()
+            }
+        self.name = select_matrix(described, name, path)
+        dtype, shape = described[self.name]
+        if not is_matrix(dtype, shape):
+            refuse_matrix(path, dtype, shape)
+        self.shape, self.dtype = (shape[0], shape[1]), DTYPES[dtype]
+
+    def opened(self) -> Any:
+        module = safetensors()
+        check_regular(self.path)
+        with readable(self.path, "a complete .safetensors file"):
+            return module.safe_open(self.path, framework="pt")
+
+    @contextmanager
+    def reading(self, start: int, stop: int) -> Iterator[Fill]:
+        unchanged(self.path, current_version(self.path), self.version)
+        with self.opened() as file:
+            yield copying(file.get_slice(self.name), start)
+
+
+def is_matrix(dtype: str, shape: tuple[int, ...]) -> bool:
+    return dtype in DTYPES and len(shape) == 2 and min(shape) > 0
+
+
+def refuse_matrix(path: Path, dtype: str, shape: tuple[int, ...]) -> NoReturn:
+    raise ValueError(
+        f"{path} must have floating-point rows of shape [N, D] with N and D at least 1, "
+        f"got {dtype} of shape {list(shape)}"
+    )
+
+
+def select_matrix(
+    described: dict[str, tuple[str, tuple[int, ...]]], name: str | None, path: Path
+) -> str:
+    """The tensor of that name; by default ``features``, or the only matrix of features."""
+    if name is None:
+        matrices = [key for key, about in described.items() if is_matrix(*about)]
+        candidates = ["features"] if "features" in described else matrices or [*described]
+        name = candidates[0] if len(candidates) == 1 else None
+    if name is None or name not in described:
+        listed = ", ".join(map(repr, described)) or "nothing"
+        raise check.ArgumentValueError(
+            "name", f"must be the tensor of {path} ({listed}) with the features, got {name!r}"
+        )
+    return name
 
 
 class TensorContents:
@@ -264,30 +416,25 @@ class TensorContents:
         self.shape, self.dtype = (tensor.shape[0], tensor.shape[1]), tensor.dtype
 
     @contextmanager
-    def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
-        """Copy rows from `start` on."""
-        row = start
+    def reading(self, start: int, stop: int) -> Iterator[Fill]:
+        yield copying(self.tensor, start)
 
-        def fill(rows: Tensor) -> None:
-            nonlocal row
-            rows.copy_(self.tensor[row : row + len(rows)])
-            row += len(rows)
 
-        yield fill
+def copying(source: Any, start: int) -> Fill:
+    """Copy the rows of whatever gives tensors by slices, from `start` on."""
+    row = start
+
+    def fill(rows: Tensor) -> None:
+        nonlocal row
+        rows.copy_(source[row : row + len(rows)])
+        row += len(rows)
+
+    return fill
 
 
 def parts(x: Tensor, size: int) -> Iterator[Tensor]:
     """x in pieces of at most `size` rows."""
     return (x[start : start + size] for start in range(0, len(x), size))
-
-
-def reported(chunks: Iterator[Tensor], total: int, progress: Report) -> Iterator[Tensor]:
-    """The same chunks; calls `progress` after each."""
-    done = 0
-    for chunk in chunks:
-        yield chunk
-        done += len(chunk)
-        progress(done, total)
 
 
 def numbered(device: torch.device) -> torch.device:

@@ -4,6 +4,9 @@
 method, and `register` adds your own.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from .adaptive import Adaptive
 from .base import Display, Method, Prediction
 from .bd_cspn import BdCspn
@@ -47,3 +50,8 @@ __all__ = [
     "describe",
     "register",
 ]
+
+# A module of this folder is all that a new method needs: importing it registers its class. The
+# names above are for readers and type checkers.
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -15,8 +15,7 @@ from ..native.devices import needs_cpu
 from ..rows import computing_dtype
 from ..solution import Solution
 from ..task import Task
-from .base import Display, Method, Prediction
-from .options import option, positive
+from .base import Display, Method, Prediction, option, positive
 from .registry import register
 
 
@@ -69,26 +68,18 @@ class Adaptive(Method):
         )
 
     def prediction(self, task: Task) -> Prediction:
-        found = self.solution(task)
-        return Prediction(found.labels, found.probabilities)
+        solution = self.solution(task)
+        return Prediction(solution.labels, solution.probabilities)
 
     def likelihood(self, task: Task) -> Likelihood:
         """The likelihoods learned from the labelled rows, which do not depend on the queries."""
         return likelihood_of_task(task, self.metric, self.label_noise)
 
-    def checks_values_itself(
-        self,
-        support: Tensor,
-        support_labels: Tensor,
-        query: Tensor,
-        num_classes: int | None,
-        base_mean: Tensor | None,
-    ) -> bool:
+    def checks_values_itself(self, support: Tensor, query: Tensor, num_classes: int | None) -> bool:
         """Whether the native code checks all rows: trusted labels, and more rows than classes."""
         return (
             self.label_noise == 0.0
             and num_classes is not None
-            and base_mean is None
             and query.shape[0] > 0
             and num_classes < support.shape[-2]
             and support.dtype is query.dtype is computing_dtype(query)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from .. import check
 from ..rows import computing_dtype
 from ..solution import classes_present
 from ..task import IndexedTask, Task, batched, detached, without_autocast
-from . import names_check
-from .options import check_options
+
+T = TypeVar("T")
 
 DATA_SETS = ("mini", "tiered", "inat")
 # "paper" has the options of the tables of the paper; the presets of datasets extend it.
@@ -23,6 +24,30 @@ PRESETS = ("paper", *DATA_SETS)
 Options: TypeAlias = Mapping[str, object]
 Presets: TypeAlias = Mapping[str, Options]
 Grid: TypeAlias = Mapping[str, Sequence[object]]
+
+CLASS_NAMES = {"prototypes", "logits"}  # arguments that say what is known of them
+
+# All methods by name; `register` fills it.
+known_methods: dict[str, type[Method]] = {}
+
+
+# --- options --------------------------------------------------------------------------------------
+
+# A rule takes the name and the value of an option, and raises an error for an invalid one.
+positive = partial(check.real, positive=True)
+
+
+def one_of(*choices: str) -> Callable[[str, object], str]:
+    return partial(check.choice, choices=choices)
+
+
+def option(default: T, rule: Callable[[str, Any], object]) -> T:
+    """A field of a dataclass with a rule for its values; None is valid if it is the default."""
+    field: T = dataclasses.field(default=default, metadata={"rule": rule})
+    return field
+
+
+# --- protocol -------------------------------------------------------------------------------------
 
 
 class Display(NamedTuple):
@@ -68,16 +93,14 @@ class Method(ABC):
     needs_prototypes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_options(self)
+        """Apply the rules of all fields that were declared with `option`, in their order."""
+        own: Any = self  # a class without options need not be a dataclass
+        for field in dataclasses.fields(own) if dataclasses.is_dataclass(own) else ():
+            value = getattr(self, field.name)
+            if "rule" in field.metadata and not (value is None and field.default is None):
+                field.metadata["rule"](field.name, value)
 
-    def checks_values_itself(
-        self,
-        support: Tensor,
-        support_labels: Tensor,
-        query: Tensor,
-        num_classes: int | None,
-        base_mean: Tensor | None,
-    ) -> bool:
+    def checks_values_itself(self, support: Tensor, query: Tensor, num_classes: int | None) -> bool:
         """Whether `prediction` looks for invalid values itself, and then calls `Task.check_values`.
 
         A method that passes over the rows anyway saves a separate pass for the check.
@@ -163,28 +186,15 @@ class Method(ABC):
         support, support_labels, query, base_mean, prototypes, logits = check.tensors(
             support, support_labels, query, base_mean, prototypes, logits
         )
-        num_classes = self.classes_given(num_classes, prototypes, logits)
-        named: dict[str, Tensor] = {}
-        if prototypes is None and logits is None:
-            check.dense(support, support_labels, query)
-        else:
-            names_check.dense(support, support_labels, query)
-            named = names_check.prototypes_or_logits(query, query.shape[:-1], prototypes, logits)
-        if base_mean is not None:
-            check_base_mean(base_mean, query)
-        check_values = None
-        if named:
-            assert num_classes is not None  # that of the prototypes or logits
-            rows = {"support_labels": support_labels, "support": support, "query": query}
-            K = names_check.values({**rows, "base_mean": base_mean, **named}, num_classes, {})
-        else:
-            seen = support, support_labels, query, num_classes, base_mean
-            if self.checks_values_itself(*seen):
-                assert num_classes is not None
-                K, check_values = num_classes, partial(check.dense_values, *seen)
-            else:
-                K = check.dense_values(*seen)
-
+        extras = self.extras_given(base_mean, prototypes, logits)
+        check.dense(*with_a_row(support, support_labels, extras, 1), query)
+        K = check_extras(extras, query, query.shape[:-1], num_classes)
+        check_all = partial(
+            check_values, {"support": support, "query": query}, support_labels, extras, {}, K
+        )
+        checks_itself = not extras and self.checks_values_itself(support, query, K)
+        K = K if checks_itself else check_all()
+        assert K is not None  # given, or read from the labels
         dtype = computing_dtype(query)
         *batch, Q, _ = query.shape
         if batch == [0]:
@@ -194,13 +204,14 @@ class Method(ABC):
             support_labels=batched(detached(support_labels, torch.int64), 2),
             query=batched(detached(query, dtype), 3),
             num_classes=K,
-            base_mean=None if base_mean is None else detached(base_mean, dtype),
-            check_values=check_values,
-            **{name: batched(detached(x, dtype), 3) for name, x in named.items()},
+            check_values=check_all if checks_itself else None,
+            **converted(extras, dtype),
         )
         with torch.no_grad(), without_autocast(query):
-            found = self.prediction(task)
-        return found if batch else Prediction(found.labels[0], found.probabilities[0])
+            labels, probabilities = self.prediction(task)
+        return (
+            Prediction(labels, probabilities) if batch else Prediction(labels[0], probabilities[0])
+        )
 
     def predict_indexed(
         self,
@@ -248,64 +259,61 @@ class Method(ABC):
         >>> method.predict_indexed(bank, support, support, torch.tensor([2, 3])).labels
         tensor([0, 1])
         """
-        features, base_mean, prototypes, logits = check.tensors(
-            features, base_mean, prototypes, logits
+        features, support_index, support_labels, query_index = check.tensors(
+            features, support_index, support_labels, query_index
         )
-        support_index, support_labels, query_index = check.tensors(
-            support_index, support_labels, query_index
-        )
-        K = self.classes_given(num_classes, prototypes, logits)
+        base_mean, prototypes, logits = check.tensors(base_mean, prototypes, logits)
+        extras = self.extras_given(base_mean, prototypes, logits)
+        support = with_a_row(support_index, support_labels, extras, 0)
+        check.indexed(features, *support, query_index)
+        K = check_extras(extras, features, query_index.shape, num_classes)
         K = check.classes(K, check.flag("validate", validate))
-        if prototypes is None and logits is None:
-            check.indexed(features, support_index, support_labels, query_index)
-        else:
-            names_check.indexed(features, support_index, support_labels, query_index)
-        named = names_check.prototypes_or_logits(features, query_index.shape, prototypes, logits)
-        if base_mean is not None:
-            check_base_mean(base_mean, features)
-        if validate and named:
-            assert K is not None
-            N = features.shape[0]
-            rows = {"support_labels": support_labels, "support_index": support_index}
-            rows |= {"query_index": query_index, "features": features}
-            seen = {**rows, "base_mean": base_mean, **named}
-            names_check.values(seen, K, {"support_index": N, "query_index": N})
-        elif validate:
-            K = check.indexed_values(
-                features, support_index, support_labels, query_index, num_classes, base_mean
-            )
+        if validate:
+            rows = {"support_index": support_index, "query_index": query_index}
+            limits = dict.fromkeys(rows, len(features))
+            K = check_values({**rows, "features": features}, support_labels, extras, limits, K)
+        assert K is not None  # given, or read from the labels
         *batch, Q = query_index.shape
         if batch == [0]:
-            return no_tasks(features, Q, K or 0)
-        assert K is not None  # given, or read from the labels
-        dtype = computing_dtype(features)
+            return no_tasks(features, Q, K)
         task = IndexedTask(
-            features.detach(),
-            batched(support_index.long(), 2),
-            batched(support_labels.long(), 2),
-            batched(query_index.long(), 2),
-            K,
-            None if base_mean is None else detached(base_mean, dtype),
-            **{name: batched(detached(x, dtype), 3) for name, x in named.items()},
+            features=features.detach(),
+            support_index=batched(support_index.long(), 2),
+            support_labels=batched(support_labels.long(), 2),
+            query_index=batched(query_index.long(), 2),
+            num_classes=K,
+            **converted(extras, computing_dtype(features)),
         )
         with torch.no_grad(), without_autocast(features):
             probabilities = self.solve_indexed(task).reshape(*batch, Q, K)
         return Prediction(probabilities.argmax(-1), probabilities)
 
-    def classes_given(
-        self, num_classes: int | None, prototypes: Tensor | None, logits: Tensor | None
-    ) -> int | None:
-        """K if `num_classes`, prototypes or logits determine it, else None."""
-        if num_classes is not None:
-            num_classes = check.integer("num_classes", num_classes)
-        if prototypes is None and logits is None:
-            return num_classes
-        takers = {name for name, cls in known_methods.items() if cls.takes_prototypes}
-        if self.takes_prototypes:
-            takers.add(self.name)
-        return names_check.classes(
-            num_classes, prototypes, logits, method=self.name, takers=sorted(takers)
-        )
+    def extras_given(self, base_mean: Any, prototypes: Any, logits: Any) -> dict[str, Any]:
+        """What is given next to the rows, by the name of its argument."""
+        given = {"base_mean": base_mean, "prototypes": prototypes, "logits": logits}
+        given = {name: x for name, x in given.items() if x is not None}
+        for name in CLASS_NAMES & given.keys() if not self.takes_prototypes else ():
+            takers = sorted(name for name, cls in known_methods.items() if cls.takes_prototypes)
+            raise check.ArgumentValueError(
+                name,
+                f"must be None with the method {self.name!r} because only "
+                f"{', '.join(map(repr, takers))} can use it, got {check.kind(given[name])}",
+            )
+        if self.needs_prototypes and not CLASS_NAMES & given.keys():
+            raise check.ArgumentValueError(
+                "prototypes", f"or logits must be given with the method {self.name!r}, got None"
+            )
+        if given.keys() >= CLASS_NAMES:
+            raise check.ArgumentValueError(
+                "logits", f"must be None with prototypes, got {check.kind(logits)}"
+            )
+        return given
+
+
+def converted(extras: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
+    """What is given next to the rows, as fields of a task."""
+    own = {name: detached(x, dtype) for name, x in extras.items()}
+    return {name: batched(x, 3) if name in CLASS_NAMES else x for name, x in own.items()}
 
 
 def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
@@ -314,22 +322,80 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
 
 
-def check_base_mean(mean: Tensor, query: Tensor) -> None:
-    """A vector [D] matching checked queries; half and single precision may be mixed."""
-    check.features("base_mean", mean)
-    if (mean.dtype is torch.float64) != (query.dtype is torch.float64):
-        raise ValueError(
-            f"base_mean must be as precise as query, {check.plain(query.dtype)}, got "
-            f"{check.plain(mean.dtype)}"
-        )
-    if mean.device != query.device:
-        check.one_device(base_mean=mean, query=query)
-    D = query.shape[-1]
-    if mean.shape != (D,):
-        raise ValueError(
-            f"base_mean must have one number for each feature, shape [{D}], got {list(mean.shape)}"
-        )
+# --- checks ---------------------------------------------------------------------------------------
 
 
-# All methods by name; `registry.py` fills it.
-known_methods: dict[str, type[Method]] = {}
+def with_a_row(
+    support: Any, labels: Any, extras: Mapping[str, object], features: int
+) -> tuple[Any, Any]:
+    """Support and labels for `check.dense` or `check.indexed`, which require a row.
+
+    With class names the support may be empty: a row stands in for it. `features` is 1 if the
+    support has a dimension of features, 0 if it is indices.
+    """
+    if not (CLASS_NAMES & extras.keys() and isinstance(support, Tensor)):
+        return support, labels
+    rows, end = support.shape[: support.dim() - features], support.shape[-1:] if features else ()
+    if rows[-1:] != (0,) or not isinstance(labels, Tensor):
+        return support, labels
+    if labels.shape != rows:
+        raise check.ArgumentValueError(
+            "support_labels",
+            f"must have one label for each labelled row, shape {list(rows)}, "
+            f"got {list(labels.shape)}",
+        )
+    return support.new_zeros(*rows[:-1], 1, *end), labels.new_zeros(*rows[:-1], 1)
+
+
+def check_extras(
+    extras: Mapping[str, Any], features: Tensor, queries: torch.Size, num_classes: int | None
+) -> int | None:
+    """Check types and shapes of what is given next to rows [.., D] and queries [.., Q]; returns K.
+
+    K is None if it is not known yet.
+    """
+    D, tasks = features.shape[-1], list(queries[:-1])
+    expected: dict[str, list[list[object]]] = {
+        "base_mean": [[D]],
+        "prototypes": [["K", D], [*tasks, "K", D]][: len(tasks) + 1],
+        "logits": [[*queries, "K"]],
+    }
+    if num_classes is not None:
+        num_classes = check.integer("num_classes", num_classes)
+    for name, x in extras.items():
+        check.features(name, x)
+        if (x.dtype is torch.float64) != (features.dtype is torch.float64):
+            raise check.ArgumentValueError(
+                name,
+                f"must be as precise as the features, {check.plain(features.dtype)}, "
+                f"got {check.plain(x.dtype)}",
+            )
+        if x.device != features.device:
+            check.one_device(**{name: x, "query": features})
+        shapes = [shape for shape in expected[name] if len(shape) == x.dim()]
+        K = x.shape[shapes[0].index("K")] if shapes and name in CLASS_NAMES else 1
+        if K < 1 or list(x.shape) not in [[K if n == "K" else n for n in s] for s in shapes]:
+            listed = " or ".join(str(shape).replace("'", "") for shape in expected[name])
+            least = " with K at least 1" if name in CLASS_NAMES else ""
+            raise check.ArgumentValueError(
+                name, f"must have shape {listed}{least}, got {list(x.shape)}"
+            )
+        if name in CLASS_NAMES and num_classes not in (None, K):
+            raise check.ArgumentValueError(
+                name, f"must have num_classes classes, {num_classes}, got {K}"
+            )
+        num_classes = K if name in CLASS_NAMES else num_classes
+    return num_classes
+
+
+def check_values(
+    rows: dict[str, Tensor],
+    labels: Tensor,
+    extras: Mapping[str, Tensor],
+    limits: dict[str, int],
+    num_classes: int | None,
+) -> int:
+    """Check the values of all tensors; returns K. With class names a class may have no row."""
+    every_class_in = labels[..., :0] if CLASS_NAMES & extras.keys() else labels
+    seen = {"support_labels": labels, **rows, **extras}
+    return check.values(seen, every_class_in, limits, num_classes)

@@ -16,8 +16,7 @@ from ..rows import (
     unit_rows,
 )
 from ..task import Task, in_chunks, scaled, softmin
-from .base import Display, Grid, Method, Presets
-from .options import one_of, option, positive
+from .base import Display, Grid, Method, Presets, one_of, option, positive
 from .registry import register
 
 

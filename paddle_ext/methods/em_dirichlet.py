@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import check
 from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method
-from .options import one_of, option, positive
+from .base import Display, Method, one_of, option, positive
 from .registry import register
-from .zero_shot import require_names
 
 EPSILON = 1e-15  # added to probabilities in logarithms; a class with less mass has no query
 LOOK = 50  # iterations of the fit between convergence checks
@@ -93,7 +92,6 @@ class EmDirichlet(Method):
     logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
-        require_names(task, self.name)
         if task.prototypes is None and task.support.shape[1]:
             raise check.ArgumentValueError(
                 "prototypes",
@@ -124,8 +122,8 @@ class EmDirichlet(Method):
         for weight, temperature in self.steps(Q, K):
             mass = u.sum(1) + shots
             target = (u.mT @ log_x + sums) / mass.clamp(min=EPSILON).unsqueeze(-1)
-            held = mass > EPSILON
-            alpha[held] = fitted(alpha[held], target[held], self.fit_iter)
+            used = mass > EPSILON
+            alpha[used] = fitted(alpha[used], target[used], self.fit_iter)
             v = (u.mean(1) + EPSILON).log() + 1
             logits = log_density(log_x, alpha) + weight * v.unsqueeze(1)
             u = soft = torch.softmax(logits / temperature, dim=-1)
@@ -211,67 +209,42 @@ def matched(cost: Tensor, wanted: Tensor) -> Tensor:
     best = cost.argmin(-1)
     # Usually every cluster has a nearest class of its own, and that is the solution.
     chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
-    contested = (chosen > 1).any(-1).nonzero().flatten()
-    match = best.clone()
-    if len(contested):
-        match[contested] = assigned(cost[contested], wanted[contested])
-    taken = torch.zeros_like(best).scatter_add_(1, match, wanted.long())
+    for b in (chosen > 1).any(-1).nonzero().flatten().tolist():
+        best[b, wanted[b]] = cheapest(cost[b, wanted[b]])
+    taken = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
     others = wanted.long().argsort(dim=-1, stable=True)  # unwanted clusters first
     left = taken.argsort(dim=-1, stable=True)  # free classes first
     filled = torch.zeros_like(best).scatter_(1, others, left)
-    return torch.where(wanted, match, filled)
+    return torch.where(wanted, best, filled)
 
 
-def assigned(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each wanted cluster, [B, K]: shortest augmenting paths, one cluster per round.
+def cheapest(cost: Tensor) -> Tensor:
+    """The class of each cluster, [R], one to one and at the least total cost [R, K]; R <= K.
 
-    Dual prices keep reduced costs at 0 or above. A round looks for the cheapest path from a new
-    cluster to a free class through clusters matched before, in all tasks at once.
+    By shortest augmenting paths, one for each cluster. Prices keep reduced costs at 0 or above.
     """
-    B, K, _ = cost.shape
-    tasks = torch.arange(B, device=cost.device)
-    order = (~wanted).long().argsort(dim=-1, stable=True)  # wanted clusters first
-    rounds = wanted.sum(-1)
-    owner = torch.full((B, K), -1, device=cost.device)  # cluster of each class
-    cluster_price, class_price = cost.new_zeros(B, K), cost.new_zeros(B, K)
-    for i in range(int(rounds.max())):
-        active = i < rounds
-        new = order[:, i]
-        reach = torch.full_like(class_price, torch.inf)  # cost of the cheapest path so far
-        before = torch.full_like(owner, -1)  # class before this one on it; -1: the new cluster
-        visited = torch.zeros_like(owner, dtype=torch.bool)
-        here, cluster = torch.full_like(new, -1), new
-        length = cost.new_zeros(B)
-        searching = active.clone()
-        while bool(searching.any()):
-            reduced = cost[tasks, cluster] - cluster_price.gather(1, cluster[:, None]) - class_price
-            path = length.unsqueeze(-1) + reduced
-            nearer = searching.unsqueeze(-1) & ~visited & (path < reach)
-            reach = torch.where(nearer, path, reach)
-            before = torch.where(nearer, here.unsqueeze(-1), before)
-            nearest = reach.masked_fill(visited, torch.inf).argmin(-1)
-            here = torch.where(searching, nearest, here)
-            length = torch.where(searching, reach[tasks, here.clamp(min=0)], length)
-            matched_to = owner[tasks, here.clamp(min=0)]
-            searching = searching & (matched_to >= 0)
-            visited[tasks[searching], here[searching]] = True
-            cluster = torch.where(searching, matched_to, cluster)
-        # Update the prices of visited nodes so that the path found costs nothing.
-        saved = torch.where(visited, length.unsqueeze(-1) - reach, 0)
-        class_price = class_price - saved
-        held = torch.where(visited, owner, 0)
-        cluster_price = cluster_price.scatter_add(1, held, saved)
-        cluster_price[tasks, new] += torch.where(active, length, 0)
-        # Along the path every class gets the cluster of the previous one.
-        walking = active.clone()
-        while bool(walking.any()):
-            some, place = tasks[walking], here[walking]
-            last = before[some, place]
-            owner[some, place] = torch.where(last < 0, new[some], owner[some, last.clamp(min=0)])
-            here[walking] = last
-            walking = walking & (here >= 0)
-    match = torch.zeros_like(owner)
-    found = owner >= 0
-    places = torch.arange(K, device=cost.device).expand(B, K)
-    match[tasks.unsqueeze(-1).expand(B, K)[found], owner[found]] = places[found]
-    return match
+    costs = cost.double().cpu().numpy()
+    R, K = costs.shape
+    cluster_price, class_price = np.zeros(R), np.zeros(K)
+    owner = np.full(K + 1, -1)  # cluster of each class; the last one is the start of a path
+    for new in range(R):
+        owner[K], here = new, K
+        reach = np.full(K, np.inf)  # what the cheapest path to each class costs
+        before = np.full(K, K)  # the class before it on that path
+        visited = np.zeros(K + 1, dtype=bool)
+        while owner[here] >= 0:
+            visited[here] = True
+            reduced = costs[owner[here]] - cluster_price[owner[here]] - class_price
+            nearer = ~visited[:K] & (reduced < reach)
+            reach[nearer], before[nearer] = reduced[nearer], here
+            here = int(np.where(visited[:K], np.inf, reach).argmin())
+            step = reach[here]
+            reach[~visited[:K]] -= step
+            cluster_price[owner[visited]] += step
+            class_price[visited[:K]] -= step
+        while here != K:  # along the path every class gets the cluster of the previous one
+            owner[here], here = owner[before[here]], before[here]
+    classes = torch.empty(R, dtype=torch.int64)
+    held = np.flatnonzero(owner[:K] >= 0)
+    classes[owner[held]] = torch.from_numpy(held)
+    return classes.to(cost.device)

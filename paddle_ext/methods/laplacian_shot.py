@@ -11,9 +11,8 @@ from torch import Tensor
 from .. import check
 from ..rows import squared_distances
 from ..task import Task, bounded, in_chunks, scaled
-from .base import Display, Grid, Method
+from .base import Display, Grid, Method, one_of, option
 from .neighbour_graph import nearest_others
-from .options import one_of, option
 from .registry import register
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from .. import check
 from ..solvers.paddle import solve, solve_indexed
 from ..task import IndexedTask, Task
-from .base import Display, Method, Presets
-from .options import one_of, option, positive
+from .base import Display, Method, Presets, one_of, option, positive
 from .registry import register
 
 

@@ -15,8 +15,7 @@ from .. import check
 from ..rows import power_of_two_above, squared_distances
 from ..scaling import scaled_tasks
 from ..task import Task, bounded, in_chunks
-from .base import Display, Method, Presets
-from .options import one_of, option, positive
+from .base import Display, Method, Presets, one_of, option, positive
 from .registry import register
 
 HUGE = 1e37  # limit on factors, so that they fit in single precision
@@ -28,9 +27,13 @@ STEEP = 1e18  # limit on gradients, so that their squares fit; Adam's step does 
 class PaddlePgd(Method):
     """PADDLE's objective, minimised by Adam with projections onto the simplex.
 
-    This is `paddle_ext.reference.pgd`, for many tasks. The public code maximises the entropy that
-    it should minimise, and stops updating the probabilities after one iteration; this method
-    follows the paper.
+    With p the mean of the probabilities u over the queries, and w the prototypes, it minimises::
+
+        temperature/2 sum_nk u_nk ||z_n - w_k||^2 - lam sum_k (p_k + epsilon) ln(p_k + epsilon)
+
+    which is PADDLE's objective at its optimal dual, without the barrier. The public code maximises
+    the entropy that it should minimise, and stops updating the probabilities after one iteration;
+    this method follows the paper.
 
     Parameters
     ----------

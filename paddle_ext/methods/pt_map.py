@@ -13,8 +13,7 @@ from .. import check
 from ..rows import class_sums, products, unit_rows
 from ..solvers.sinkhorn import sinkhorn
 from ..task import Task, in_chunks
-from .base import Display, Grid, Method
-from .options import one_of, option, positive
+from .base import Display, Grid, Method, one_of, option, positive
 from .registry import register
 
 AT_THE_MEAN = 1e-5  # a unit-norm row closer than this to the mean of its set has no direction

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import operator
 import re
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,17 +89,16 @@ def as_method_class(cls: object) -> type[Method]:
         if not isinstance(getattr(cls, "name", None), str):
             cls.name = name
         return cls
-    missing = not has_protocol(cls)
-    if missing or not isinstance(name, str):
+    if not has_protocol(cls) or not isinstance(name, str):
         what = "solve(task) or predict(support, support_labels, query)"
         raise TypeError(f"cls must have {what}, got {cls.__name__}, which has neither")
     own: dict[str, object] = {"name": name, "__doc__": cls.__doc__, "__module__": cls.__module__}
-    if not callable(getattr(cls, "solve", None)):
-        # `Method.predict` checks and batches, then calls this for one task at a time.
-        one = vars(cls).get("predict") or cls.predict  # type: ignore[attr-defined]
-        own |= {"solve": solve_one_by_one, "predict": Method.predict, "predict_one": one}
-    elif "predict" in vars(cls):
+    # `Method.predict` checks and batches, whatever the class has.
+    if "predict" in vars(cls) or not callable(getattr(cls, "solve", None)):
         own["predict"] = Method.predict
+    if not callable(getattr(cls, "solve", None)):
+        own["solve"] = solve_one_by_one
+        own["predict_one"] = vars(cls).get("predict") or getattr(cls, "predict")  # noqa: B009
     made: type[Method] = type(cls.__name__, (cls, Method), own)
     return made
 
@@ -120,13 +120,13 @@ def as_method(one: object) -> Method | None:
 
 def solve_one_by_one(self: Any, task: Task) -> Tensor:
     """Probabilities from ``predict_one`` of each task, [B, Q, K]."""
-    found = []
+    answers = []
     for number, query in enumerate(task.query):
         shared = number % len(task.support)
         given = self.predict_one(task.support[shared], task.support_labels[shared], query)
         given = getattr(given, "probabilities", getattr(given, "labels", given))
-        found.append(rows_on_the_simplex(given, len(query), task.num_classes))
-    return torch.stack(found).to(task.query)
+        answers.append(rows_on_the_simplex(given, len(query), task.num_classes))
+    return torch.stack(answers).to(task.query)
 
 
 def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
@@ -147,13 +147,6 @@ def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
 
 
 def snake_case(name: str) -> str:
-    """The name of a class in snake case.
-
-    Examples
-    --------
-    >>> snake_case("NearestRow"), snake_case("TIM"), snake_case("BDCspn")
-    ('nearest_row', 'tim', 'bd_cspn')
-    """
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
@@ -161,20 +154,12 @@ def load(place: str) -> type[Method] | Method:
     """Import a method, a class or an instance, given as ``"my_module:MyMethod"``."""
     module, _, attribute = place.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
+        found: Any = operator.attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
         raise ValueError(
             f"name must be MODULE:CLASS of a module that can be imported, got {place!r} ({error})"
         ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ValueError(
-                f"name must be MODULE:CLASS, got {place!r}, and {module} has no {part}"
-            )
-        found = getattr(found, part)
-    if inspect.isclass(found):
-        return as_method_class(found)
-    method = as_method(found)
+    method = as_method_class(found) if inspect.isclass(found) else as_method(found)
     if method is None:
         raise TypeError(
             "name must be a class or an object with solve(task) or predict, got "
@@ -238,15 +223,13 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
     if preset is not None:
         check.choice("preset", preset, PRESETS)
         chosen.update({**cls.presets.get("paper", {}), **cls.presets.get(preset, {})})
-    known = options_of_class(cls)
-    names = {option.name for option in known}
-    for option in options:
-        if option not in names:
-            listed = ", ".join(f"{o.name} ({o.type}, default {o.default!r})" for o in known)
-            near = check.did_you_mean(option, names)
-            raise TypeError(
-                f"an option of {name!r} must be one of {listed or 'none'}, got {option!r}{near}"
-            )
+    declared = {option.name: option for option in options_of_class(cls)}
+    for option in options.keys() - declared.keys():
+        listed = ", ".join(f"{o.name} ({o.type}, default {o.default!r})" for o in declared.values())
+        near = check.did_you_mean(option, declared)
+        raise TypeError(
+            f"an option of {name!r} must be one of {listed or 'none'}, got {option!r}{near}"
+        )
     return cls(**(chosen | options))
 
 
@@ -281,8 +264,8 @@ def fields_of(one: object) -> tuple[dataclasses.Field[Any], ...]:
 def lookup(name: str) -> type[Method]:
     """The class of a method."""
     if ":" in str(name):
-        found = load(name)
-        return found if inspect.isclass(found) else type(found)
+        loaded = load(name)
+        return loaded if inspect.isclass(loaded) else type(loaded)
     return known_methods[check.choice("name", name, available())]
 
 
@@ -291,10 +274,10 @@ def parameters(docstring: str) -> dict[str, tuple[str, str]]:
     flags = re.DOTALL | re.MULTILINE
     section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", docstring, flags)
     entries = re.split(r"^(?=\w)", section[1], flags=re.MULTILINE) if section else []
-    found: dict[str, tuple[str, str]] = {}
+    documented: dict[str, tuple[str, str]] = {}
     for entry in entries[1:]:
         head, *lines = entry.splitlines()
         names, _, kind = head.partition(" : ")
         for name in names.split(", "):
-            found[name] = (kind, " ".join(" ".join(lines).split()))
-    return found
+            documented[name] = (kind, " ".join(" ".join(lines).split()))
+    return documented

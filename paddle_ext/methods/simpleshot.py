@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..rows import squared_distances
 from ..task import Task, in_chunks, scaled, softmin
-from .base import Display, Method
-from .options import one_of, option, positive
+from .base import Display, Method, one_of, option, positive
 from .registry import register
 
 

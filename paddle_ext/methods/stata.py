@@ -11,9 +11,8 @@ from torch import Tensor
 from .. import check
 from ..rows import products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method
+from .base import Display, Method, option, positive
 from .neighbour_graph import NeighbourGraph, assigned
-from .options import option, positive
 from .registry import register
 from .transclip import LEAST_VARIANCE, TEMPERATURE
 from .zero_shot import zero_shot_logits
@@ -67,9 +66,8 @@ class StatA(Method):
 
     def solve(self, task: Task) -> Tensor:
         if task.prototypes is None:
-            got = "logits alone" if task.logits is not None else "None"
             raise check.ArgumentValueError(
-                "prototypes", f"must be given with the method {self.name!r}, got {got}"
+                "prototypes", f"must be given with the method {self.name!r}, got logits alone"
             )
         own = task.num_classes * task.query.shape[-1] * task.query.itemsize
         return in_chunks(self.solve_chunk, task, 10 * task.bytes + 8 * own)

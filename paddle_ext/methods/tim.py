@@ -14,8 +14,7 @@ from torch import Tensor
 from .. import check
 from ..solvers.tim import tim
 from ..task import Task
-from .base import Display, Grid, Method
-from .options import option, positive
+from .base import Display, Grid, Method, option, positive
 from .registry import register
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from .. import check
 from ..rows import class_sums, squared_distances, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method
+from .base import Display, Method, option, positive
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
-from .options import option, positive
 from .registry import register
-from .zero_shot import require_names, zero_shot_logits
+from .zero_shot import zero_shot_logits
 
 TEMPERATURE = 50.0  # of the likelihood; also a factor on the weight of the labelled rows
 GAMMAS = (0.002, 0.01, 0.02, 0.2)  # the authors' choices
@@ -73,7 +72,6 @@ class TransClip(Method):
     logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
-        require_names(task, self.name)
         return in_chunks(self.solve_chunk, task, 10 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:

@@ -8,11 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import check
 from ..rows import products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method
-from .options import option, positive
+from .base import Display, Method, option, positive
 from .registry import register
 
 
@@ -38,24 +36,15 @@ class ZeroShot(Method):
     logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
-        require_names(task, self.name)
         return in_chunks(self.solve_chunk, task, 3 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:
         return torch.softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
 
 
-def require_names(task: Task, method: str) -> None:
-    """Raise unless the task has prototypes or logits."""
-    if task.prototypes is None and task.logits is None:
-        raise check.ArgumentValueError(
-            "prototypes", f"or logits must be given with the method {method!r}, got None"
-        )
-
-
 def zero_shot_logits(task: Task, logit_scale: float) -> Tensor:
     """The given logits, or the cosines with the prototypes times `logit_scale`, [B, Q, K]."""
     if task.logits is not None:
         return task.logits
-    assert task.prototypes is not None  # see `require_names`
+    assert task.prototypes is not None  # `needs_prototypes`
     return logit_scale * products(unit_rows(task.query), unit_rows(task.prototypes))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..solution import Solution
 from .adapt import adapt, measures
-from .calibrate import calibrate
 from .label_noise import (
     MIXTURES,
     NO_SCATTER,
@@ -26,6 +25,9 @@ from .label_noise import (
 from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
+LEAST_SHARPNESS, MOST_SHARPNESS = 0.1, 1e4
+CALIBRATION_STEPS = 40  # limit on steps of Newton's method for ln f, f the sharpness
+LAST_STEP, LONGEST_STEP = 1e-3, 1.5  # a shorter one is the last; limit on their length
 SAME = 1e-6  # smaller lengths are rounding
 MOST_ENTRIES = 2**24  # limit on judges times classes, if there are more than 128 judges
 SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
@@ -153,6 +155,70 @@ def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judg
 def judged(metric: Tensor, others: Tensor, own: Tensor, rows: CalibrationRows) -> Judged:
     """The metric with distances to `others` [R, K], and to the own class without the row, [R]."""
     return Judged(metric, others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1)))
+
+
+def calibrate(
+    distances: Tensor,
+    labels: Tensor,
+    count: Tensor,
+    *,
+    centre: float = 16.0,
+    spread: float = math.log(2.0),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sharpness [B], the minimum [B], and what classes attract from rows of others [B, K].
+
+    For rows i with distances d_ik to the classes [B, R, K] and own classes y_i, of which the first
+    `count` [B] count, each task minimises over ln f
+
+        sum_i CE_i( softmax_k( -f/2 d_ik ) ) + (ln f - ln centre)^2 / (2 spread^2)
+
+    by Newton steps inside a bracket; a step outside the bracket becomes a bisection.
+
+    Examples
+    --------
+    >>> import torch
+    >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
+    >>> sharpness, _, _ = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([0]))
+    >>> round(float(sharpness), 3)  # no row counts
+    16.0
+    """
+    d = distances.detach().double()
+    B, R, _ = d.shape
+    counts = (torch.arange(R, device=d.device) < count.unsqueeze(-1)).double()  # [B, R]
+    own = d.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
+    middle, precision = math.log(centre), spread**-2
+    low, high = (
+        d.new_full((B,), math.log(LEAST_SHARPNESS)),
+        d.new_full((B,), math.log(MOST_SHARPNESS)),
+    )
+    at = d.new_full((B,), min(max(middle, math.log(LEAST_SHARPNESS)), math.log(MOST_SHARPNESS)))
+    running = torch.ones(B, dtype=torch.bool, device=d.device)
+    for _ in range(CALIBRATION_STEPS):
+        f = at.exp()
+        p = (-0.5 * f.view(-1, 1, 1) * d).softmax(-1)
+        mean = (p * d).sum(-1)
+        variance = (p * (d - mean.unsqueeze(-1)).square()).sum(-1)
+        first = 0.5 * f * ((own - mean) * counts).sum(-1)
+        slope = first + (at - middle) * precision
+        curvature = first + 0.25 * f.square() * (variance * counts).sum(-1) + precision
+        low = torch.where(running & (slope < 0), at, low)
+        high = torch.where(running & (slope >= 0), at, high)
+        step = at - (slope / curvature).clamp(-LONGEST_STEP, LONGEST_STEP)
+        inside = (curvature > 0) & (step >= low) & (step <= high)
+        step = torch.where(inside, step, (low + high) / 2)
+        moved = (step - at).abs() > LAST_STEP
+        at = torch.where(running, step, at)
+        running = running & moved
+        if not running.any():
+            break
+    logits = -0.5 * at.exp().view(-1, 1, 1) * d
+    own_logits = logits.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
+    entropy = ((logits.logsumexp(-1) - own_logits) * counts).sum(-1)
+    objective = entropy + 0.5 * (at - middle).square() * precision
+    drawn = logits.softmax(-1).scatter(-1, labels.long().unsqueeze(-1), 0.0)
+    drawn = (drawn * counts.unsqueeze(-1)).sum(1)
+    dtype = distances.dtype
+    return at.exp().to(dtype), objective.to(dtype), drawn.to(dtype)
 
 
 def sharpness_of(distances: Tensor, own: Tensor) -> tuple[float, float]:

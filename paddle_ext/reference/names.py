@@ -5,6 +5,8 @@ Letters as in `reference.adaptive`; t_k is the name of class k. The equations ar
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -18,10 +20,20 @@ from .adaptive import (
     squared,
 )
 from .paddle import unit_rows
-from .zero_shot import NamedTask, one_by_one
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS, SLOPE = 12.0, 0.3, 0.5, 0.4
 NAME_SHARPNESS, NAME_WEIGHT = 20.0, 0.7
+
+
+class NamedTask(NamedTuple):
+    """One task with class prototypes or zero-shot logits, in float64."""
+
+    support: Tensor  # [S, D]; S may be 0
+    labels: Tensor  # [S]
+    query: Tensor  # [Q, D]
+    num_classes: int
+    prototypes: Tensor | None  # [K, D]
+    logits: Tensor | None  # [Q, K]
 
 
 class NameLogits:
@@ -174,7 +186,7 @@ def names(
     Parameters
     ----------
     support, support_labels, query, prototypes, logits
-        As in `paddle_ext.reference.zero_shot`.
+        As in `paddle_ext.methods.Method.predict`; either `prototypes` or `logits` are given.
     metric, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`.
 
@@ -192,9 +204,23 @@ def names(
     tensor([0, 1])
     """
 
-    def solve(task: NamedTask) -> Tensor:
-        if len(task.support) >= 2 * task.num_classes and bool((shots_of(task) > 0).all()):
-            return by_rows(task, metric, logit_scale, max_iter, tol)
-        return by_anchors(task, logit_scale, max_iter, tol)
+    given = prototypes if logits is None else logits
+    assert given is not None
+    K = given.shape[-2 if logits is None else -1]
 
-    return one_by_one(solve, support, support_labels, query, prototypes, logits)
+    def own(x: Tensor | None, b: int, rank: int) -> Any:
+        """The tensor of task b, in float64; one without a batch dimension is shared."""
+        if x is None or x.dim() < rank:
+            return None if x is None else x.detach().double()
+        return x[b].detach().double()
+
+    results = []
+    for b in range(len(query) if query.dim() == 3 else 1):
+        labels = own(support_labels, b, 2).long()
+        rows = [own(x, b, 3) for x in (support, query, prototypes, logits)]
+        task = NamedTask(rows[0], labels, rows[1], K, rows[2], rows[3])
+        if len(labels) >= 2 * K and bool((shots_of(task) > 0).all()):
+            results.append(by_rows(task, metric, logit_scale, max_iter, tol))
+        else:
+            results.append(by_anchors(task, logit_scale, max_iter, tol))
+    return torch.stack(results) if query.dim() == 3 else results[0]

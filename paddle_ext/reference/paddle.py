@@ -151,31 +151,7 @@ def solve(
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
     until the prototypes move by at most `tol` on average. Every task of a batch stops on its own.
-
-    Parameters
-    ----------
-    support : Tensor [S, D] or [B, S, D]
-        Labelled features. Without a batch dimension but with a batched query: shared by all tasks.
-    support_labels : Tensor [S] or [B, S]
-        Integers in [0, K); every class must occur.
-    query : Tensor [Q, D] or [B, Q, D]
-    num_classes : int, optional
-        K; by default the largest label + 1.
-    lam : float, optional
-        Weight of the partition complexity; by default Q. 0 is soft K-means with a support.
-    scaling : {"auto", "minmax", "none"}
-        "none" leaves the features unchanged. "minmax" divides every feature by its range over the
-        task's queries. "auto" makes the rows unit-norm and multiplies the task by one factor, so
-        that the nearest class leads the median one by 13 in squared distance, averaged over the
-        queries.
-    temperature, epsilon : float
-        Factor on the data term; added to the proportions inside the logarithm.
-    max_iter, tol : int, float
-        Limit on iterations; the mean distance of moved prototypes at which a task stops, by default
-        1e-6, with 0.0 running all iterations.
-    return_prototypes, trace : bool
-        Also return the prototypes, in the coordinates of the inputs; and what happened in each
-        iteration, as a `Trace`.
+    See `paddle_ext.solve` for the parameters; `trace` also returns what happened in each iteration.
 
     Returns
     -------
@@ -237,10 +213,31 @@ def solve(
         if not running.any():
             break
 
-    inputs = raw_support, one_hot, raw_query
-    prototypes = input_prototypes(*inputs, u) if return_prototypes else None
-    found = finish(u, v, iterations, criterion, prototypes, rows, query.dim() == 3)
-    return found._replace(lam=lam, scaling=scaling, temperature=temperature)
+    one = slice(None) if query.dim() == 3 else 0
+    prototypes = None
+    if return_prototypes:  # in the coordinates of the inputs
+        counts, weights = one_hot.sum(-2).unsqueeze(-1), u.double()
+        sums = counts * class_means(raw_support, one_hot) + weights.mT @ raw_query
+        prototypes = (sums / (counts + weights.sum(-2).unsqueeze(-1))).to(dtype)[one]
+    return Solution(
+        labels=u.argmax(-1)[one],
+        probabilities=u[one],
+        proportions=u.mean(-2)[one],
+        dual=v.squeeze(-2)[one],
+        iterations=iterations[one],
+        criterion=criterion[one],
+        prototypes=prototypes,
+        trace=Trace(
+            objective=torch.stack([row[0] for row in rows])[:, one],
+            criterion=torch.stack([row[1] for row in rows])[:, one],
+            seconds=torch.tensor([row[2] for row in rows], dtype=torch.float64),
+        )
+        if rows
+        else None,
+        lam=lam,
+        scaling=scaling,
+        temperature=temperature,
+    )
 
 
 def of_size_one(task: Task) -> tuple[Task, Tensor]:
@@ -259,13 +256,6 @@ def power_of_two_above(task: Task) -> Tensor:
     return torch.exp2(torch.frexp(largest).exponent.double()).view(-1, 1, 1)
 
 
-def data_term(task: Task, u: Tensor, w: Tensor) -> Tensor:
-    """Sum of u ||z - w||^2 over queries and support, [B]."""
-    from_query = (u * squared_distances(task.query, w)).sum((-2, -1))
-    from_support = (task.shots * (w - task.means).square()).sum((-2, -1)) + task.scatter
-    return from_query + from_support
-
-
 def objective(
     task: Task,
     sharpened: Tensor,
@@ -277,17 +267,13 @@ def objective(
 ) -> Tensor:
     """The objective, [B], which no iteration increases; `sharpened` multiplies the data term."""
     u, v, w = u.double(), v.double(), w.double()
+    from_query = (u * squared_distances(task.query, w)).sum((-2, -1))
+    from_support = (task.shots * (w - task.means).square()).sum((-2, -1)) + task.scatter
     p = u.mean(-2, keepdim=True)
     complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
     barrier: Tensor = torch.special.xlogy(u, u).sum((-2, -1))
-    return sharpened.view(-1) * data_term(task, u, w) + lam * complexity + barrier
-
-
-def input_prototypes(support: Tensor, one_hot: Tensor, query: Tensor, u: Tensor) -> Tensor:
-    """The prototypes for u, in the coordinates of the inputs, [B, K, D]."""
-    shots, u = one_hot.sum(-2).unsqueeze(-1), u.double()
-    sums = shots * class_means(support, one_hot) + u.mT @ query
-    return sums / (shots + u.sum(-2).unsqueeze(-1))
+    data = sharpened.view(-1) * (from_query + from_support)
+    return data + lam * complexity + barrier
 
 
 def elapsed(start: float, x: Tensor) -> float:
@@ -295,34 +281,3 @@ def elapsed(start: float, x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - start
-
-
-def finish(
-    u: Tensor,
-    v: Tensor,
-    iterations: Tensor,
-    criterion: Tensor,
-    prototypes: Tensor | None,
-    rows: list[tuple[Tensor, Tensor, float]],
-    keep_batch: bool,
-) -> Solution:
-    """The solution from batched results [B, ..]; `keep_batch` keeps their batch dimension."""
-    task = slice(None) if keep_batch else 0
-    trace = None
-    if rows:
-        objectives, criteria, seconds = zip(*rows, strict=True)
-        trace = Trace(
-            objective=torch.stack(objectives)[:, task],
-            criterion=torch.stack(criteria)[:, task],
-            seconds=torch.tensor(seconds, dtype=torch.float64),
-        )
-    return Solution(
-        labels=u.argmax(-1)[task],
-        probabilities=u[task],
-        proportions=u.mean(-2)[task],
-        dual=v.squeeze(-2)[task],
-        iterations=iterations[task],
-        criterion=criterion[task],
-        prototypes=None if prototypes is None else prototypes.to(u.dtype)[task],
-        trace=trace,
-    )

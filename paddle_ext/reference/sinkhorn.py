@@ -27,18 +27,7 @@ def sinkhorn(
 ) -> Transport:
     """Find the transport plans of a batch of tasks, in the log domain and in float64.
 
-    Parameters
-    ----------
-    cost : Tensor [Q, K] or [B, Q, K]
-        Any finite numbers.
-    row_mass, col_mass : Tensor [Q] or [B, Q], and [K] or [B, K]
-        At least 0, of equal totals; column masses are scaled to the exact total of the rows.
-        Without a batch dimension but with a batched cost: shared by all tasks.
-    reg : float
-        Weight of the entropy.
-    max_iter, tol : int, float
-        Limit on iterations, each a row step and a column step; a task stops when its residual is at
-        most `tol`; 0.0 runs all.
+    See `paddle_ext.sinkhorn` for the parameters.
 
     Returns
     -------

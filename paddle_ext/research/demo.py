@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,60 +20,50 @@ from .. import check
 from ..files import cache_or_temporary
 from ..methods import Method, create
 from ..version import version
-from .backbones import Recipe, extract, recipe, train
-from .backbones.run import FORMAT
+from . import style
+from .backbones import extract, recipe, train
+from .backbones.training import FORMAT
 from .data.bank import FeatureBank
 from .data.glyphs import glyph_images
 from .data.images import ImageArray
-from .evaluation import Evaluation, RunSettings, evaluate
-from .evaluation.arguments import all_methods
-from .tasks import TaskSampler
+from .evaluate import all_methods, evaluate
+from .figures import accuracy_bars
+from .results import Evaluation
+from .sampler import TaskSampler
+from .tables import settings_line
 
 N_QUERY = 75
-NAME = "drawn characters"
 AUTO = "paddle (auto)"
 # On a CPU these take 10 to 2000 times as long per task as the others, so they get only one in this
-# many tasks.
+# many tasks, and at least three.
 ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 5, "alpha_tim": 5, "tim": 12, "paddle_pgd": 75}
-LEAST_TASKS = 3
-# Options with which a quick demo shortens the slowest methods.
-FEWER = {
-    "ici": {"max_iter": 5},
-    "tim": {"max_iter": 100},
-    "alpha_tim": {"max_iter": 100},
-    "paddle_pgd": {"max_iter": 20},
-}
+# Iterations of the slowest methods in a quick demo.
+QUICK_ITERATIONS = {"ici": 5, "tim": 100, "alpha_tim": 100, "paddle_pgd": 20}
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The amount of drawing and training."""
+class Scale(NamedTuple):
+    """The amount of training and drawing."""
 
-    recipe: Recipe
+    epochs: int
     base: int  # images per class
     val: int
     novel: int
 
 
-FULL = Scale(replace(recipe("small"), epochs=3), base=30, val=20, novel=60)
-QUICK = Scale(replace(recipe("small"), epochs=1), base=4, val=6, novel=30)
+FULL, QUICK = Scale(3, base=30, val=20, novel=60), Scale(1, base=4, val=6, novel=30)
 
 
 class Batch(NamedTuple):
-    """One task for display, and the predictions of two methods."""
+    """One task, and the predictions of two methods."""
 
     support: Tensor  # [K, H, W] uint8: one labelled image of each candidate class
     query: Tensor  # [Q, H, W] uint8
     truth: Tensor  # [Q]
-    labels: Tensor  # [Q]: predicted by `adaptive`, for any batch
+    adaptive: Tensor  # [Q]: predicted by `adaptive`, for any batch
     nearest: Tensor  # [Q]: SimpleShot's
-    names: tuple[str, ...]  # [K]: of the candidate classes
 
 
-@dataclass(frozen=True)
-class Demo:
-    """The results of the demo."""
-
+class Demo(NamedTuple):
     bank: FeatureBank  # features of the novel characters
     evaluation: Evaluation
     batch: Batch
@@ -95,70 +85,68 @@ def run_demo(
 ) -> Demo:
     """Draw the images, train the network, extract features and evaluate the methods.
 
-    Parameters
-    ----------
-    n_tasks : int
-        Tasks for the fast methods; slow ones get fewer, see `task_counts`.
-    num_classes, k_eff, shots : int
-        Candidate classes per task, classes present in its queries, labelled images per class.
-    seed : int
-        Of the drawings, the network and the tasks.
-    quick : bool
-        A short run, to check that everything works.
-    cache : path, optional
-        Folder for the network and the features; default: a folder in the user's cache.
-    fresh : bool
-        Train again, even if the cache has the network.
-    device : device, optional
-    progress : bool
-        Show progress on stderr.
-    say : function of str
-        Called with messages about the current step.
+    The seed is that of the drawings, the network and the tasks. Network and features are kept in
+    `cache`, by default a folder of the user; `fresh` trains again.
     """
-    settings = RunSettings(seed=seed, name=NAME, device=device, progress=progress)
     check.integer("n_tasks", n_tasks)
-    folder = cache_or_temporary("demo") if cache is None else Path(cache)
+    check.device(device)
     scale = QUICK if quick else FULL
     novel = glyph_images("test", samples=scale.novel, seed=seed)
-    # Made here, so that invalid options are rejected before the training.
-    sampler = TaskSampler(
-        novel.labels, shots=shots, n_query=N_QUERY, k_eff=k_eff, num_classes=num_classes, seed=seed
+    tasks: dict[str, Any] = {"shots": shots, "k_eff": k_eff, "num_classes": num_classes}
+    tasks |= {"n_query": N_QUERY, "seed": seed}
+    sampler = TaskSampler(novel.labels, **tasks)  # rejects invalid options before the training
+    folder = cache_or_temporary("demo") if cache is None else Path(cache)
+    bank = features(
+        novel, scale, folder, seed=seed, fresh=fresh, device=device, progress=progress, say=say
     )
-    bank = features(novel, scale, folder, fresh, settings, say)
     say(
         f"{n_tasks} tasks: {num_classes} candidate classes with {shots} labelled images each, "
         f"{N_QUERY} queries from only {k_eff} of them"
     )
-    evaluation = compare(bank, sampler, n_tasks, quick, settings)
-    return Demo(bank, evaluation, one_batch(bank, novel, sampler))
-
-
-# --- features -----------------------------------------------------------------------------------
+    methods = contenders(quick)
+    counts = {name: task_count(name, n_tasks) for name in methods}
+    parts = [
+        evaluate(
+            bank,
+            {name: method for name, method in methods.items() if counts[name] == count},
+            n_tasks=count,
+            name="drawn characters",
+            device=device,
+            progress=progress,
+            **tasks,
+        )
+        for count in sorted(set(counts.values()), reverse=True)
+    ]
+    results = {result.method: result for part in parts for result in part}
+    evaluation = replace(parts[0], results=tuple(results[name] for name in methods))
+    return Demo(bank, evaluation, first_batch(bank, novel, sampler))
 
 
 def features(
     novel: ImageArray,
     scale: Scale,
     folder: Path,
-    fresh: bool,
-    settings: RunSettings,
-    say: Callable[[str], None],
+    *,
+    seed: int = 0,
+    fresh: bool = False,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda text: None,
 ) -> FeatureBank:
     """Features of the novel characters, by a network trained on others."""
-    seed, device, progress = settings.seed, settings.device, settings.progress
     base = glyph_images("base", samples=scale.base, seed=seed)
     val = glyph_images("val", samples=scale.val, seed=seed)
-    made_by = repr((version(), FORMAT, scale, seed)).encode()
-    key = hashlib.blake2b(made_by, digest_size=10).hexdigest()
-    output = folder / f"network-{key}"
-    known = (output / "last.safetensors").is_file() and not fresh
+    small = replace(recipe("small"), epochs=scale.epochs)
+    made_by = repr((version(), FORMAT, small, scale, seed)).encode()
+    output = folder / f"network-{hashlib.blake2b(made_by, digest_size=10).hexdigest()}"
+    is_trained = (output / "last.safetensors").is_file() and not fresh
     learnt = f"{len(base.class_names)} characters ({len(base)} images)"
-    say(f"a small network that knows {learnt}: {output if known else 'training'}")
+    say(f"a small network that knows {learnt}: {output if is_trained else 'training'}")
     trained = train(
         "small",
         base,
         val,
-        recipe=scale.recipe,
+        recipe=small,
         output=output,
         resume=not fresh,
         device=device,
@@ -166,78 +154,41 @@ def features(
         progress=progress,
     )
     say(f"its features of {len(novel.class_names)} other characters ({len(novel)} images)")
-    kept = folder / "features"
+    cache = folder / "features"
     return extract(
-        trained.checkpoint, novel, base=base, cache=kept, device=device, progress=progress
+        trained.checkpoint, novel, base=base, cache=cache, device=device, progress=progress
     )
-
-
-# --- methods ------------------------------------------------------------------------------------
 
 
 def contenders(quick: bool = False) -> dict[str, Method]:
     """All methods as in the paper, in its order; PADDLE also with the scaling "auto"."""
-    fewer = FEWER if quick else {}
-    found: dict[str, Method] = {}
+    methods: dict[str, Method] = {}
     for name in all_methods():
-        found[name] = create(name, "paper", **fewer.get(name, {}))
+        fewer = {"max_iter": QUICK_ITERATIONS[name]} if quick and name in QUICK_ITERATIONS else {}
+        methods[name] = create(name, "paper", **fewer)
         if name == "paddle":
-            found[AUTO] = create("paddle")
-    return found
+            methods[AUTO] = create("paddle")
+    return methods
 
 
-def task_counts(n_tasks: int) -> dict[str, int]:
-    """How many of the tasks each method gets, from the first.
-
-    Examples
-    --------
-    >>> counts = task_counts(300)
-    >>> counts["paddle"], counts["tim_adm"], counts["tim"], counts["paddle_pgd"]
-    (300, 60, 25, 4)
-    """
-    least = min(n_tasks, LEAST_TASKS)
-    return {name: max(least, n_tasks // ONE_IN.get(name, 1)) for name in contenders()}
+def task_count(name: str, n_tasks: int) -> int:
+    """How many of the tasks a method gets, from the first."""
+    return max(min(n_tasks, 3), n_tasks // ONE_IN.get(name, 1))
 
 
-def compare(
-    bank: FeatureBank, sampler: TaskSampler, n_tasks: int, quick: bool, settings: RunSettings
-) -> Evaluation:
-    """Evaluate all methods on the same tasks; slow methods only on the first ones."""
-    chosen, counts = contenders(quick), task_counts(n_tasks)
-    parts = [
-        evaluate(
-            bank,
-            {name: method for name, method in chosen.items() if counts[name] == count},
-            shots=sampler.shots,
-            k_eff=sampler.k_eff,
-            n_tasks=count,
-            n_query=sampler.n_query,
-            num_classes=sampler.num_classes,
-            **vars(settings),
-        )
-        for count in sorted(set(counts.values()), reverse=True)
-    ]
-    results = {result.method: result for part in parts for result in part}
-    return replace(parts[0], results=tuple(results[name] for name in chosen))
-
-
-def one_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Batch:
+def first_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Batch:
     """The first task, with its images."""
     support, labels, query, truth = (x.squeeze(0) for x in sampler.batch(0, 1))
     K = sampler.num_classes
-    tensors = bank.features, support, labels, query
-    adaptive = create("adaptive").predict_indexed(*tensors, num_classes=K)
-    nearest = create("simpleshot").predict_indexed(
-        *tensors, num_classes=K, base_mean=bank.base_mean
-    )
+    inputs = bank.features, support, labels, query
+    nearest = create("simpleshot").predict_indexed(*inputs, num_classes=K, base_mean=bank.base_mean)
     shown = torch.stack([support[labels == k][0] for k in range(K)])
     return Batch(
         support=images.read(shown).squeeze(-1),
         query=images.read(query).squeeze(-1),
         truth=truth,
-        labels=adaptive.labels,
+        adaptive=create("adaptive").predict_indexed(*inputs, num_classes=K).labels,
         nearest=nearest.labels,
-        names=tuple(images.class_names[int(images.labels[row])] for row in shown),
     )
 
 
@@ -247,83 +198,58 @@ GAP = 4  # pixels between thumbnails
 COLUMNS = 20
 MOST_GROUPS = 9
 GREEN, RED, GREY = (0.0, 0.55, 0.35), (0.84, 0.1, 0.1), (0.78, 0.78, 0.78)
+Thumbnail = tuple[Tensor, tuple[float, float, float] | None]  # [H, W] uint8, colour of a frame
 
 
-def draw(found: Demo, path: str | Path) -> None:
+def draw(demo: Demo, path: str | Path) -> None:
     """Write the figure: one batch and its predictions, and below them the accuracies."""
-    from .evaluation import figures
-    from .evaluation.drawing import settings_line
-    from .style import (
-        RESOLUTION,
-        WIDTH,
-        figure_class,
-        finish,
-        head,
-        name_panel,
-        plain,
-        prepare,
-    )
-
-    batch, evaluation = found.batch, found.evaluation
+    batch, evaluation = demo.batch, demo.evaluation
     K, Q, present = len(batch.support), len(batch.truth), len(torch.unique(batch.truth))
     sheets = {f"{K} candidate classes; {present} are present": candidate_sheet(batch)}
-    found_by = {f"{Q} images by Adaptive": batch.labels, "by SimpleShot": batch.nearest}
-    for name, labels in found_by.items():
-        sheets[f"{name}: {grouping_text(batch, labels)}"] = group_sheet(batch, labels)
-    heights = [WIDTH * len(each) / each.shape[1] + 0.35 for each in sheets.values()]  # inches
-    heights.append(0.9 + 0.3 * len(evaluation.methods))
-    size = (WIDTH, sum(heights) + 1.2)
-    figure = figure_class()(figsize=size, dpi=RESOLUTION, layout="constrained")
-    ratios = [sum(heights[:-1]), heights[-1]]
+    groups = {f"{Q} images by Adaptive": batch.adaptive, "by SimpleShot": batch.nearest}
+    for name, labels in groups.items():
+        right = 100 * (labels == batch.truth).double().mean()
+        text = f"{name}: {len(torch.unique(labels))} classes, {right:.0f} % correct"
+        sheets[text] = group_sheet(batch, labels)
+    heights = [style.WIDTH * len(one) / one.shape[1] + 0.35 for one in sheets.values()]  # inches
+    bars_height = 0.9 + 0.3 * len(evaluation.methods)
+    size = (style.WIDTH, sum(heights) + bars_height + 1.2)
+    figure = style.figure_class()(figsize=size, dpi=style.RESOLUTION, layout="constrained")
+    ratios = [sum(heights), bars_height]
     top, bottom = figure.subfigures(2, 1, height_ratios=ratios, squeeze=False).ravel()
-    panels, bars = top.subplots(len(sheets), 1, height_ratios=heights[:-1]), bottom.subplots()
-    for axes, (text, each) in zip(panels, sheets.items(), strict=True):
-        axes.imshow(each.numpy())
-        plain(axes)
-        name_panel(axes, text)
-    prepare(bars)
-    figures.accuracy_bars(evaluation, axes=bars)
+    panels, bars = top.subplots(len(sheets), 1, height_ratios=heights), bottom.subplots()
+    for axes, (text, one) in zip(panels, sheets.items(), strict=True):
+        axes.imshow(one.numpy())
+        style.plain(axes)
+        style.name_panel(axes, text)
+    style.prepare(bars)
+    accuracy_bars(evaluation, axes=bars)
     fewer = len({result.n_tasks for result in evaluation}) > 1
-    name_panel(bars, f"Accuracy of all methods{', slow ones on few tasks' if fewer else ''}")
+    style.name_panel(bars, f"Accuracy of all methods{', slow ones on few tasks' if fewer else ''}")
     below = f"{settings_line(evaluation, evaluation.bank)}; first column: a labelled image of the "
-    head(
-        figure,
-        "Many candidate classes, few of them present",
-        f"{below}class, green if it is present; red: a wrong class",
-    )
-    finish(figure, path)
-
-
-def grouping_text(batch: Batch, labels: Tensor) -> str:
-    """The predictions for a batch, in words."""
-    right = 100 * (labels == batch.truth).double().mean()
-    return f"{len(torch.unique(labels))} classes, {right:.0f} % correct"
+    below += "class, green if it is present; red: a wrong class"
+    style.head(figure, "Many candidate classes, few of them present", below)
+    style.finish(figure, path)
 
 
 def candidate_sheet(batch: Batch) -> Tensor:
     """One image of each candidate class, those present framed: [H, W, 3]."""
-    present = set(batch.truth.tolist())
-    frames = [GREEN if k in present else None for k in range(len(batch.support))]
+    frames = [GREEN if k in batch.truth else None for k in range(len(batch.support))]
     return sheet([list(zip(batch.support, frames, strict=True))])
 
 
 def group_sheet(batch: Batch, labels: Tensor) -> Tensor:
     """The queries of the largest predicted classes, next to a labelled image: [H, W, 3]."""
     classes, sizes = torch.unique(labels, return_counts=True)
-    order = sizes.argsort(descending=True, stable=True)[:MOST_GROUPS]
     lines = []
-    for k in classes[order].tolist():
+    for k in classes[sizes.argsort(descending=True, stable=True)[:MOST_GROUPS]].tolist():
         own = (labels == k).nonzero().flatten()
         own = own[(batch.truth[own] != k).int().argsort(stable=True)]  # wrong ones last
-        frames = [None if batch.truth[i] == k else RED for i in own]
-        mine = list(zip(batch.query[own], frames, strict=True))
+        queries = [(batch.query[i], None if batch.truth[i] == k else RED) for i in own]
         first = (batch.support[k], GREEN if k in batch.truth else GREY)
-        for start in range(0, len(mine), COLUMNS - 1):
-            lines.append([first, *mine[start : start + COLUMNS - 1]])
+        for start in range(0, len(queries), COLUMNS - 1):
+            lines.append([first, *queries[start : start + COLUMNS - 1]])
     return sheet(lines)
-
-
-Thumbnail = tuple[Tensor, tuple[float, float, float] | None]  # [H, W] uint8, colour of a frame
 
 
 def sheet(lines: list[list[Thumbnail]]) -> Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..files import replacing
+from ..libraries import library
 from ..methods.registry import lookup
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def colour(name: str) -> str:
     >>> colour("adaptive"), colour("nearest class mean")
     ('#6a1fb0', '#222222')
     """
-    if name in PEERS:
-        return PEERS[name]
-    return lookup(name).display.colour
+    return PEERS[name] if name in PEERS else lookup(name).display.colour
 
 
 def paler(colour: str) -> str:
@@ -69,27 +68,19 @@ def paler(colour: str) -> str:
 
 
 def figure_class() -> type[Figure]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            "figures need matplotlib, which is not installed: pip install 'paddle_ext[cli]'"
-        ) from None
-    return Figure
+    figure: type[Figure] = library("matplotlib.figure", "a figure", "'paddle_ext[cli]'").Figure
+    return figure
 
 
-def make_panels(
-    count: int, *, height: float, share: bool = True, below: bool = True
-) -> tuple[Figure, list[Axes]]:
-    """A figure with panels, each `height` inches high, below one another or else side by side.
+def make_panels(count: int, *, height: float, share: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure with panels below one another, each `height` inches high.
 
     `share` gives them the same y axis.
     """
-    lines, columns = (count, 1) if below else (1, count)
-    size = WIDTH, 0.9 + height * lines
+    size = WIDTH, 0.9 + height * count
     figure = figure_class()(figsize=size, dpi=RESOLUTION, layout="constrained")
     leave_room(figure, wspace=0.05, hspace=0.05, w_pad=0.08, h_pad=0.08)
-    panels = figure.subplots(lines, columns, sharey=share, squeeze=False).ravel().tolist()
+    panels = figure.subplots(count, 1, sharey=share, squeeze=False).ravel().tolist()
     for axes in panels:
         prepare(axes)
     return figure, panels
@@ -111,6 +102,7 @@ def prepare(axes: Axes) -> None:
 
 
 def name_panel(axes: Axes, text: str, x: str = "", y: str = "") -> None:
+    """The title of a panel, and the names of its axes; an empty text leaves what is there."""
     if text:
         axes.set_title(text, fontsize=NORMAL, color=INK, weight="bold", loc="left")
     if x:
@@ -160,11 +152,9 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
     """
     height = axes.get_position().height * size_of(axes)[1]  # inches, before the layout
     ordered = sorted(labels, key=lambda label: label.y)
-    places = moved_apart(
-        [place_of(axes, label)[1] for label in ordered], 1.35 * SMALL / 72 / height
-    )
-    for label, place in zip(ordered, places, strict=True):
-        write_label(axes, label, (1.05, place), (0, 0.5), ha="left", va="center")
+    ends = [share_of_axes(axes, label)[1] for label in ordered]
+    for label, y in zip(ordered, moved_apart(ends, 1.35 * SMALL / 72 / height), strict=True):
+        write_label(axes, label, (1.05, y), (0, 0.5), ha="left", va="center")
 
 
 def label_tops(axes: Axes, labels: Sequence[Label]) -> None:
@@ -173,12 +163,11 @@ def label_tops(axes: Axes, labels: Sequence[Label]) -> None:
     Call it when the limits of the axes are final.
     """
     width = 0.8 * size_of(axes)[0]  # inches of the axes, about
-    letters = max(len(label.text) for label in labels)
     ordered = sorted(labels, key=lambda label: label.x)
-    gap = (0.58 * letters + 1) * SMALL / 72 / width
-    places = moved_apart([place_of(axes, label)[0] for label in ordered], gap)
-    for label, place in zip(ordered, places, strict=True):
-        write_label(axes, label, (place, 1.04), (0.5, 0), ha="center", va="bottom")
+    gap = (0.58 * max(len(label.text) for label in labels) + 1) * SMALL / 72 / width
+    marks = [share_of_axes(axes, label)[0] for label in ordered]
+    for label, x in zip(ordered, moved_apart(marks, gap), strict=True):
+        write_label(axes, label, (x, 1.04), (0.5, 0), ha="center", va="bottom")
 
 
 def size_of(axes: Axes) -> tuple[float, float]:
@@ -189,8 +178,8 @@ def size_of(axes: Axes) -> tuple[float, float]:
     return float(width), float(height)
 
 
-def place_of(axes: Axes, label: Label) -> tuple[float, float]:
-    """Where the curve ends, as shares of the width and height of the axes."""
+def share_of_axes(axes: Axes, label: Label) -> tuple[float, float]:
+    """The point of a label, as shares of the width and height of the axes."""
     x, y = (axes.transData + axes.transAxes.inverted()).transform((label.x, label.y))
     return float(x), float(y)
 
@@ -198,10 +187,7 @@ def place_of(axes: Axes, label: Label) -> tuple[float, float]:
 def write_label(
     axes: Axes, label: Label, place: tuple[float, float], start: tuple[float, float], **align: str
 ) -> None:
-    """The text at a place, as shares of the axes, with a line to the end of its curve.
-
-    The line starts at the side `start` of the text.
-    """
+    """A text at a place, as shares of the axes, with a line from its side `start` to its point."""
     line = {"arrowstyle": "-", "color": label.colour, "lw": 0.8, "shrinkA": 1, "shrinkB": 0}
     axes.annotate(
         label.text, (label.x, label.y), place, textcoords="axes fraction", fontsize=SMALL,
@@ -221,11 +207,8 @@ def moved_apart(values: Sequence[float], gap: float) -> list[float]:
     groups: list[tuple[float, int]] = []  # centre, members
     for value in values:
         centre, members = value, 1
-        while groups:
-            before, others = groups[-1]
-            if before + gap * (others + members) / 2 <= centre:
-                break
-            groups.pop()
+        while groups and groups[-1][0] + gap * (groups[-1][1] + members) / 2 > centre:
+            before, others = groups.pop()
             centre = (before * others + centre * members) / (others + members)
             members += others
         groups.append((centre, members))

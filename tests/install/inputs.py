@@ -6,6 +6,7 @@ Pillow and pyarrow where the page's extras bring them.
 
 import csv
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,7 @@ def banks() -> None:
         np.savez(f"{name}.npz", features=rows(new), labels=kinds[new])
     names = np.arange(20).astype(str)
     np.savez("text.npz", text=rows(np.arange(20), 0.1), class_names=names)
+    Path("output.plk").write_bytes(pickle.dumps({k: list(rows(np.full(3, k))) for k in range(20)}))
 
 
 def tables() -> None:

@@ -28,7 +28,6 @@ INSTALL = re.compile(r"pip install '(?:\.|paddle_ext)\[([\w,]+)\]'")
 NOT_RUN = {
     r"^pip install": "it is how the environment is made",
     r"^make ": "the workflows run it",
-    r"^torchrun ": "several processes: tests/ops/test_group.py",
     r"^python benchmarks/": "measures on data that are not in the repository",
     r"--encoder models/": "needs a model of the user: tests/app/classify/test_encoders.py",
     r"^paddle-ext \w+ .*\bimages --layout npz": "trains for hours on mini-ImageNet",
@@ -41,7 +40,6 @@ SMALLER = {
     r"^paddle-ext tune ": "--n-tasks 2 --methods simpleshot,paddle",
     r"^paddle-ext demo": "--quick",
     r"^paddle-ext evaluate (?!.*--n-tasks)": "--n-tasks 2",
-    r"^paddle-ext reproduce (?!--list|.*--n-tasks)": "--n-tasks 2",
 }
 # What a reader has from an earlier command.
 BEFORE = {

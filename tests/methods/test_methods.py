@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from method_tasks import NAMES, assert_close, assert_prediction, fast, hard, nonnegative
@@ -73,72 +72,29 @@ def test_a_task_does_not_depend_on_its_batch(device: str, name: str, shared: boo
 
 
 @every_method
-def test_two_runs_are_equal(device: str, name: str) -> None:
-    problem = hard(3).to(device)
-    first, second = (fast(name).predict(*problem.inputs()) for _ in range(2))
-    assert torch.equal(first.probabilities, second.probabilities)
+def test_forms_of_input(device: str, name: str) -> None:
+    """Layouts, integer types, gradients and autocast change nothing, and nothing is modified.
 
-
-@every_method
-def test_input_is_not_modified(name: str) -> None:
-    for problem in (hard(), hard(2), hard(2, shared=True), hard(2).to(torch.float64)):
-        base_mean = problem.support.reshape(-1, 5).mean(0)
-        before = copy.deepcopy((*problem.inputs(), base_mean))
-        fast(name).predict(*problem.inputs(), base_mean=base_mean)
-        after = (*problem.inputs(), base_mean)
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-@on_devices(
-    "name, dtype",
-    everywhere=product(NAMES, [torch.float16]),
-    cpu_only=product(NAMES, [torch.bfloat16]),
-)
-def test_half_precision(device: str, name: str, dtype: torch.dtype) -> None:
-    problem = hard(2).to(dtype).to(device)
-    got = fast(name).predict(*problem.inputs())
-    assert_prediction(got, problem)
-    single = problem.to(torch.float32)
-    assert torch.equal(got.probabilities, fast(name).predict(*single.inputs()).probabilities)
-
-
-@every_method
-def test_any_layout_of_tensors(name: str) -> None:
-    problem = hard(2)
-    want = fast(name).predict(*problem.inputs())
-    turned = problem.map(lambda x: x.mT.contiguous().mT)
-    labels = problem.support_labels.to(torch.uint8).mT.contiguous().mT
-    turned = replace(turned, support_labels=labels)
-    assert_close(fast(name).predict(*turned.inputs()), want)
-
-
-@every_method
-def test_leaves_with_gradients_and_autocast(device: str, name: str) -> None:
+    tests/test_contract.py has more of these for what all methods share.
+    """
     problem = hard(2).to(device)
+    before = copy.deepcopy(problem.inputs())
     want = fast(name).predict(*problem.inputs())
+    for x, y in zip(before, problem.inputs(), strict=True):
+        assert torch.equal(x, y)
     leaves = problem.map(lambda x: x.clone().requires_grad_())
     with torch.autocast(device, dtype=torch.bfloat16):
-        got = fast(name).predict(*leaves.inputs())
+        got = fast(name).predict(*leaves.inputs(), num_classes=problem.num_classes)
     assert_prediction(got, problem)
     assert torch.equal(got.probabilities, want.probabilities)
-
-
-@every_method
-def test_number_of_classes(name: str) -> None:
-    problem = hard(2)
-    want = fast(name).predict(*problem.inputs())
-    given = fast(name).predict(*problem.inputs(), num_classes=problem.num_classes)
-    assert torch.equal(given.probabilities, want.probabilities)
-
-
-@every_method
-def test_no_tasks(name: str) -> None:
-    for shared in (False, True):
-        problem = make_problem(B=0, Q=5, K=4, D=3, shared=shared)
-        got = fast(name).predict(*problem.inputs(), num_classes=4)
-        assert_prediction(got, problem)
-    nobody = make_problem(B=0, Q=5, K=4, D=3)
-    assert fast(name).predict(*nobody.inputs()).probabilities.shape == (0, 5, 0)
+    turned = problem.map(lambda x: x.mT.contiguous().mT)
+    labels = problem.support_labels.to(torch.uint8).mT.contiguous().mT
+    assert_close(fast(name).predict(*replace(turned, support_labels=labels).inputs()), want)
+    half = problem.to(torch.float16)
+    got = fast(name).predict(*half.inputs())
+    assert_prediction(got, half)
+    single = fast(name).predict(*half.to(torch.float32).inputs())
+    assert torch.equal(got.probabilities, single.probabilities)
 
 
 @on_devices("name", NATIVE, cpu_only=PLAIN_TORCH)
@@ -191,94 +147,49 @@ def test_duplicated_samples(name: str) -> None:
     assert torch.equal(got.labels[:8], got.labels[8:])
 
 
-# --- invalid input --------------------------------------------------------------------------------
+# --- invalid input: the rest is in tests/test_contract.py -----------------------------------------
 
-B, Q, S, K, D = 2, 5, 6, 3, 4
-LABELS = torch.arange(S).remainder(K).repeat(B, 1)
-
-
-def call(**changes: Any) -> dict[str, Any]:
-    """A valid call, with changes."""
-    random = torch.Generator().manual_seed(0)
-    good = {
-        "support": torch.rand(B, S, D, generator=random),
-        "support_labels": LABELS,
-        "query": torch.rand(B, Q, D, generator=random),
-    }
-    return good | changes
-
-
-def with_value(x: torch.Tensor, value: float, *place: int) -> torch.Tensor:
-    x = x.clone()
-    x[place] = value
-    return x
-
-
-BAD: list[tuple[dict[str, Any], type[Exception], list[str]]] = [
-    ({"support": [[0.0]]}, TypeError, ["support", "list"]),
-    ({"query": np.zeros((B, Q, D), complex)}, TypeError, ["query", "array of complex128"]),
-    ({"query": torch.zeros(B, Q, D).long()}, TypeError, ["query", "int64"]),
-    ({"support_labels": LABELS.float()}, TypeError, ["support_labels", "float32"]),
-    ({"num_classes": 3.0}, TypeError, ["num_classes", "an integer", "float"]),
-    ({"num_classes": 0}, ValueError, ["num_classes", "got 0"]),
-    ({"num_classes": 4}, ValueError, ["every class in [0, 4)", "class 3 in task 0"]),
-    ({"num_classes": 2}, ValueError, ["support_labels", "[0, 2)", "got 2"]),
-    ({"query": torch.zeros(Q)}, ValueError, ["query", "[Q, D] or [B, Q, D]"]),
-    ({"query": torch.zeros(Q, D)}, ValueError, ["query", "batch dimension"]),
-    ({"query": torch.zeros(3, Q, D)}, ValueError, ["query", "as many tasks", "got 3"]),
-    ({"query": torch.zeros(B, Q, 9)}, ValueError, ["query", "as many features", "got 9"]),
-    ({"query": torch.zeros(B, 0, D)}, ValueError, ["query", "at least one row"]),
-    ({"query": torch.zeros(B, Q, D).double()}, ValueError, ["query", "dtype", "got float64"]),
-    ({"query": torch.zeros(B, Q, D, device="meta")}, ValueError, ["one device", "meta"]),
-    ({"query": torch.full((B, Q, D), math.nan)}, ValueError, ["query must be finite", "nan"]),
-    ({"query": torch.full((B, Q, D), math.inf)}, ValueError, ["query must be finite", "inf"]),
-    ({"query": torch.full((B, Q, D), 1e31)}, ValueError, ["query must be at most 1e+30"]),
-    (
-        {"support": with_value(torch.zeros(B, S, D), math.nan, 1, 2, 3)},
-        ValueError,
-        ["support must be finite", "[1, 2, 3]"],
-    ),
-    (
-        {"support_labels": with_value(LABELS, 7, 1, 0)},
-        ValueError,
-        ["every class", "class 3 in task 0"],
-    ),
-    ({"support_labels": with_value(LABELS, -1, 0, 0)}, ValueError, ["at least 0", "got -1"]),
-    ({"support_labels": LABELS * 0 + 1}, ValueError, ["got none of class 0 in task 0"]),
-    ({"support_labels": LABELS[0]}, ValueError, ["one label for each row", "got [6]"]),
-    ({"base_mean": [0.0] * D}, TypeError, ["base_mean", "torch.Tensor", "list"]),
-    ({"base_mean": torch.zeros(D).long()}, TypeError, ["base_mean", "float32", "int64"]),
-    ({"base_mean": torch.zeros(5)}, ValueError, ["base_mean", "[4]", "got [5]"]),
-    ({"base_mean": torch.zeros(1, D)}, ValueError, ["base_mean", "[4]", "got [1, 4]"]),
-    ({"base_mean": torch.zeros(D).double()}, ValueError, ["base_mean", "precise", "float64"]),
-    ({"base_mean": torch.zeros(D, device="meta")}, ValueError, ["base_mean", "one device"]),
-    (
-        {"base_mean": with_value(torch.zeros(D), math.inf, 2)},
-        ValueError,
-        ["base_mean must be finite", "got inf at [2]"],
-    ),
+D = 4
+BAD: list[tuple[object, type[Exception], list[str]]] = [
+    ([0.0] * D, TypeError, ["base_mean", "torch.Tensor", "list"]),
+    (torch.zeros(D).long(), TypeError, ["base_mean", "float32", "int64"]),
+    (torch.zeros(5), ValueError, ["base_mean", "[4]", "got [5]"]),
+    (torch.zeros(1, D), ValueError, ["base_mean", "[4]", "got [1, 4]"]),
+    (torch.zeros(D).double(), ValueError, ["base_mean", "precise", "float64"]),
+    (torch.zeros(D, device="meta"), ValueError, ["base_mean", "one device"]),
+    (torch.tensor([0.0, 0.0, math.inf, 0.0]), ValueError, ["finite", "got inf at [2]"]),
 ]
 
 
+@pytest.mark.parametrize(("base_mean", "error", "words"), BAD)
+def test_bad_base_mean(base_mean: Any, error: type[Exception], words: list[str]) -> None:
+    problem = make_problem(B=2, Q=5, K=3, D=D)
+    with pytest.raises(error) as caught:
+        fast("simpleshot").predict(*problem.inputs(), base_mean=base_mean)
+    message = str(caught.value)
+    assert caught.type in REFUSALS[error]
+    assert "\n" not in message
+    assert all(word in message for word in [*words, ", got "]), message
+
+
 @every_method
-def test_bad_input(name: str) -> None:
-    method = fast(name)
-    assert method.predict(**call()).labels.shape == (B, Q)
-    for changes, error, words in BAD:
-        with pytest.raises(error) as caught:
-            method.predict(**call(**changes))
-        message = str(caught.value)
-        assert caught.type in REFUSALS[error]
-        assert "\n" not in message
-        assert ", got " in message, message
-        for word in words:
-            assert word in message, message
+def test_bad_values(name: str) -> None:
+    """Of the rows, whichever method looks for them."""
+    problem = make_problem(B=2, Q=5, K=3, D=D, shots=(2, 2))
+    for changes in ({}, {"num_classes": 3}):
+        for which in ("support", "query"):
+            rows = getattr(problem, which).clone()
+            rows[1, 2, 3] = math.nan
+            bad = replace(problem, **{which: rows})
+            with pytest.raises(ValueError, match=rf"{which} must be finite, got nan at .1, 2, 3."):
+                fast(name).predict(*bad.inputs(), **changes)
+    with pytest.raises(ValueError, match=r"every class in \[0, 4\) .* class 3 in task 0"):
+        fast(name).predict(*problem.inputs(), num_classes=4)
 
 
 def test_base_mean_of_another_precision() -> None:
-    half = {key: call()[key].half() for key in ("support", "query")}
-    mean = torch.full((D,), 0.5)
+    half, mean = hard().to(torch.float16), torch.full((5,), 0.5)
     method = methods.create("simpleshot")
-    got = method.predict(**call(**half), base_mean=mean)
-    same = method.predict(**call(**half), base_mean=mean.half())
+    got = method.predict(*half.inputs(), base_mean=mean)
+    same = method.predict(*half.inputs(), base_mean=mean.half())
     assert torch.equal(got.probabilities, same.probabilities)

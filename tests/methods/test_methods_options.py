@@ -157,14 +157,6 @@ def test_unknown_option(name: str) -> None:
         assert f"{option.name} ({option.type}, default {option.default!r})" in message
 
 
-def test_numbers_of_another_kind() -> None:
-    method = methods.create("paddle", lam=3, temperature=2)
-    problem = hard()
-    same = methods.create("paddle", lam=3.0, temperature=2.0)
-    got, want = (m.predict(*problem.inputs()).probabilities for m in (method, same))
-    assert torch.equal(got, want)
-
-
 # --- registry -------------------------------------------------------------------------------------
 
 
@@ -197,12 +189,6 @@ def test_presets(name: str, preset: str) -> None:
         assert getattr(method, option.name) == chosen.get(option.name, option.default)
 
 
-def test_preset_of_paddle() -> None:
-    assert methods.create("paddle").scaling == "auto"
-    assert methods.create("paddle", "paper").scaling == "minmax"
-    assert methods.create("paddle", "tiered").scaling == "minmax"
-
-
 def test_defaults_of_paddle_are_those_of_solve() -> None:
     """In every other function that solves, too."""
     of_solve = inspect.signature(paddle_ext.solve).parameters
@@ -215,11 +201,11 @@ def test_defaults_of_paddle_are_those_of_solve() -> None:
                 assert parameter.default == of_solve[name].default, (place, name)
 
 
-def test_preset_of_bd_cspn() -> None:
+def test_options_override_a_preset() -> None:
     assert methods.create("bd_cspn").temperature == 50
     assert methods.create("bd_cspn", "tiered").temperature == 30
     assert methods.create("bd_cspn", preset="tiered", temperature=7.0).temperature == 7
-    assert methods.create("bd_cspn", preset="tiered", scaling="none").temperature == 30
+    assert methods.create("paddle", "tiered").scaling == "minmax"  # as in "paper"
 
 
 def test_unknown_preset() -> None:

@@ -1,134 +1,82 @@
-"""Each method that is plain torch, or `paddle_ext.solve`, against its reference and by hand."""
+"""The methods in plain torch, and PADDLE: against easyfsl, scikit-learn, autograd and by hand."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from method_tasks import assert_prediction
-from places import at_places
-from problems import NASTY, Place, Problem, largest, make_problem, remembered
+from problems import Place, Problem, largest, make_problem
 from torch import Tensor
 
 from paddle_ext import methods, reference
 from paddle_ext import task as features
 from paddle_ext.methods.neighbour_graph import nearest_others
-from paddle_ext.reference.bd_cspn import bd_cspn
-from paddle_ext.reference.laplacian_shot import laplacian_shot
-from paddle_ext.reference.simpleshot import simpleshot
+from paddle_ext.methods.paddle_pgd import simplex_project
 
-REFERENCE: dict[str, Callable[..., Tensor]] = {
-    "bd_cspn": bd_cspn,
-    "laplacian_shot": laplacian_shot,
-    "paddle": lambda *x, **options: reference.solve(*x, **options).probabilities,
-    "paddle_pgd": lambda *x, **options: reference.pgd(*x, **options).probabilities,
-    "simpleshot": simpleshot,
-    "soft_kmeans": lambda *x, **options: reference.solve(*x, lam=0.0, **options).probabilities,
-}
-# How far probabilities may be from the reference in float64.
+# How far probabilities may be from those in float64.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@pytest.fixture(scope="module")
+def easyfsl(torchvision_operators: None) -> ModuleType:
+    return pytest.importorskip("easyfsl.methods", reason="needs easyfsl")
+
+
+def probabilities(name: str, problem: Problem, **options: Any) -> Tensor:
+    given = {"base_mean": options.pop("base_mean")} if "base_mean" in options else {}
+    return methods.create(name, **options).predict(*problem.inputs(), **given).probabilities
+
+
+def centred(problem: Problem, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """CL2N of support and query, in float64."""
+    rows = (F.normalize(x.double() - mean.double(), dim=-1) for x in problem.inputs()[::2])
+    support, query = rows
+    return support, query
+
+
+def class_means(support: Tensor, labels: Tensor) -> Tensor:
+    return torch.stack([support[labels == k].mean(0) for k in range(int(labels.max()) + 1)])
+
+
+# --- in single precision, and on every device -----------------------------------------------------
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("simpleshot", {}),
-    ("simpleshot", {"scaling": "l2n", "temperature": 3.0}),
     ("bd_cspn", {}),
-    ("bd_cspn", {"scaling": "l2n", "temperature": 10.0, "empty_class": "keep_all"}),
-    ("bd_cspn", {"scaling": "none"}),
+    ("bd_cspn", {"scaling": "none", "temperature": 10.0, "empty_class": "keep_all"}),
     ("laplacian_shot", {}),
     ("laplacian_shot", {"scaling": "l2n", "lam": 2.0, "knn": 6, "tol": 0.0}),
-    ("paddle", {}),
-    ("paddle", {"scaling": "minmax", "lam": 5.0}),
-    ("soft_kmeans", {}),
-    ("soft_kmeans", {"scaling": "none", "max_iter": 5}),
     ("paddle_pgd", {"max_iter": 40}),
     ("paddle_pgd", {"scaling": "minmax", "max_iter": 25, "learning_rate": 1e-2, "tol": 0.0}),
-    ("paddle_pgd", {"scaling": "none", "max_iter": 40, "lam": 3.0, "tol": 1e-3}),
 ]
 
 
-def truth(name: str, problem: Problem, base_mean: Tensor | None = None, **options: Any) -> Tensor:
-    """The reference with the options of the method, in float64 on the CPU."""
-    given = {
-        option.name: options.get(option.name, option.default) for option in methods.describe(name)
-    }
-    given["num_classes"] = problem.num_classes
-    exact = problem.to("cpu").to(torch.float64)
-    if base_mean is not None:
-        return REFERENCE[name](*exact.inputs(), base_mean=base_mean.double(), **given)
-    return remembered(REFERENCE[name], *exact.inputs(), **given)
-
-
-def agrees(place: Place, name: str, problem: Problem, **options: Any) -> None:
-    """The method agrees with the reference on the same numbers."""
-    problem = problem.to(place.dtype)
-    there = place.put(problem)
-    got = methods.create(name, **options).predict(*there.inputs(), num_classes=problem.num_classes)
-    want = truth(name, problem, **options)
-    tolerance = TOLERANCE[place.dtype]
-    assert got.probabilities.dtype == place.dtype
-    assert largest(got.probabilities.cpu().double() - want) < tolerance
-    best = want.topk(min(2, problem.num_classes), dim=-1).values
-    clear = best[..., 0] - best[..., -1] > 2 * tolerance
-    assert torch.equal(got.labels.cpu()[clear], want.argmax(-1)[clear])
-
-
-SHAPES = [(12, 4, 6), (75, 20, 33), (3, 9, 5)]
-FIRST = [next(variant for variant in VARIANTS if variant[0] == name) for name in REFERENCE]
-
-
-@at_places(
-    "name, options, shape",
-    everywhere=[(*variant, (75, 20, 33)) for variant in FIRST],
-    cpu_only=[
-        (*variant, shape)
-        for variant, shape in product(VARIANTS, SHAPES)
-        if variant not in FIRST or shape != (75, 20, 33)
-    ],
-)
-def test_reference(
-    place: Place, name: str, options: dict[str, Any], shape: tuple[int, int, int]
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@pytest.mark.parametrize("shape", [(75, 20, 33), (3, 9, 5)])
+def test_single_precision(
+    device: str, name: str, options: dict[str, Any], shape: tuple[int, int, int]
 ) -> None:
+    """The results are those of double precision, which the tests below compare with others."""
     Q, K, D = shape
     for shared in (False, True):
-        agrees(place, name, make_problem(B=3, Q=Q, K=K, D=D, shared=shared, seed=Q), **options)
-    agrees(place, name, make_problem(Q=Q, K=K, D=D, lead=4.0, seed=Q), **options)
+        problem = make_problem(B=3, Q=Q, K=K, D=D, shared=shared, seed=Q)
+        got = probabilities(name, problem.to(device), **options)
+        want = probabilities(name, problem.to(torch.float64), **options)
+        assert largest(got.cpu().double() - want) < TOLERANCE[torch.float32]
 
 
-PLAIN = ["simpleshot", "bd_cspn", "laplacian_shot"]
-
-
-@at_places(
-    "name, problem",
-    everywhere=product(PLAIN, ["offset"]),
-    cpu_only=product(PLAIN, [name for name in NASTY if name != "offset"]),
-)
-def test_nasty(place: Place, name: str, problem: str) -> None:
-    agrees(place, name, NASTY[problem]())
-
-
-def test_bd_cspn_of_raw_features(device: str) -> None:
-    """However large the features, and however much smaller the support."""
-    method = methods.create("bd_cspn", scaling="none")
-    for factor in (1e-36, 1.0, 1e28):
-        base = make_problem(B=2, shared=True).map(lambda x, factor=factor: x * factor)
-        for problem in (base, replace(base, support=base.support * 1e-30)):
-            there = problem.to(device)
-            assert_prediction(method.predict(*there.inputs()), there)
-    agrees(Place(device, torch.float32), "bd_cspn", NASTY["far queries"](), scaling="none")
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_base_mean(place: Place, name: str) -> None:
-    problem = place.put(make_problem(B=2, Q=20, K=5, D=8, lead=4.0, seed=1))
-    mean = torch.linspace(-2.0, 3.0, 8, dtype=place.dtype, device=place.device)
-    method = methods.create(name)
-    got = method.predict(*problem.inputs(), base_mean=mean).probabilities
-    want = truth(name, problem, base_mean=mean.cpu())
+@pytest.mark.parametrize("options", [{}, {"scaling": "minmax", "lam": 5.0}, {"lam": 0.0}])
+def test_paddle_is_solve(place: Place, options: dict[str, Any]) -> None:
+    problem = place.put(make_problem(B=3, Q=20, K=5, D=8, lead=4.0))
+    want = reference.solve(*problem.to("cpu").to(torch.float64).inputs(), **options).probabilities
+    got = probabilities("paddle", problem, **options)
     assert largest(got.cpu().double() - want) < TOLERANCE[place.dtype]
-    without = method.predict(*problem.inputs()).probabilities
-    assert largest(got - without) > 0.01
+    if options == {"lam": 0.0}:
+        assert torch.equal(probabilities("soft_kmeans", problem), got)
 
 
 def test_the_budget_changes_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +116,16 @@ def test_simpleshot_by_hand() -> None:
         torch.tensor([[3.0, 5.0], [1.0, 9.0]]), TWO, torch.tensor([[3.0, 4.0]]), base_mean=base_mean
     )
     assert got.labels.tolist() == [0]
+
+
+def test_simpleshot_is_the_prototypical_classifier(easyfsl: ModuleType) -> None:
+    """Of centred unit-norm rows; its scores are distances."""
+    problem, mean = make_problem(Q=40, K=6, D=8, lead=2.0, shots=(2, 2)), torch.linspace(-1, 1, 8)
+    model = easyfsl.PrototypicalNetworks(feature_centering=mean, feature_normalization=2.0)
+    model.process_support_set(problem.support, problem.support_labels)
+    want = torch.softmax(-15 / 2 * model(problem.query).square(), -1)
+    got = probabilities("simpleshot", problem, base_mean=mean)
+    assert largest(got - want) < 1e-4
 
 
 def test_bd_cspn_by_hand() -> None:
@@ -217,15 +175,43 @@ def test_bd_cspn_with_a_class_that_nothing_is_nearest_to() -> None:
     assert got == pytest.approx(want, rel=1e-9)
 
 
-@pytest.mark.parametrize("scaling", ["cl2n", "none"])
-def test_bd_cspn_labels_are_the_nearest_prototype(scaling: str) -> None:
-    problem = make_problem(Q=40, K=6, D=8, lead=2.0, seed=3)
-    labels = [
-        methods.create("bd_cspn", scaling=scaling).predict(*problem.map(change).inputs()).labels
-        for change in (lambda x: x, lambda x: x * 1e-18, lambda x: x * 2.0**60)
-    ]
-    want = truth("bd_cspn", problem, scaling=scaling).argmax(-1)
-    assert all(torch.equal(got, want) for got in labels)
+def test_bd_cspn_of_raw_features(device: str) -> None:
+    """However large the features, and however much smaller the support."""
+    problem = make_problem(B=2, Q=40, K=6, D=8, lead=2.0, shared=True, seed=3).to(device)
+    want = methods.create("bd_cspn", scaling="none").predict(*problem.inputs())
+    for factor in (1e-18, 2.0**60):
+        scaled = problem.map(lambda x, factor=factor: x * factor)
+        got = methods.create("bd_cspn", scaling="none").predict(*scaled.inputs())
+        assert torch.equal(got.labels, want.labels)
+    for factor in (1e-36, 1e28):
+        support = replace(problem, support=problem.support * factor)
+        method = methods.create("bd_cspn", scaling="none")
+        assert_prediction(method.predict(*support.inputs()), support)
+
+
+@pytest.mark.parametrize("name", ["simpleshot", "bd_cspn", "laplacian_shot"])
+def test_base_mean_is_subtracted(name: str) -> None:
+    problem = make_problem(B=2, Q=20, K=5, D=8, lead=4.0, seed=1).to(torch.float64)
+    mean = torch.linspace(-2.0, 3.0, 8).double()
+    got = probabilities(name, problem, base_mean=mean)
+    want = probabilities(name, problem.map(lambda x: x - mean), scaling="l2n")
+    assert largest(got - want) < 1e-12
+    assert largest(got - probabilities(name, problem)) > 0.01
+
+
+@pytest.mark.parametrize("options", [{}, {"lam": 2.0, "knn": 6, "max_iter": 4}])
+def test_laplacian_shot_is_that_of_easyfsl(easyfsl: ModuleType, options: dict[str, Any]) -> None:
+    problem = make_problem(Q=40, K=6, D=8, lead=2.0, seed=5).to(torch.float64)
+    mean = torch.linspace(-0.5, 0.5, 8).double()
+    method = methods.create("laplacian_shot", **options)
+    got = method.predict(*problem.inputs(), base_mean=mean).probabilities
+    model = easyfsl.LaplacianShot(
+        knn=method.knn, inference_steps=method.max_iter, lambda_regularization=method.lam
+    )
+    support, query = centred(problem, mean)
+    distances = torch.cdist(query, class_means(support, problem.support_labels)).square()
+    graph = model.compute_pairwise_affinities(query).double()
+    assert largest(got - model.bound_updates(distances, graph)) < 1e-9
 
 
 def test_laplacian_shot_by_hand() -> None:
@@ -350,3 +336,44 @@ def test_paddle_pgd_stops_each_task_on_its_own() -> None:
     assert torch.equal(together[first], one[first])
     assert torch.equal(together[second], ten[second])
     assert largest(ten[first] - one[first]) > 1e-3
+
+
+def objective(z: Tensor, s: Tensor, labels: Tensor, u: Tensor, w: Tensor, lam: float) -> Tensor:
+    """What PADDLE-PGD minimises: distances, and the entropy of the proportions."""
+    p = u.mean(0) + 1e-6
+    distances = (u * torch.cdist(z, w).square()).sum() + (s - w[labels]).square().sum()
+    return distances / 2 - lam * (p * p.log()).sum()
+
+
+def test_paddle_pgd_is_adam_and_a_projection() -> None:
+    """On the gradients of autograd."""
+    problem = make_problem(Q=9, K=4, D=3, lead=2.0).to(torch.float64)
+    s, labels, z = problem.inputs()
+    w = class_means(s, labels).requires_grad_()
+    u = torch.softmax(-torch.cdist(z, w.detach()).square() / 2, -1).requires_grad_()
+    adam = torch.optim.Adam([u, w], lr=0.02)
+    for _ in range(5):
+        adam.zero_grad()
+        objective(z, s, labels, u, w, 5.0).backward()
+        adam.step()
+        with torch.no_grad():
+            u.copy_(simplex_project(u))
+    options = {"scaling": "none", "lam": 5.0, "learning_rate": 0.02, "tol": 0.0}
+    got = probabilities("paddle_pgd", problem, max_iter=5, **options)
+    assert largest(got - u.detach()) < 1e-9
+    # With many steps it agrees with PADDLE, which minimises the same with a barrier.
+    clear = make_problem(Q=30, K=6, D=8, seed=1)
+    got = probabilities("paddle_pgd", clear, scaling="none", max_iter=100)
+    assert torch.equal(got.argmax(-1), clear.truth(scaling="none").labels)
+
+
+def test_projection() -> None:
+    x = 3 * torch.randn(40, 7, generator=torch.Generator().manual_seed(0)).double()
+    p = simplex_project(x)
+    assert (p >= 0).all()
+    assert largest(p.sum(-1) - 1) < 1e-12
+    # Optimality: x - p has one value where p > 0, and nothing above it elsewhere.
+    level = torch.where(p > 0, x - p, -torch.inf).amax(-1, keepdim=True)
+    assert largest(torch.where(p > 0, x - p - level, 0)) < 1e-10
+    assert (torch.where(p > 0, 0, x - p - level) <= 1e-10).all()
+    assert largest(simplex_project(p) - p) < 1e-12

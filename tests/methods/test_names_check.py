@@ -98,6 +98,11 @@ def test_parts_of_a_batch() -> None:
     assert len(shared.support) == 1
 
 
+def test_prototypes_of_other_tasks() -> None:
+    with pytest.raises(ValueError, match=r"shape \[K, 3\] or \[3, K, 3\] with .*, got \[2, 4, 3\]"):
+        Listener().predict(**inputs(3), prototypes=rows(2, K, D))
+
+
 def test_no_tasks() -> None:
     found = Listener().predict(**inputs(0), prototypes=rows(K, D))
     assert found.probabilities.shape == (0, Q, K)
@@ -114,7 +119,10 @@ def test_without_prototypes_every_class_needs_a_row() -> None:
 
 NAN = float("nan")
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"prototypes": rows(K, D + 1)}, "prototypes must have as many features as query, 3, got 4"),
+    (
+        {"prototypes": rows(K, D + 1)},
+        "prototypes must have shape \\[K, 3\\] with .*, got",
+    ),
     ({"prototypes": rows(K, D), "num_classes": 5}, "prototypes must have num_classes classes, 5"),
     ({"logits": rows(Q, K), "num_classes": 5}, "logits must have num_classes classes, 5, got 4"),
     ({"prototypes": rows(K, D) * NAN}, "prototypes must be finite, got nan at"),
@@ -122,11 +130,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prototypes": rows(K, D).double()}, "prototypes must be as precise as the features"),
     ({"logits": rows(Q, K).double()}, "logits must be as precise as the features, float32"),
     ({"prototypes": rows(K, D).to("meta")}, "prototypes, query must be on one device, got meta"),
-    ({"prototypes": rows(0, D)}, "prototypes must have at least one class, got \\[0, 3\\]"),
-    ({"prototypes": rows(D)}, "prototypes must have shape \\[K, D\\] or \\[B, K, D\\]"),
-    ({"logits": rows(K)}, "logits must have shape \\[Q, K\\] or \\[B, Q, K\\], got \\[4\\]"),
-    ({"logits": rows(Q + 1, K)}, "logits must have one row for each query, shape \\[5, 4\\]"),
-    ({"prototypes": rows(2, K, D)}, "prototypes must have as many tasks as query"),
+    ({"prototypes": rows(0, D)}, "prototypes must have shape .* with K at least 1, got \\[0, 3\\]"),
+    (
+        {"prototypes": rows(D)},
+        "prototypes must have shape \\[K, 3\\] with .*, got \\[3\\]",
+    ),
+    ({"logits": rows(K)}, "logits must have shape \\[5, K\\] with .*, got \\[4\\]"),
+    (
+        {"logits": rows(Q + 1, K)},
+        "logits must have shape \\[5, K\\] with .*, got \\[6, 4\\]",
+    ),
+    (
+        {"prototypes": rows(2, K, D)},
+        "prototypes must have shape .*, got \\[2, 4, 3\\]",
+    ),
     ({"prototypes": rows(K, D), "logits": rows(Q, K)}, "logits must be None with prototypes"),
     ({"prototypes": [[1.0]]}, "prototypes must be a torch.Tensor, got list"),
     ({"prototypes": torch.ones(K, D, dtype=torch.int64)}, "prototypes must be float16"),

@@ -12,8 +12,8 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import methods
 from paddle_ext.methods.registry import as_method, load
-from paddle_ext.research.evaluation.arguments import all_methods
-from paddle_ext.research.evaluation.tables import display_of, title_of
+from paddle_ext.research.evaluate import all_methods
+from paddle_ext.research.tables import display_of, title_of
 from paddle_ext.task import Task
 
 SUPPORT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8]])
@@ -180,7 +180,11 @@ def test_a_class_of_a_module(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("rest", "message"),
-    [(":Yours", "has no Yours"), (":number", "which is a int"), ("x:Mine", "can be imported")],
+    [
+        (":Yours", "no attribute"),
+        (":number", "which is a int"),
+        ("x:Mine", "can be imported"),
+    ],
 )
 def test_missing_names_of_a_module(module: str, rest: str, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):

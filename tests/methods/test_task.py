@@ -84,19 +84,6 @@ def test_centring_with_a_large_offset(device: str) -> None:
         assert largest(got.double() - want) < 1e-5
 
 
-# --- sums and distances ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_class_means(device: str, shared: bool) -> None:
-    task = task_of(shared=shared, device=device)
-    means = task.means(task.support)
-    assert means.shape == (1 if shared else 3, 4, 5)
-    for b, (support, labels) in enumerate(zip(task.support, task.support_labels, strict=True)):
-        for k in range(4):
-            assert largest(means[b, k] - support[labels == k].mean(0)) < 1e-5
-
-
 def test_softmin() -> None:
     x = torch.tensor([[1.0, 2.0, 4.0], [5.0, 5.0, 9.0]])
     assert torch.allclose(layout.softmin(x, 0.7), torch.softmax(-0.7 * x, -1))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paddle_ext.reference.names import (
+    NamedTask,
     NameLogits,
     by_anchors,
     by_rows,
@@ -15,7 +16,6 @@ from paddle_ext.reference.names import (
     fitted,
     names,
 )
-from paddle_ext.reference.zero_shot import NamedTask
 
 K, D = 4, 8
 

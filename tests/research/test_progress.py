@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from paddle_ext import progress as module
 from paddle_ext.progress import Progress
-from paddle_ext.research import progress as module
 
 
 class Terminal(io.StringIO):

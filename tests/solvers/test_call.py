@@ -22,7 +22,7 @@ from paddle_ext import check
 from paddle_ext.adaptive_rule.kernels import likelihood
 from paddle_ext.native import call as calls
 from paddle_ext.native import load as native
-from paddle_ext.research.tasks import sampler
+from paddle_ext.research import sampler
 from paddle_ext.solvers.tim import SOLVERS
 
 ROOT = Path(__file__).parents[2]

@@ -346,17 +346,11 @@ def test_one_bad_label_anywhere(device: str) -> None:
             assert check.classes_of_valid(changed, support, query) == 0
 
 
-def test_no_task_and_a_base_mean(device: str) -> None:
+def test_values_of_no_task(device: str) -> None:
     labels, support, query = rows_of(device, 7, torch.float32)
     assert check.dense_values(support[:0], labels[:0], query[:0], None) == 0
     assert check.dense_values(support[:0], labels[:0], query[:0], 9) == 9
     assert check.dense_values(support[0], labels[0], query[:0], None) == K
-    mean = query[0, 0].clone()
-    for given in (mean, mean.double()):
-        assert check.dense_values(support, labels, query, K, given) == K
-        given[-1] = math.inf
-        with pytest.raises(ValueError, match=r"base_mean must be finite, got inf at \[6\]"):
-            check.dense_values(support, labels, query, K, given)
 
 
 @pytest.mark.cuda

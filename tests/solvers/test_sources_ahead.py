@@ -16,10 +16,8 @@ import torch
 from row_files import FORMATS, N, features, run_bounded, write, write_parquet
 from torch import Tensor
 
-from paddle_ext.files import Fill
-from paddle_ext.large import ahead as module
-from paddle_ext.large.ahead import ahead, chunks_of
-from paddle_ext.large.sources import FileRows, as_rows
+from paddle_ext.files import ahead
+from paddle_ext.large.sources import FileRows, Fill, StreamedRows, as_rows
 
 
 class Slow:
@@ -33,7 +31,7 @@ class Slow:
         self.ended = [Event() for _ in range(5)]
 
     @contextmanager
-    def reading(self, start: int, stop: int, abandoned: Event) -> Iterator[Fill]:
+    def reading(self, start: int, stop: int) -> Iterator[Fill]:
         number = 0
 
         def fill(rows: Tensor) -> None:
@@ -47,10 +45,9 @@ class Slow:
         yield fill
 
 
-def test_one_chunk_is_read_while_another_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 1)
+def test_one_chunk_is_read_while_another_is_in_use() -> None:
     source = Slow()
-    chunks = chunks_of(source, 0, 10, 2, torch.device("cpu"))
+    chunks = StreamedRows(source, torch.device("cpu"), 0, 10).chunks(2)
     source.may_end[0].set()
     for number in range(5):
         chunk = next(chunks)
@@ -90,8 +87,8 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 def test_errors_come_to_the_caller() -> None:
     """Even StopIteration, which would otherwise end the loop silently."""
-    found = iter([1, 2])
-    numbers = ahead(lambda: next(found), Event())
+    given = iter([1, 2])
+    numbers = ahead(lambda: next(given))
     assert [next(numbers), next(numbers)] == [1, 2]
     with pytest.raises(RuntimeError, match="StopIteration"):
         next(numbers)
@@ -101,36 +98,19 @@ def test_errors_come_to_the_caller() -> None:
 
 INTERRUPTED = """
 import sys, threading, time
-from contextlib import contextmanager
-import torch
-from paddle_ext.large.ahead import chunks_of
 from paddle_ext.large.sources import FileRows
 
-class Stuck:
-    shape, dtype = (1000, 1), torch.float32
-
-    @contextmanager
-    def reading(self, start, stop, abandoned):
-        yield lambda rows: abandoned.wait(60)
-
-def passes(what):
+print("reading", flush=True)
+try:
     while True:
-        if what == "waiting":
-            yield from chunks_of(Stuck(), 0, 1000, 10, torch.device("cpu"))
-        else:
-            yield from FileRows(sys.argv[1]).chunks(10)
-
-for what in ("reading", "waiting"):
-    print(what, flush=True)
-    try:
-        for chunk in passes(what):
+        for chunk in FileRows(sys.argv[1]).chunks(10):
             pass
-    except KeyboardInterrupt:
-        pass
-    deadline = time.monotonic() + 2  # a thread may just be ending
-    while threading.active_count() > 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    print([thread.name for thread in threading.enumerate()], flush=True)
+except KeyboardInterrupt:
+    pass
+deadline = time.monotonic() + 2  # a thread may just be ending
+while threading.active_count() > 1 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print([thread.name for thread in threading.enumerate()], flush=True)
 held = FileRows(sys.argv[1]).chunks(10)  # as by a traceback: nothing ends its thread, but the exit
 next(held)
 """
@@ -143,13 +123,12 @@ def test_interruption(tmp_path: Path) -> None:
         [sys.executable, "-c", INTERRUPTED, str(path)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        for what in ("reading", "waiting"):
-            assert process.stdout.readline() == f"{what}\n"
-            time.sleep(0.2)
-            began = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == "['MainThread']\n"
-            assert time.monotonic() - began < 5
+        assert process.stdout.readline() == "reading\n"
+        time.sleep(0.2)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "['MainThread']\n"
+        assert time.monotonic() - began < 5
         assert process.wait(20) == 0
 
 
@@ -158,10 +137,10 @@ from paddle_ext.large.sources import FileRows
 
 def work(path):
     rows = FileRows(path)
-    found = torch.zeros(rows.shape[1], dtype=torch.float64)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64)
     for chunk in rows.chunks(int(sys.argv[4])):
-        found += chunk.sum(0)
-    return found
+        total += chunk.sum(0)
+    return total
 
 print(*bounded(work).tolist())
 """
@@ -169,7 +148,7 @@ print(*bounded(work).tolist())
 
 def test_a_file_larger_than_the_memory_allowed(tmp_path: Path) -> None:
     """The file does not fit in the memory of the process, but two chunks of it do."""
-    rows, width, chunk = 112 * 1024, 1024, 2048
+    rows, width, chunk = 32 * 1024, 1024, 2048
     # Whole numbers, whose sums are exact.
     block = np.random.default_rng(0).integers(-3, 4, (chunk, width)).astype(np.float32)
     path, small = tmp_path / "large.npy", tmp_path / "small.npy"
@@ -179,19 +158,15 @@ def test_a_file_larger_than_the_memory_allowed(tmp_path: Path) -> None:
     for number, start in enumerate(range(0, rows, chunk)):
         mapped[start : start + chunk] = block * (1 + number)
         expected += mapped[start : start + chunk].sum(0, dtype=np.float64)
-    size = mapped.nbytes
     del mapped
     two_chunks = 2 * block.nbytes
     try:
         refused, used, found = run_bounded(SUMS, path, small, 4 * two_chunks, chunk)
     finally:
         path.unlink()  # pytest keeps the folders of some runs
-    limit, peak = map(int, used.split())
     assert refused == "refused"
-    assert 0.9 * two_chunks < peak < 1.5 * two_chunks
+    assert 0.9 * two_chunks < int(used.split()[1]) < 1.5 * two_chunks
     assert [float(x) for x in found.split()] == expected.tolist()
-    if limit > size:
-        pytest.skip(f"the libraries alone may take {limit} bytes here, the file has {size}")
 
 
 def test_parquet_in_bounded_memory(tmp_path: Path) -> None:
@@ -224,16 +199,12 @@ def test_files_on_cuda(tmp_path: Path, kind: str, dtype: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("source", ["file", "tensor"])
 @pytest.mark.parametrize("own_stream", [False, True])
-@pytest.mark.parametrize("block", [1, 2**22])
-def test_a_slow_device_keeps_its_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, own_stream: bool, block: int
-) -> None:
+def test_a_slow_device_keeps_its_chunks(tmp_path: Path, source: str, own_stream: bool) -> None:
     """The work on a chunk is queued behind much else, and reading ahead must not overwrite it."""
     x = torch.randn(64_000, 64, generator=torch.Generator().manual_seed(0))
     np.save(tmp_path / "rows.npy", x.numpy())
     rows = as_rows(x if source == "tensor" else tmp_path / "rows.npy", "cuda")
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
-    monkeypatch.setattr(module, "BLOCK", block)
     with torch.cuda.stream(stream):
         expected = torch.stack([part.cuda().sum(0) for part in x.split(4000)])
         for _ in range(3):

@@ -29,13 +29,12 @@ def task(queries: int, classes: int = K, width: int = D) -> tuple[Tensor, Tensor
     ("kind", "dtype"),
     [
         ("npy", "float32"),
-        ("npz", "float16"),
         ("safetensors", "bfloat16"),
         ("lists.parquet", "float32"),
         ("fixed.parquet", "float16"),
     ],
 )
-@pytest.mark.parametrize("scaling", ["none", "minmax", "auto"])
+@pytest.mark.parametrize("scaling", ["none", "auto"])
 def test_the_same_from_a_file_as_from_a_tensor(
     tmp_path: Path, device: str, kind: str, dtype: str, scaling: str
 ) -> None:
@@ -71,9 +70,10 @@ np.savez(sys.argv[5], labels=found.labels.numpy(), proportions=found.proportions
 """
 
 
+@pytest.mark.slow
 def test_solving_in_less_memory_than_the_file_has(tmp_path: Path) -> None:
     """Two iterations, each of which reads the file again."""
-    support, labels, query = task(100_000, 16, 128)
+    support, labels, query = task(80_000, 16, 128)
     query = (query * torch.linspace(0.7, 1.3, 8).view(-1, 1, 1)).flatten(0, 1)
     large, small, known, output = (
         tmp_path / name for name in ("large.npy", "small.npy", "known.npz", "found.npz")
@@ -81,14 +81,14 @@ def test_solving_in_less_memory_than_the_file_has(tmp_path: Path) -> None:
     np.save(large, query.numpy())
     np.save(small, query[:3000].numpy())
     np.savez(known, support=support.numpy(), labels=labels.numpy())
-    allowed = 256 * 2**20
+    allowed = 208 * 2**20
     assert query.nbytes > 1.5 * allowed
     try:
         refused, used = run_bounded(SOLVE, large, small, allowed, known, output)
     finally:
         large.unlink()  # pytest keeps the folders of some runs
     assert refused == "refused"
-    assert int(used.split()[1]) < 192 * 2**20
+    assert int(used.split()[1]) < 160 * 2**20
     usual = paddle_ext.solve(support, labels, query, max_iter=2, tol=0.0)
     with np.load(output) as found:
         assert (found["labels"] == usual.labels.numpy()).mean() > 0.9999

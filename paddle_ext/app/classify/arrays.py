@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import check
-from ...files import UnmappableError, open_regular, readable
-from ...research.data import archives, bank_files
-from ...research.data.labels import label_text, whole_numbers
+from ... import arrays, check
+from ...files import open_regular, readable
+from ...labels import label_text
 from .samples import Batch, Examples
 from .tables import Columns
 from .text_encodings import decoded
@@ -36,9 +35,7 @@ class ArrayFile:
 
     def array(self, *names: str) -> list[str]:
         """The labels under one of these names."""
-        return label_names(
-            bank_files.pick(self.contents, names, self.path), self.contents, self.path
-        )
+        return label_names(arrays.pick(self.contents, names, self.path), self.contents, self.path)
 
     def labels(self, file: Path | None, *, required: bool) -> list[str]:
         """A label for each row, empty if missing; the array of true labels does not count.
@@ -47,7 +44,7 @@ class ArrayFile:
         all are an error if they are required.
         """
         label = self.columns.label
-        there = (name for name in bank_files.LABELS if name in self.contents)
+        there = (name for name in arrays.LABELS if name in self.contents)
         known = label is not None or any(name != self.columns.truth for name in there)
         if file is None and not known and not required:
             return [""] * len(self.features)
@@ -55,7 +52,7 @@ class ArrayFile:
             raise check.ArgumentValueError(
                 "labels", f"must be a file of labels for {self.path}, got none"
             )
-        names = (label,) if label else bank_files.LABELS
+        names = (label,) if label else arrays.LABELS
         return self.one_each(self.array(*names) if file is None else read_labels(file), file)
 
     def one_each(self, values: list[str], file: Path | None = None) -> list[str]:
@@ -110,23 +107,17 @@ class UnlabelledArrays:
 def read(path: Path, others: set[str]) -> dict[str, Any]:
     """Named arrays, memory-mapped if possible: those with known names, and others."""
     if path.suffix == ".npy":
-        return {"features": archives.read_npy(path, mmap=True)}
+        return {"features": arrays.read_npy(path, mmap=True)}
     if path.suffix == ".safetensors":
-        return bank_files.read_safetensors(path, mmap=True)
+        return arrays.read_safetensors(path, mmap=True)
     if path.suffix in (".pt", ".pth"):
-        return dict(bank_files.named_contents(bank_files.read_torch(path), path))
-    wanted = bank_files.KNOWN | others
-    try:
-        return archives.read_npz(path, wanted, bank_files.FEATURES)
-    except UnmappableError:  # compressed
-        return archives.read_npz(path, wanted)
+        return dict(arrays.named_contents(arrays.read_torch(path), path))
+    return arrays.read_npz(path, arrays.BANK_NAMES | others)
 
 
 def features_of(contents: dict[str, Any], path: Path) -> Tensor:
     """[N, D] floating point."""
-    features = bank_files.as_tensor(
-        bank_files.pick(contents, bank_files.FEATURES, path), "features", path
-    )
+    features = arrays.as_tensor(arrays.pick(contents, arrays.FEATURES, path), "features", path)
     if features.dim() != 2 or not features.is_floating_point() or features.shape[1] < 1:
         raise ValueError(
             f"{path} must have floating-point features of shape [N, D], "
@@ -138,23 +129,22 @@ def features_of(contents: dict[str, Any], path: Path) -> Tensor:
 def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
     """Labels as text, empty if missing: names as they are, numbers by the names of the classes.
 
-    The rule is that of `research.data.labels`.
+    The rule is that of `labels`.
     """
     shape = getattr(values, "shape", None)
     if shape is not None and len(shape) != 1:
         raise ValueError(f"{path} must have labels of shape [N], got {list(shape)}")
-    texts = bank_files.label_texts(values)
+    texts = arrays.label_texts(values)
     if texts is not None:
         return texts
-    with bank_files.naming(path):
-        numbers = whole_numbers(bank_files.as_tensor(values, "labels", path)).tolist()
+    numbers = arrays.label_numbers(values, path).tolist()
     low, high = min(numbers, default=0), max(numbers, default=0)
     if low < -1:
         raise ValueError(f"{path} must have labels of at least 0, or -1 for no label, got {low}")
-    given = next((contents[name] for name in bank_files.CLASS_NAMES if name in contents), None)
+    given = next((contents[name] for name in arrays.CLASS_NAMES if name in contents), None)
     if given is None:
         return [label_text(number) for number in numbers]
-    names = bank_files.as_names(given, "class_names", path).tolist()
+    names = arrays.as_names(given, "class_names", path).tolist()
     if high >= len(names):
         raise ValueError(f"{path} must have a name for every label, got {len(names)} and {high}")
     return [names[number] if number >= 0 else "" for number in numbers]
@@ -163,7 +153,7 @@ def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
 def read_labels(path: Path) -> list[str]:
     """Labels from `.npy`, or one per line of a text file; an empty line is a missing label."""
     if path.suffix == ".npy":
-        return label_names(archives.read_npy(path), {}, path)
+        return label_names(arrays.read_npy(path), {}, path)
     with readable(path, "a text file with one label per line"), open_regular(path) as file:
         lines = decoded(file.read()).split("\n")
     if lines[-1] == "":

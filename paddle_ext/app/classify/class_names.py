@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ... import check
+from ... import arrays, check
 from ...files import open_regular, readable
-from ...research.data import archives, bank_files
-from ...research.data.labels import numbered
+from ...labels import numbered
 from .encoders import Encoder, check_widths, open_encoder
 from .samples import (
     LOGIT_SCALE,
@@ -190,9 +189,9 @@ def unit(rows: Tensor) -> Tensor:
 def stored_names(path: Path, *, required: bool) -> NamedClasses | None:
     """Embeddings of names computed elsewhere; a file of features need not contain any."""
     if path.suffix == ".safetensors":
-        contents = bank_files.read_safetensors(path, mmap=True)
+        contents = arrays.read_safetensors(path, mmap=True)
     else:
-        contents = archives.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
+        contents = arrays.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
     for key in EMBEDDINGS if "class_names" in contents else ():
         if key in contents and (required or getattr(contents[key], "ndim", 0) == 2):
             return named_classes(contents, key, path)
@@ -206,14 +205,14 @@ def stored_names(path: Path, *, required: bool) -> NamedClasses | None:
 
 
 def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasses:
-    rows = bank_files.as_tensor(contents[key], key, path)
+    rows = arrays.as_tensor(contents[key], key, path)
     if rows.dim() != 2 or not rows.is_floating_point() or rows.shape[1] < 1:
         raise check.ArgumentValueError(
             "names",
             f"must be floating-point numbers of shape [K, D], got {key!r} of {path}, "
             f"{check.plain(rows.dtype)} of shape {list(rows.shape)}",
         )
-    class_names = bank_files.as_names(contents["class_names"], "class_names", path).tolist()
+    class_names = arrays.as_names(contents["class_names"], "class_names", path).tolist()
     if len(class_names) != len(rows):
         raise check.ArgumentValueError(
             "names",
@@ -227,7 +226,7 @@ def named_classes(contents: dict[str, Any], key: str, path: Path) -> NamedClasse
         seen.add(name)
     scale = LOGIT_SCALE
     if contents.get("logit_scale") is not None:
-        given = bank_files.as_tensor(contents["logit_scale"], "logit_scale", path)
+        given = arrays.as_tensor(contents["logit_scale"], "logit_scale", path)
         if given.numel() != 1:
             raise check.ArgumentValueError(
                 "logit_scale", f"must be one number, got shape {list(given.shape)} in {path}"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ... import check
-from ...research.data.labels import numbered
+from ...labels import numbered
 from ...text import plural
 from .answers import UNKNOWN
 from .corrections import CorrectionFile, Corrections, Key

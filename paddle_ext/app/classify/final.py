@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ... import check
 from ...files import replacing
-from ...large.parquet import libraries
+from ...parquet import libraries
 from .answers import Answers
 from .correcting import Corrected
 from .output import decimals, write

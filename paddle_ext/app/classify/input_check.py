@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...research.data.labels import label_text
+from ...labels import label_text
 from ...text import plural, without_controls
 from .arrays import ArrayFile
 from .cache import digest

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ... import check
+from ... import arrays, check
 from ...files import replacing
-from ...research.data import archives
 from .class_names import NamedClasses
 from .networks import DEFAULT
 from .opening import check_suffix, open_folders, open_rows
@@ -81,7 +80,7 @@ def load_model(path: Path) -> Model:
             "model", f"must be a file written by classify --save, got {path}, which does not exist"
         )
     try:
-        contents = archives.read_npz(path)
+        contents = arrays.read_npz(path)
         names = contents["class_names"]
         if (int(contents["paddle_ext_model"]), names.ndim, names.dtype.kind) != (FORMAT, 1, "U"):
             raise KeyError

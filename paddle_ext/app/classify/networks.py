@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
+from ...decoding import square_crop
 from ...files import first_line
 from ...libraries import library
 from ...research.backbones import Checkpoint, load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
-from ...research.data.images import square_crop
 
 if TYPE_CHECKING:
     from PIL.Image import Image

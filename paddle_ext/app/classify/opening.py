@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ... import check
-from ...research.data.images import require_pillow
+from ...decoding import require_pillow
 from ...text import plural
 from . import arrays
 from .class_names import (

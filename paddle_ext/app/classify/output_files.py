@@ -9,8 +9,8 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from ...large.parquet import libraries
 from ...libraries import library
+from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
 from .row_files import excel_library
 

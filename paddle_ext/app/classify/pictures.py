@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...decoding import open_picture, read_picture_file, why_unreadable
+from ...files import in_threads
+from ...labels import label_text
 from ...progress import Progress
-from ...research.data.decoding import open_picture, read_picture_file, why_unreadable
-from ...research.data.images import in_threads
-from ...research.data.labels import label_text
 from ...text import encodable, plural, without_controls
 from .cache import FeatureCache, digest
 from .networks import Network

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...files import open_regular, readable
+from ...files import check_room, open_regular, readable
 from ...libraries import library
-from ...research.data.bounds import check_room
 from .text_encodings import decoded
 
 SUFFIXES = (".xlsx", ".jsonl", ".json")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...integrations.columns import Columns, columns_for
-from ...large.parquet import libraries
-from ...research.data.labels import numbered, sorted_names
+from ...labels import numbered, sorted_names
+from ...parquet import libraries
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
 

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from threading import Event
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,9 +17,8 @@ from torch import Tensor
 from ... import check
 from ...adaptive_rule.correction import corrected_likelihood
 from ...adaptive_rule.engines import classify
-from ...files import check_regular, replacing
-from ...large.ahead import ahead
-from ...large.parquet import libraries
+from ...files import ahead, check_regular, replacing
+from ...parquet import libraries
 from ...progress import Progress
 from ...task import without_batch
 from .answering import check_batch, classified
@@ -206,7 +204,7 @@ def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
 
 def read_ahead(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
     """The same batches, read by a thread while earlier ones are in use."""
-    return ahead(lambda: next(batches, None), Event())
+    return ahead(lambda: next(batches, None))
 
 
 # --- predictions --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ... import check
 from ...files import Version, current_version, open_regular, unchanged
-from ...large.parquet import is_lists, libraries, open_parquet, record_batches, vectors, width_of
+from ...parquet import is_lists, libraries, open_parquet, record_batches, vectors, width_of
 from ...text import encodable, plain_cell
 from . import row_files
 from .columns import (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...research.data.labels import label_text
+from ...labels import label_text
 from ...text import plain_cell, plural, without_controls
 from .columns import as_number, is_gap, shortened
 from .samples import Batch, Examples, concatenated, selected_from

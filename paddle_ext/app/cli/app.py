@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ...research.ranks import is_first_rank
 from ...text import printable
-from . import classify, demo, evaluating, info, pictures, reproduce
+from . import classify, demo, evaluating, info, pictures
 from .arguments import normalised
 
 FAILED, INTERRUPTED = 1, 130
@@ -60,6 +59,10 @@ class Commands(TyperGroup):
         return without_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "reproduce":
+            raise typer.BadParameter(
+                "reproduce must be run from a checkout: python benchmarks/reproduce EXPERIMENT BANK"
+            )
         command: Any = super().get_command(ctx, cmd_name)
         if command is not None:
             own = command.get_params
@@ -132,9 +135,8 @@ def error_sentence(error: Exception, names: Mapping[str, str]) -> str:
 
 
 def complain(text: str) -> None:
-    """A line on stderr, which names the torchrun process."""
-    rank = "" if is_first_rank() else f" (rank {os.environ['RANK']})"
-    typer.secho(f"paddle-ext{rank}: {printable(text)}", fg=typer.colors.RED, err=True)
+    """A line on stderr."""
+    typer.secho(f"paddle-ext: {printable(text)}", fg=typer.colors.RED, err=True)
 
 
 app = typer.Typer(
@@ -172,5 +174,5 @@ def common(
     """Label the rest: from a few labelled samples, or from class names. And compare methods."""
 
 
-for module in (classify, demo, info, pictures, evaluating, reproduce):
+for module in (classify, demo, info, pictures, evaluating):
     module.register(app)

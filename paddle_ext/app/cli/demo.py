@@ -77,8 +77,7 @@ def demo(
 def show_demo(found: Demo) -> None:
     import torch
 
-    from ...research.evaluation.drawing import emphasised
-    from ...research.evaluation.tables import accuracy_text, milliseconds_text, title_of
+    from ...research.tables import accuracy_text, emphasised, milliseconds_text, title_of
 
     results = list(found.evaluation)
     cells = [
@@ -88,7 +87,11 @@ def show_demo(found: Demo) -> None:
     strong = [number for number, r in enumerate(results) if emphasised(r.method)]
     show.table(["method", "accuracy %", "ms/task", "tasks"], cells, emphasised=strong)
     batch = found.batch
-    counts = {"are there": batch.truth, "by SimpleShot": batch.nearest, "by Adaptive": batch.labels}
+    counts = {
+        "are there": batch.truth,
+        "by SimpleShot": batch.nearest,
+        "by Adaptive": batch.adaptive,
+    }
     listed = ", ".join(f"{len(torch.unique(labels))} {name}" for name, labels in counts.items())
     show.say(f"classes in the first batch: {listed}")
     show.say(f"± 95 % confidence interval; {found.evaluation.machine}")

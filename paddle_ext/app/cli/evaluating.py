@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...research.ranks import is_first_rank
 from . import show
 from .arguments import (
     Device,
@@ -24,7 +23,7 @@ from .arguments import (
 if TYPE_CHECKING:
     from ...methods import Method
     from ...research.data import FeatureBank
-    from ...research.evaluation import Evaluation
+    from ...research.results import Evaluation
 
 EVALUATE_EXAMPLES = """Examples:
 
@@ -39,8 +38,6 @@ paddle-ext evaluate bank.npz --methods adaptive,my_module:MyMethod
 paddle-ext evaluate bank.npz --methods paddle --opts k_eff 5 n_query 75 n_ways full
 
 paddle-ext evaluate inat.npz --shots all --support repr --query query
-
-torchrun --nproc-per-node 4 -m paddle_ext evaluate bank.npz --output runs/a
 """
 TUNE_EXAMPLES = """Examples:
 
@@ -49,7 +46,7 @@ paddle-ext tune val.npz --output runs/tuned
 paddle-ext evaluate test.npz --tuned runs/tuned/tuning.json
 """
 
-Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt, .plk.")]
+Bank = Annotated[Path, typer.Argument(help="A feature bank: .npz, .safetensors, .pt.")]
 Methods = Annotated[
     list[str], typer.Option(help="Names, such as paddle,tim; or all. Your own: my_module:MyMethod.")
 ]
@@ -117,7 +114,7 @@ def evaluate(
     figure: Annotated[Path | None, typer.Option(help="Figure: .png, .webp, .svg or .pdf.")] = None,
 ) -> None:
     """Accuracy of methods, with 95 % confidence intervals, and milliseconds per task."""
-    from ...research.evaluation import evaluate as run
+    from ...research.evaluate import evaluate as run
 
     counts = None if comma_separated(shots) == ["all"] else numbers("--shots", shots)
     effective = numbers("--k-eff", k_eff)
@@ -144,10 +141,9 @@ def evaluate(
             output=output,
             resume=not fresh,
         )
-    if is_first_rank():
-        show_evaluation(found, markdown, figure)
-        if output is not None:
-            show.say(f"written: {output / 'evaluation.json'}")
+    show_evaluation(found, markdown, figure)
+    if output is not None:
+        show.say(f"written: {output / 'evaluation.json'}")
 
 
 def load_bank(path: Path, split: str | None) -> FeatureBank:
@@ -172,12 +168,12 @@ def chosen_methods(
     given: list[str], preset: str | None, option: list[str], tuned: Path | None
 ) -> dict[str, Method]:
     """The methods; --option overrides --tuned, which overrides --preset."""
-    from ...research.evaluation.arguments import chosen_methods as by_name
+    from ...research.evaluate import chosen_methods as by_name
 
     names = comma_separated(given)
     chosen = by_name("all" if names == ["all"] else [own_method(name) for name in names], preset)
     if tuned is not None:
-        from ...research.evaluation.tuning import Tuning
+        from ...research.tune import Tuning
 
         best = Tuning.load(tuned).methods()
         chosen = {name: best.get(name, method) for name, method in chosen.items()}
@@ -209,12 +205,11 @@ def own_method(name: str) -> str | Method:
 
 def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | None) -> None:
     from ...files import replacing
-    from ...research.evaluation import tables
-    from ...research.evaluation.drawing import emphasised, settings_line
+    from ...research import tables
 
     header, cells = tables.rows(found)
-    strong = [number for number, name in enumerate(found.methods) if emphasised(name)]
-    show.table(header, cells, title=settings_line(found, found.bank), emphasised=strong)
+    strong = [number for number, name in enumerate(found.methods) if tables.emphasised(name)]
+    show.table(header, cells, title=tables.settings_line(found, found.bank), emphasised=strong)
     show.say(f"accuracy in percent, ± 95 % confidence interval; {found.machine}")
     if markdown is not None:
         markdown.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +223,7 @@ def show_evaluation(found: Evaluation, markdown: Path | None, figure: Path | Non
 
 def draw(found: Evaluation, path: Path) -> None:
     """Bars, or curves if there are several numbers of effective classes."""
-    from ...research.evaluation import figures
+    from ...research import figures
 
     if len({result.k_eff for result in found}) > 1:
         figures.accuracy_against_k_eff(found, path=path)
@@ -259,8 +254,8 @@ def tune(
     fresh: Fresh = False,
 ) -> None:
     """Choose the options of methods on a bank of validation classes, as in the paper."""
-    from ...research.evaluation.tuning import FILE
-    from ...research.evaluation.tuning import tune as run
+    from ...research.tune import FILE
+    from ...research.tune import tune as run
 
     chosen = list(chosen_methods(methods, preset, option, None).values())
     features = load_bank(bank, split)
@@ -282,10 +277,9 @@ def tune(
             output=output,
             resume=not fresh,
         )
-    if is_first_rank():
-        header, cells = found.rows()
-        show.table(header, cells, text_columns=(0, 1))
-        path = output / FILE
-        show.say(f"written: {path}")
-        command = ("paddle-ext", "evaluate", "TEST_BANK", "--tuned", path)
-        show.say(f"next: {show.command_line(*command)}")
+    header, cells = found.rows()
+    show.table(header, cells, text_columns=(0, 1))
+    path = output / FILE
+    show.say(f"written: {path}")
+    command = ("paddle-ext", "evaluate", "TEST_BANK", "--tuned", path)
+    show.say(f"next: {show.command_line(*command)}")

@@ -62,7 +62,7 @@ def describe_installation() -> None:
 
     from ... import methods
     from ...native.load import build_info
-    from ...research.evaluation.tables import title_of
+    from ...research.tables import title_of
 
     about = build_info()
     cuda = f"CUDA {about['cuda_version']}" if about["cuda"] else "without CUDA"

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...research.ranks import is_first_rank
 from ...text import printable
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def console() -> Console:
     from rich.console import Console
 
     wide = None if sys.stdout.isatty() else PLAIN_WIDTH
-    return Console(width=wide, highlight=False, quiet=not is_first_rank())
+    return Console(width=wide, highlight=False)
 
 
 def say(text: str) -> None:

@@ -5,8 +5,7 @@ from .checkpoints import Checkpoint, load_checkpoint
 from .extraction import digest_of_images, digest_of_weights, extract
 from .networks import ARCHITECTURES, Backbone, ResNet18, SmallNet, WideResNet28x10, create
 from .recipes import RECIPES, Recipe, recipe
-from .run import Epoch
-from .training import Trained, train
+from .training import Epoch, Trained, train
 from .validation import nearest_mean_accuracy
 
 __all__ = [

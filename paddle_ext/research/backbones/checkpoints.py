@@ -6,19 +6,16 @@ pickles, are read with ``weights_only=True``.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...files import check_regular, first_line, readable, write_tensors
-from ...libraries import library
+from ...arrays import read_torch, safetensors
+from ...files import check_regular, readable, write_tensors
 from .augment import Transform
 from .networks import Backbone, create_uninitialised, known_architecture
 
@@ -77,12 +74,10 @@ class Checkpoint:
             "std": self.transform.std,
             "class_names": self.class_names,
             "notes": self.notes,
-            "digest": digest_of_tensors(tensors),
         }
         metadata = {name: json.dumps(value) for name, value in description.items()}
-        module = safetensors()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(Path(path), module, tensors, metadata)
+        write_tensors(Path(path), safetensors(), tensors, metadata)
 
 
 def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> Checkpoint:
@@ -136,9 +131,6 @@ def read_own(path: Path) -> Checkpoint:
         )
         architecture, class_names = about["architecture"], tuple(about["class_names"])
         notes = dict(about["notes"])
-        found = digest_of_tensors(tensors)
-        if about.get("digest", found) != found:  # older files have none
-            raise ValueError("the digest of other weights")
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be written by Checkpoint.save, got other metadata: {error}"
@@ -146,27 +138,8 @@ def read_own(path: Path) -> Checkpoint:
     return assemble(path, architecture, tensors, transform, class_names, notes)
 
 
-def digest_of_tensors(tensors: Mapping[str, Any]) -> str:
-    """A digest of the names and contents of tensors, without counters."""
-    digest = hashlib.blake2b(digest_size=20)
-    for name, x in sorted(tensors.items()):
-        if isinstance(x, Tensor) and not name.endswith(COUNTERS):
-            digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
-            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def read_public(path: Path) -> Checkpoint:
-    check_regular(path)
-    try:
-        # If mapped, a tensor cannot be larger than the file, whatever size it claims.
-        mapped = zipfile.is_zipfile(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch raises anything on a damaged file
-        raise ValueError(
-            f"{path} must hold plain tensors, got what weights_only=True refuses: "
-            f"{first_line(error)}"
-        ) from error
+    content = read_torch(path)
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not weights:
         raise ValueError(f"{path} must hold a state dict, got {type(content).__name__}")
@@ -196,7 +169,7 @@ def assemble(
     class_names: tuple[str, ...],
     notes: dict[str, str],
 ) -> Checkpoint:
-    """Load weights into a network; the error names those missing, unknown or of another shape."""
+    """Load weights into a network."""
     head = None
     if "head.weight" in tensors:
         weight = tensors["head.weight"]
@@ -207,24 +180,13 @@ def assemble(
     channels = stem.shape[1] if stem is not None and stem.dim() == 4 else len(transform.mean)
     backbone = create_uninitialised(known_architecture(architecture), channels)
     own = backbone.state_dict()
-    given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
-    missing = [name for name in own if name not in given and not name.endswith(COUNTERS)]
-    unknown = [name for name in given if name not in own]
-    other = [name for name in own if name in given and given[name].shape != own[name].shape]
-    for what, names in (
-        ("it lacks", missing),
-        ("unknown is", unknown),
-        ("of another shape", other),
-    ):
-        if names:
-            raise ValueError(
-                f"{path} must have the weights of {architecture!r}, got {len(names)} that differ: "
-                f"{what} {names[0]!r}"
-            )
     counters = {name: torch.zeros_like(x) for name, x in own.items() if name.endswith(COUNTERS)}
-    backbone.load_state_dict(counters | given)
+    given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
+    try:
+        backbone.load_state_dict(counters | given)
+    except RuntimeError as error:
+        differences = " ".join(str(error).partition(":")[2].split())  # several lines
+        raise ValueError(
+            f"{path} must have the weights of {architecture!r}, got others: {differences[:200]}"
+        ) from error
     return Checkpoint(backbone, transform, class_names, head, notes)
-
-
-def safetensors() -> Any:
-    return library("safetensors.torch", "a checkpoint", "'paddle_ext[train]'")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -12,20 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from ... import check
-from ...files import replacing
+from ...arrays import read_npz
+from ...files import ahead, replacing
 from ...progress import Progress
-from ..data import archives
 from ..data.bank import FeatureBank
-from ..data.images import ImageSet, in_batches
+from ..data.images import ImageSet, in_batches, in_memory
 from .augment import Transform
-from .checkpoints import Checkpoint, digest_of_tensors
-from .feeding import Feeder
+from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
 
 # Part of every cache key: increase it with each change in what is computed from the same weights,
 # transform and data.
 VERSION = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHARE_OF_DEVICE = 0.25  # of its free memory, to keep all images there
+SHARE_OF_HOST = 0.5  # of its memory, to keep decoded images
 
 
 def extract(
@@ -98,8 +102,14 @@ def extract(
         progress,
     )
     features = extractor.features(images)
-    base_mean = None if base is None else extractor.mean(base)
-    return FeatureBank(features, images.labels, images.class_names, images.split or None, base_mean)
+    base_mean = None if base is None else extractor.features(base).mean(0, dtype=torch.float64)
+    return FeatureBank(
+        features,
+        images.labels,
+        images.class_names,
+        images.split or None,
+        None if base_mean is None else base_mean.float(),
+    )
 
 
 @dataclass(frozen=True)
@@ -115,61 +125,95 @@ class Extractor:
     progress: bool
 
     def features(self, images: ImageSet) -> Tensor:
-        """[N, D] float32."""
-        shape = (len(images), self.backbone.dimension)
-        return self.cached(
-            "features", images, shape, lambda: torch.cat(list(self.batches(images, "features")))
-        )
+        """[N, D] float32 from the cache, or computed and stored there."""
+        if self.cache is None:
+            return self.compute(images)
+        path = self.cache / f"features-{self.key(images)}.npz"
+        if path.is_file():
+            return read_cached(path, (len(images), self.backbone.dimension))
+        features = self.compute(images)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as new, new.open("wb") as file:
+            np.savez(file, values=features.numpy())
+        return features
 
-    def mean(self, images: ImageSet) -> Tensor:
-        """The mean feature, [D] float32, without keeping all features in memory."""
-
-        def compute() -> Tensor:
-            total = torch.zeros(self.backbone.dimension, dtype=torch.float64)
-            for features in self.batches(images, "base mean"):
-                total += features.double().sum(0)
-            return (total / len(images)).float()
-
-        return self.cached("mean", images, (self.backbone.dimension,), compute)
-
-    def batches(self, images: ImageSet, title: str) -> Iterator[Tensor]:
-        """Features batch by batch, on the CPU; restores the mode of the network."""
-        feeder = Feeder(images, self.device, keep=False)
+    def compute(self, images: ImageSet) -> Tensor:
+        """On the CPU; restores the mode of the network."""
+        order = in_batches(len(images), self.batch_size)
         was_training, home = self.backbone.training, next(self.backbone.parameters()).device
         self.backbone.to(self.device).eval()
+        features = []
         try:
-            with Progress(title, len(images), show=self.progress) as shown:
-                for batch in feeder.batches(in_batches(len(images), self.batch_size)):
-                    yield features_of(self.backbone, batch, self.transform, self.dtype).cpu()
+            with Progress("features", len(images), show=self.progress) as shown:
+                for batch in Feeder(images, self.device, keep=False).batches(order):
+                    x = features_of(self.backbone, batch, self.transform, self.dtype)
+                    features.append(x.cpu())
                     shown.advance(len(batch))
         finally:
             self.backbone.to(home).train(was_training)
-
-    def cached(
-        self, kind: str, images: ImageSet, shape: tuple[int, ...], compute: Callable[[], Tensor]
-    ) -> Tensor:
-        """A tensor from the cache, or computed and stored there."""
-        if self.cache is None:
-            return compute()
-        path = self.cache / f"{kind}-{self.key(images)}.npz"
-        if path.is_file():
-            return read_tensor(path, shape)
-        result = compute()
-        if path.name != f"{kind}-{self.key(images)}.npz":
-            return result  # the images changed, so the digest is out of date
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new, new.open("wb") as file:
-            np.savez(file, values=result.numpy())
-        return result
+        return torch.cat(features)
 
     def key(self, images: ImageSet) -> str:
         """A digest of everything the features of these images depend on."""
-        digest = hashlib.blake2b(digest_size=20)
         about = (VERSION, self.backbone.architecture, astuple(self.transform), str(self.dtype))
-        digest.update(repr(about).encode())
-        digest.update(digest_of_weights(self.backbone).encode())
-        digest.update(digest_of_images(images, progress=self.progress).encode())
-        return digest.hexdigest()
+        parts = [repr(about), digest_of_weights(self.backbone)]
+        parts.append(digest_of_images(images, progress=self.progress))
+        return hashlib.blake2b("".join(parts).encode(), digest_size=20).hexdigest()
+
+
+def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """The archive has a checksum, so that a changed bit is found."""
+    try:
+        values = read_npz(path)["values"]
+        if values.shape != shape or values.dtype != np.float32:
+            raise ValueError(f"it has {values.dtype} of shape {list(values.shape)}")
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"{path} is a damaged cache file (delete it): {error}") from error
+    return torch.from_numpy(values)
+
+
+class Feeder:
+    """Yields batches of images, uint8 [n, H, W, C], on a device.
+
+    `keep` is for images that are read many times: they are decoded once, and kept on the device if
+    they fit.
+    """
+
+    def __init__(
+        self, images: ImageSet, device: torch.device, *, keep: bool, progress: bool = False
+    ) -> None:
+        size = len(images) * math.prod(images.shape)
+        self.images, self.device = images, device
+        self.resident: Tensor | None = None
+        if keep and size <= SHARE_OF_HOST * host_memory():
+            self.images = array = in_memory(images, progress=progress)
+            on_cpu = device.type == "cpu"
+            if on_cpu or size <= SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
+                self.resident = array.images.to(device)
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The images of each index of `order`, [n] int64 on the CPU; a thread reads one ahead."""
+        if self.resident is not None:
+            for index in order:
+                yield self.resident[index.to(self.device, non_blocking=True)]
+            return
+        indices = iter(order)
+
+        def read() -> Tensor | None:
+            index = next(indices, None)
+            return None if index is None else self.images.read(index)
+
+        with closing(ahead(read)) as batches:
+            for batch in batches:
+                yield batch.to(self.device)
+
+
+def host_memory() -> int:
+    """The memory of this machine, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- one batch ----------------------------------------------------------------------------------
 
 
 def product_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -210,9 +254,17 @@ def channels_last(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
 
 
+# --- digests ------------------------------------------------------------------------------------
+
+
 def digest_of_weights(network: nn.Module) -> str:
-    """A digest of all weights and statistics of a network."""
-    return digest_of_tensors(network.state_dict())
+    """A digest of all weights and statistics of a network, without counters."""
+    digest = hashlib.blake2b(digest_size=20)
+    for name, x in sorted(network.state_dict().items()):
+        if isinstance(x, Tensor) and not name.endswith(COUNTERS):
+            digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
+            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
@@ -231,17 +283,3 @@ def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
             digest.update(piece)
             shown.advance()
     return digest.hexdigest()
-
-
-def read_tensor(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """The archive has a checksum, so that a changed bit is found."""
-    try:
-        array = archives.read_npz(path)["values"]
-    except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"{path} is a damaged cache file (delete it): {error}") from error
-    if array.shape != shape or array.dtype != np.float32:
-        raise ValueError(
-            f"{path} must have shape {list(shape)} and float32 (delete it), "
-            f"got {list(array.shape)} and {array.dtype}"
-        )
-    return torch.from_numpy(array)

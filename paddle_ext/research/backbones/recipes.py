@@ -32,7 +32,7 @@ class Recipe:
     label_smoothing : float
     average : float
         Decay per step of a running average of the weights, which is then validated and saved; 0:
-        none. The first steps use a smaller one.
+        none.
     turn_weight : float
         Weight of the rotation task (`Augmentation.turned`), with a second classifier.
     mirror_features : bool
@@ -135,7 +135,7 @@ def recipe(name: str, architecture: str = "resnet18") -> Recipe:
     >>> recipe("paper").epochs
     90
     """
-    found = RECIPES[check.choice("name", name, tuple(RECIPES))]
+    settings = RECIPES[check.choice("name", name, tuple(RECIPES))]
     if known_architecture(architecture) == "wrn28_10":
-        return replace(found, batch_size=min(found.batch_size, 128))
-    return found
+        return replace(settings, batch_size=min(settings.batch_size, 128))
+    return settings

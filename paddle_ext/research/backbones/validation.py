@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...methods import SimpleShot
-from ..tasks import TaskSampler
+from ..sampler import TaskSampler
 
 TASKS_AT_ONCE = 50
 
@@ -70,7 +70,7 @@ def nearest_mean_accuracy(
     correct = 0
     for start in range(0, n_tasks, TASKS_AT_ONCE):
         tasks = sampler.batch(start, min(TASKS_AT_ONCE, n_tasks - start)).to(features.device)
-        found = method.predict_indexed(
+        prediction = method.predict_indexed(
             features,
             tasks.support_index,
             tasks.support_labels,
@@ -79,5 +79,5 @@ def nearest_mean_accuracy(
             base_mean=None if centre is None else centre.to(features),
             validate=False,
         )
-        correct += int((found.labels == tasks.query_labels).sum())
+        correct += int((prediction.labels == tasks.query_labels).sum())
     return correct / (n_tasks * n_query)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,32 @@ import torch
 from torch import Tensor
 
 from ... import check
-from . import bank_files
-from .labels import check_count, check_one_each
+from ...arrays import (
+    BANK_NAMES,
+    BASE_MEAN,
+    CLASS_NAMES,
+    FEATURES,
+    LABELS,
+    as_names,
+    as_tensor,
+    label_numbers,
+    label_texts,
+    named_contents,
+    names_by_row,
+    pick,
+    read_npy,
+    read_npz,
+    read_safetensors,
+    read_torch,
+    refuse_pickle,
+    safetensors,
+)
+from ...files import replacing, write_tensors
+from ...labels import check_count, check_one_each, numbered, sorted_names
 
 TextArray: TypeAlias = "npt.NDArray[np.str_]"
+
+NO_CLASS = "no class"  # the split of rows labelled -1, if classes have splits
 
 
 class FeatureBank:
@@ -137,10 +160,9 @@ class FeatureBank:
             if name not in self.splits:
                 there = ", ".join(map(repr, self.splits)) or "none (the bank has no splits)"
                 raise check.ArgumentValueError("split", f"must be one of {there}, got {name!r}")
-        found: Tensor = torch.from_numpy(np.flatnonzero(np.isin(self.split, wanted)))  # type: ignore[arg-type]
-        if len(found) == 0:
+        if not wanted:
             raise ValueError("split must have at least one name, got none")
-        return found
+        return torch.from_numpy(np.flatnonzero(np.isin(self.split, wanted)))  # type: ignore[arg-type]
 
     def subset(
         self, rows: Tensor | None = None, *, split: str | Iterable[str] | None = None
@@ -215,16 +237,19 @@ class FeatureBank:
     def save(self, path: str | Path) -> None:
         """Write a ``.npz`` or a ``.safetensors`` file; an interrupted call leaves the old one.
 
-        Both can be mapped into memory by `load`. bfloat16 features need ``.safetensors``.
+        `load` can map the second into memory. bfloat16 features need it, too.
         """
-        bank_files.write(
-            Path(path),
-            features=self.features,
-            labels=self.labels,
-            class_names=self.class_names,
-            split=self.split,
-            base_mean=self.base_mean,
-        )
+        path = Path(path)
+        if path.suffix not in (".npz", ".safetensors"):
+            raise ValueError(f"path must end in .npz or .safetensors, got {str(path)!r}")
+        parts = {"features": self.features, "labels": self.labels, "base_mean": self.base_mean}
+        tensors = {
+            name: part.detach().cpu().contiguous()
+            for name, part in parts.items()
+            if part is not None
+        }
+        write = write_npz if path.suffix == ".npz" else write_safetensors
+        write(path, tensors, self.class_names, self.split)
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = False) -> FeatureBank:
@@ -235,11 +260,10 @@ class FeatureBank:
         path : str or Path
             A ``.npz`` or ``.safetensors`` file with ``features`` and ``labels``, and optionally
             ``class_names`` (or ``wnids``), ``split`` (or ``class_split``, one per class) and
-            ``base_mean``; a folder with the same as ``.npy`` files; a ``.pt`` or ``.pth`` file of
-            plain tensors; or the public few-shot code's pickle, ``.plk`` or ``.pkl``.
+            ``base_mean``; a folder with the same as ``.npy`` files; or a ``.pt`` or ``.pth`` file
+            of plain tensors.
         mmap : bool
-            Leave the features on disk and read them on demand. Not for pickles or a compressed
-            ``.npz``: save that bank again.
+            Leave the features on disk and read them on demand. Not for ``.npz``.
 
         Examples
         --------
@@ -251,21 +275,123 @@ class FeatureBank:
         FeatureBank(6 rows, 4 features float32, 3 classes)
         """
         path = Path(path)
-        parts = bank_files.read(path, mmap)
+        contents = read_contents(path, mmap)
         try:
-            return cls(**parts)
+            return cls(**bank_arguments(contents, path))
         except (TypeError, ValueError) as error:  # an invalid file is an invalid value
+            if str(error).startswith(str(path)):
+                raise
             raise ValueError(f"{path} is not a feature bank: {error}") from error
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
+    """The arrays of a bank by name."""
+    refuse_pickle(path)
+    if path.is_dir():
+        files = [file for file in sorted(path.glob("*.npy")) if file.stem in BANK_NAMES]
+        return {file.stem: read_npy(file, mmap=mmap and file.stem in FEATURES) for file in files}
+    if path.suffix == ".npz":
+        if mmap:
+            raise ValueError(
+                "mmap must be False for .npz (save the bank as .safetensors instead), "
+                f"got True for {path}"
+            )
+        return read_npz(path, BANK_NAMES)
+    if path.suffix == ".safetensors":
+        return read_safetensors(path, mmap=mmap)
+    if path.suffix in (".pt", ".pth"):
+        contents = named_contents(read_torch(path), path)
+        tensors = {
+            k: as_tensor(contents[k], k, path)
+            for k in BANK_NAMES & contents.keys()
+            if isinstance(contents[k], Tensor)
+        }
+        return contents | (tensors if mmap else {k: x.clone() for k, x in tensors.items()})
+    raise ValueError(
+        "path must be a folder of .npy files or end in .npz, .safetensors, .pt, .pth, "
+        f"got {str(path)!r}"
+    )
+
+
+def bank_arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The arguments of `FeatureBank` from named contents; unknown names are ignored."""
+    names = next((contents[name] for name in CLASS_NAMES if name in contents), None)
+    if names is not None:
+        names = as_names(names, "class_names", path).tolist()
+    features = as_tensor(pick(contents, FEATURES, path), "features", path)
+    labels = pick(contents, LABELS, path)
+    texts = label_texts(labels)
+    if texts is None:
+        labels = label_numbers(labels, path)
+    else:
+        names = sorted_names(texts) if names is None else names
+        labels = numbered(texts, names)
+    parts: dict[str, Any] = {"features": features, "labels": labels, "class_names": names}
+    for name in BASE_MEAN:
+        if name in contents:
+            parts["base_mean"] = as_tensor(contents[name], name, path)
+            break
+    if "split" in contents:
+        parts["split"] = as_names(contents["split"], "split", path)
+    elif "class_split" in contents:
+        by_class = as_names(contents["class_split"], "class_split", path)
+        if labels.numel() and (labels.min() < -1 or labels.max() >= len(by_class)):
+            raise ValueError(
+                f"{path} must have a class_split for every label, got {len(by_class)} names and "
+                f"labels from {labels.min()} to {labels.max()}"
+            )
+        # The last one is that of the label -1.
+        parts["split"] = names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
+    return parts
+
+
+def write_npz(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    class_names: Sequence[str] | None,
+    split: TextArray | None,
+) -> None:
+    if tensors["features"].dtype == torch.bfloat16:
+        raise ValueError(f"path must end in .safetensors for bfloat16 features, got {str(path)!r}")
+    arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
+    if class_names is not None:
+        arrays["class_names"] = np.array(class_names, dtype=np.str_)
+    if split is not None:
+        arrays["split"] = split
+    with replacing(path) as new, new.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    class_names: Sequence[str] | None,
+    split: TextArray | None,
+) -> None:
+    """Strings are JSON metadata: `class_names`, and `splits`, indexed by `split_index`."""
+    stored, texts = dict(tensors), {}
+    if class_names is not None:
+        texts["class_names"] = json.dumps(list(class_names))
+    if split is not None:
+        names, index = np.unique(split, return_inverse=True)
+        texts["splits"] = json.dumps(names.tolist())
+        stored["split_index"] = torch.from_numpy(index.astype(np.int32))
+    write_tensors(path, safetensors(), stored, texts)
+
+
+# --- parts of a bank ----------------------------------------------------------------------------
 
 
 def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         raise TypeError("class_names must be a sequence of strings, got str")
-    result = tuple(names)
-    for name in result:
+    for name in names:
         if not isinstance(name, str):
             raise TypeError(f"class_names must be strings, got {check.kind(name)}")
-    return tuple(str(name) for name in result)
+    return tuple(map(str, names))
 
 
 def checked_split(split: str | Sequence[str] | TextArray, N: int) -> TextArray:

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import check
+from ...decoding import require_pillow
 from ...libraries import library
-from .images import ImageArray, require_pillow
+from .images import ImageArray
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -113,13 +114,12 @@ def characters(split: str) -> tuple[str, ...]:
     """Characters of a split, in the order of their code points."""
     # In the order of a digest, so that scripts and font releases do not decide the split.
     shuffled = sorted(distinct_characters(), key=lambda one: hashlib.blake2b(one.encode()).digest())
-    names = list(CLASSES)
-    start = sum(CLASSES[name] for name in names[: names.index(split)])
-    if len(shuffled) < sum(CLASSES.values()):
+    names, needed = list(CLASSES), sum(CLASSES.values())
+    if len(shuffled) < needed:
         raise RuntimeError(
-            "the fonts of matplotlib must have "
-            f"{sum(CLASSES.values())} distinct characters, got {len(shuffled)}"
+            f"the fonts of matplotlib must have {needed} distinct characters, got {len(shuffled)}"
         )
+    start = sum(CLASSES[name] for name in names[: names.index(split)])
     return tuple(sorted(shuffled[start : start + CLASSES[split]]))
 
 
@@ -137,11 +137,11 @@ def distinct_characters() -> tuple[str, ...]:
     ]
     candidates.sort(key=lambda one: (-len(fonts_with(one)), one))
     same = (likeness(candidates) > SAME_LOOK).tolist()
-    kept: list[int] = []
+    distinct: list[int] = []
     for number in range(len(candidates)):
-        if same[number][number] and not any(same[number][other] for other in kept):
-            kept.append(number)
-    return tuple(candidates[number] for number in kept)
+        if same[number][number] and not any(same[number][other] for other in distinct):
+            distinct.append(number)
+    return tuple(candidates[number] for number in distinct)
 
 
 def likeness(some: Sequence[str]) -> Tensor:

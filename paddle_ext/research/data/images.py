@@ -6,11 +6,9 @@ holds the bytes or paths of JPEG, PNG or WebP files and decodes them with Pillow
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +16,18 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...libraries import library
+from ...decoding import (
+    CHANNELS,
+    decode,
+    read_picture_file,
+    require_pillow,
+    why_unreadable,
+)
+from ...files import in_threads
+from ...labels import check_one_each
 from ...progress import Progress
-from .decoding import UnreadableError, open_picture, read_picture_file, why_unreadable
-from .labels import check_one_each
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 READ_AT_ONCE = 256  # images
-CHANNELS = {1: "L", 3: "RGB"}
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class ImageSet(Protocol):
@@ -118,46 +115,13 @@ class ImageArray:
             yield image.numpy().tobytes()
 
 
-class Contents(Protocol):
-    """Encoded images, by number."""
-
-    def __len__(self) -> int: ...
-
-    def name(self, number: int) -> str:
-        """The name of the image in error messages."""
-
-    def read(self, number: int) -> bytes:
-        """Its bytes as encoded."""
-
-
-class ImageFiles:
-    """Encoded images that are files."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def name(self, number: int) -> str:
-        return str(self.paths[number])
-
-    def read(self, number: int) -> bytes:
-        try:
-            return read_picture_file(self.paths[number])
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{self.paths[number]} must be an image file, got: {why_unreadable(error)}"
-            ) from error
-
-
 class EncodedImages:
     """Images that are decoded each time they are read, in several threads.
 
     Parameters
     ----------
-    contents : Contents
-        The encoded images.
+    images : sequence of Path or bytes
+        Files, or encoded images in memory.
     labels : Tensor or sequence of int
     class_names : sequence of str
     split : str
@@ -166,50 +130,64 @@ class EncodedImages:
         both ends. None: unchanged; all must then have the shape of the first.
     channels : int
         3 for RGB, 1 for grey.
+    names : sequence of str or None
+        What errors call the images; None: their paths.
 
     Examples
     --------
     >>> paths = sorted(Path("owls").glob("*.jpg"))
-    >>> images = EncodedImages(ImageFiles(paths), [0] * len(paths), ["owl"])  # doctest: +SKIP
+    >>> images = EncodedImages(paths, [0] * len(paths), ["owl"])  # doctest: +SKIP
     """
 
     def __init__(
         self,
-        contents: Contents,
+        images: Sequence[Path | bytes | memoryview],
         labels: Tensor | npt.NDArray[np.int64] | Sequence[int],
         class_names: Sequence[str],
         split: str = "",
         *,
         size: int | None = 84,
         channels: int = 3,
+        names: Sequence[str] | None = None,
     ) -> None:
         require_pillow()
         if size is not None and size < 1:
             raise check.ArgumentValueError("size", f"must be None or at least 1, got {size}")
         if channels not in CHANNELS:
             raise ValueError(f"channels must be 1 or 3, got {channels}")
-        if len(contents) == 0:
-            raise ValueError("contents must have at least one image, got none")
-        self.contents, self.size, self.channels = contents, size, channels
+        if len(images) == 0:
+            raise ValueError("images must have at least one image, got none")
+        self.images, self.size, self.channels = images, size, channels
+        self.names = list(map(str, images)) if names is None else names
         self.class_names = checked_names(class_names)
-        self.labels = checked_labels(labels, len(contents), len(self.class_names))
+        self.labels = checked_labels(labels, len(images), len(self.class_names))
         self.split = split
         height, width = (size, size) if size is not None else self.decode(0).shape[:2]
         self.shape = (height, width, channels)
 
     def __len__(self) -> int:
-        return len(self.contents)
+        return len(self.images)
+
+    def encoded(self, number: int) -> bytes:
+        """The bytes of one image."""
+        image = self.images[number]
+        if not isinstance(image, Path):
+            return bytes(image)
+        try:
+            return read_picture_file(image)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{image} must be an image file, got: {why_unreadable(error)}"
+            ) from error
 
     def decode(self, number: int) -> npt.NDArray[np.uint8]:
         """One image, [H, W, C]."""
-        name, content = self.contents.name(number), self.contents.read(number)
+        content = self.encoded(number)
         try:
-            return decoded(content, self.size, self.channels)
-        except UnreadableError as error:
-            raise ValueError(f"{name} must be an image, got: {error}") from None
+            return decode(content, self.size, self.channels)
         except Exception as error:  # Pillow's decoders raise anything
             raise ValueError(
-                f"{name} must be an intact image, got a damaged one: {error}"
+                f"{self.names[number]} must be an image, got: {why_unreadable(error)}"
             ) from error
 
     def read(self, index: Tensor | Sequence[int]) -> Tensor:
@@ -218,7 +196,7 @@ class EncodedImages:
         for place, pixels in enumerate(in_threads(self.decode, numbers)):
             if pixels.shape != self.shape:
                 raise check.ArgumentValueError(
-                    self.contents.name(numbers[place]),
+                    self.names[numbers[place]],
                     f"must have the shape of the first image, {list(self.shape)}, "
                     f"got {list(pixels.shape)}",
                     or_pass="size",
@@ -228,7 +206,7 @@ class EncodedImages:
 
     def content(self) -> Iterator[bytes]:
         for index in in_batches(len(self), READ_AT_ONCE):
-            yield from in_threads(self.contents.read, index.tolist())
+            yield from in_threads(self.encoded, index.tolist())
 
 
 def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:
@@ -263,43 +241,6 @@ def in_batches(count: int, size: int) -> Iterator[Tensor]:
     """The numbers below `count` in order, at most `size` at a time: [n] int64."""
     for start in range(0, count, size):
         yield torch.arange(start, min(start + size, count))
-
-
-def decoded(content: bytes, size: int | None, channels: int) -> npt.NDArray[np.uint8]:
-    """[H, W, C] from the bytes of a file."""
-    with open_picture(content) as image:
-        picture: Image = image
-        if "transparency" in image.info:  # Pillow warns about palettes with it otherwise
-            picture = image.convert("RGBA")
-        picture = picture.convert(CHANNELS[channels])
-    if size is not None:
-        picture = square_crop(picture, size)
-    pixels = np.asarray(picture, np.uint8)
-    return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def square_crop(picture: Image, size: int) -> Image:
-    """Scale the shorter side to `size`, and crop the longer one."""
-    from PIL.Image import Resampling
-
-    width, height = picture.size
-    if (width, height) == (size, size):
-        return picture
-    scale = size / min(width, height)
-    width, height = max(size, round(width * scale)), max(size, round(height * scale))
-    picture = picture.resize((width, height), Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    return picture.crop((left, top, left + size, top + size))
-
-
-def require_pillow() -> None:
-    library("PIL.Image", "reading images", "'paddle_ext[images]'")
-
-
-def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Results of `work` in order; file reads and Pillow's decoders release the GIL."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        yield from pool.map(work, items)
 
 
 def checked_names(class_names: Sequence[str]) -> tuple[str, ...]:

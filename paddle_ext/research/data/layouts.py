@@ -8,13 +8,16 @@ call the first one ``train``. i-Nat has ``"repr"`` (the support) and ``"query"``
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ... import check
-from .arrays import image_arrays
-from .images import EncodedImages, ImageFiles, ImageSet
+from ...arrays import CLASS_NAMES, as_names, pick, read_npz
+from .images import EncodedImages, ImageArray, ImageSet
 
 SPLITS = ("base", "val", "test")
 INAT_SPLITS = ("base", "val", "repr", "query")
@@ -24,7 +27,9 @@ SUFFIXES = (
     *(".tiff", ".avif", ".heic", ".heif", ".jp2"),
 )
 FILE_COLUMNS = ("filename", "file", "image", "path")
+LAYOUTS = ("mini", "tiered", "inatural", "folder", "npz")
 LABEL_COLUMNS = ("label", "class", "category")
+PIXELS = ("images", "encoded", "webp")  # names of arrays; the last two have encoded images
 
 
 # --- any images ----------------------------------------------------------------------------------
@@ -60,7 +65,7 @@ def image_folder(
         labels += [label] * len(own)
     if not names:
         raise ValueError(f"{root} must have one folder for each class, got no folder")
-    return EncodedImages(ImageFiles(paths), labels, names, split, size=size, channels=channels)
+    return EncodedImages(paths, labels, names, split, size=size, channels=channels)
 
 
 def image_list(
@@ -100,144 +105,39 @@ def image_list(
     paths = [root / row.filename for row in rows]
     if not paths[0].is_file():  # the others are checked when they are read
         raise ValueError(f"{root} must have the images of {path}, got no {rows[0].filename}")
-    files, labels = ImageFiles(paths), [number[row.label] for row in rows]
-    return EncodedImages(files, labels, class_names, split, size=size, channels=channels)
+    labels = [number[row.label] for row in rows]
+    return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
 
 
-# --- the datasets of the paper -------------------------------------------------------------------
+# --- the datasets of the paper, and the reader's own ---------------------------------------------
 
 
-def mini_imagenet(
-    root: str | Path, split: str, *, lists: str | Path | None = None, size: int | None = 84
-) -> EncodedImages:
-    """mini-ImageNet: a folder of images, and the lists ``train.csv``, ``val.csv``, ``test.csv``.
-
-    Parameters
-    ----------
-    root : path
-        Has the images, or a folder ``images`` or ``data`` with them.
-    split : {"base", "val", "test"}
-    lists : path or None
-        The folder of the lists; None: `root`, or its folder ``split`` or ``splits``.
-    size : int or None
-        As in `EncodedImages`.
-
-    Examples
-    --------
-    >>> base = mini_imagenet("mini_imagenet", "base")  # doctest: +SKIP
-    """
-    split = known_split(split, SPLITS)
-    root = existing_folder(root)
-    path = list_of(root, lists, split)
-    first = read_list(path)[0].filename
-    places = (place for place in (root / "images", root / "data") if (place / first).is_file())
-    return image_list(path, next(places, root), split=split, size=size)
-
-
-def tiered_imagenet(
-    root: str | Path, split: str, *, lists: str | Path | None = None, size: int | None = 84
-) -> EncodedImages:
-    """tiered-ImageNet: ``train``, ``val`` and ``test`` with one folder per class, or lists.
-
-    Parameters
-    ----------
-    root : path
-        Has the three folders; or the lists and a folder ``data`` of all images.
-    split : {"base", "val", "test"}
-    lists : path or None
-        The folder of the lists, which are then used even if there are class folders.
-    size
-        As in `mini_imagenet`.
-
-    Examples
-    --------
-    >>> novel = tiered_imagenet("tiered_imagenet", "test")  # doctest: +SKIP
-    """
-    split = known_split(split, SPLITS)
-    root = existing_folder(root)
-    if lists is None and (root / public_name(split)).is_dir():
-        return image_folder(root / public_name(split), split=split, size=size)
-    return mini_imagenet(root, split, lists=lists, size=size)
-
-
-def inaturalist(
-    root: str | Path, split: str, *, lists: str | Path | None = None, size: int | None = 84
-) -> EncodedImages:
-    """i-Nat: ``repr.csv`` is the support of every task, ``query.csv`` has the queries.
-
-    Both have the same classes, in the same order.
-
-    Parameters
-    ----------
-    root : path
-        The base folder of the file names in the lists.
-    split : {"base", "val", "repr", "query"}
-    lists, size
-        As in `mini_imagenet`.
-
-    Examples
-    --------
-    >>> support = inaturalist("inatural", "repr")  # doctest: +SKIP
-    >>> query = inaturalist("inatural", "query")  # doctest: +SKIP
-    """
-    split = known_split(split, INAT_SPLITS)
-    root = existing_folder(root)
-    path = list_of(root, lists, split)
-    names = None
-    if split in ("repr", "query"):
-        both = [
-            row for which in ("repr", "query") for row in read_list(list_of(root, lists, which))
-        ]
-        names = sorted({row.label for row in both})
-    return image_list(path, root, split=split, class_names=names, size=size)
-
-
-def array_folder(root: str | Path, split: str, *, size: int | None = None) -> ImageSet:
-    """The ``.npz`` files of a split: ``base.npz``, or ``base-0.npz``, ``base-1.npz`` and so on.
-
-    `root` is a folder of such files, or one file with the splits in ``class_split``.
-    """
-    split, root = known_split(split, SPLITS), Path(root)
-    if root.is_file():
-        return image_arrays(root, split, size=size)
-    found = sorted(existing_folder(root).glob(f"{split}-*.npz"))
-    whole = root / f"{split}.npz"
-    if whole.is_file():
-        found = [whole]
-    if not found:
-        raise ValueError(f"{root} must have {split}.npz or {split}-0.npz, got neither")
-    return image_arrays(found, split, size=size)
-
-
-def folder_of_splits(root: str | Path, split: str, *, size: int | None = 84) -> EncodedImages:
-    """A folder per split, also called train, validation or novel, with a folder per class."""
-    split, root = known_split(split, SPLITS), existing_folder(root)
-    others = [other for other, name in OTHER_NAMES.items() if name == split]
-    folders = [root / name for name in (split, *others)]
-    for folder in folders:
-        if folder.is_dir():
-            return image_folder(folder, split=split, size=size)
-    raise ValueError(f"there must be a folder {' or '.join(map(str, folders))}, got none of them")
-
-
-LAYOUTS: dict[str, Callable[..., ImageSet]] = {
-    "mini": mini_imagenet,
-    "tiered": tiered_imagenet,
-    "inatural": inaturalist,
-    "folder": folder_of_splits,
-    "npz": array_folder,
-}
-
-
-def open_images(layout: str, root: str | Path, split: str, *, size: int | None = None) -> ImageSet:
+def open_images(
+    layout: str,
+    root: str | Path,
+    split: str,
+    *,
+    lists: str | Path | None = None,
+    size: int | None = None,
+) -> ImageSet:
     """Open one split of a dataset by the name of its layout.
 
     Parameters
     ----------
     layout : {"mini", "tiered", "inatural", "folder", "npz"}
-        See `mini_imagenet`, `tiered_imagenet`, `inaturalist`, `folder_of_splits`, `array_folder`.
+        ``"mini"``: a folder of images, or one with a folder ``images`` or ``data`` of them, and the
+        lists ``train.csv``, ``val.csv``, ``test.csv``. ``"tiered"``: ``train``, ``val`` and
+        ``test`` with one folder per class, or lists and a folder ``data``. ``"inatural"``:
+        ``repr.csv`` is the support of every task and ``query.csv`` has the queries, of the same
+        classes in the same order. ``"folder"``: a folder per split with one per class. ``"npz"``:
+        ``base.npz``, or ``base-0.npz``, ``base-1.npz`` and so on, or one file for all splits; see
+        `image_arrays`.
     root : path
     split : str
+        ``"base"``, ``"val"`` or ``"test"``; of i-Nat ``"repr"`` and ``"query"`` instead of the
+        last.
+    lists : path or None
+        The folder of the lists; None: `root`, or its folder ``split`` or ``splits``.
     size : int or None
         Resize the images to size x size; None: 84 for image files, unchanged for ``.npz`` files.
 
@@ -245,8 +145,49 @@ def open_images(layout: str, root: str | Path, split: str, *, size: int | None =
     --------
     >>> base = open_images("mini", "mini_imagenet", "base")  # doctest: +SKIP
     """
-    reader = LAYOUTS[check.choice("layout", layout, tuple(LAYOUTS))]
-    return reader(root, split) if size is None else reader(root, split, size=size)
+    check.choice("layout", layout, LAYOUTS)
+    splits = INAT_SPLITS if layout == "inatural" else SPLITS
+    split = OTHER_NAMES[split] if OTHER_NAMES.get(split) in splits else split
+    check.choice("split", split, splits)
+    root = Path(root)
+    if layout == "npz":
+        return array_folder(root, split, size)
+    root, size = existing_folder(root), 84 if size is None else size
+    if layout == "folder":
+        return folder_of_splits(root, split, size)
+    if layout == "tiered" and lists is None and (root / public_name(split)).is_dir():
+        return image_folder(root / public_name(split), split=split, size=size)
+    path = list_of(root, lists, split)
+    if layout == "inatural":
+        names = None
+        if split in ("repr", "query"):
+            both = (list_of(root, lists, which) for which in ("repr", "query"))
+            names = sorted({row.label for one in both for row in read_list(one)})
+        return image_list(path, root, split=split, class_names=names, size=size)
+    first = read_list(path)[0].filename
+    places = (place for place in (root / "images", root / "data") if (place / first).is_file())
+    return image_list(path, next(places, root), split=split, size=size)
+
+
+def array_folder(root: Path, split: str, size: int | None) -> ImageSet:
+    """The ``.npz`` files of a split in a folder, or one file with the splits in it."""
+    if root.is_file():
+        return image_arrays(root, split, size=size)
+    whole = existing_folder(root) / f"{split}.npz"
+    files = [whole] if whole.is_file() else sorted(root.glob(f"{split}-*.npz"))
+    if not files:
+        raise ValueError(f"{root} must have {split}.npz or {split}-0.npz, got neither")
+    return image_arrays(files, split, size=size)
+
+
+def folder_of_splits(root: Path, split: str, size: int) -> EncodedImages:
+    """A folder per split, also called train, validation or novel, with a folder per class."""
+    others = [other for other, name in OTHER_NAMES.items() if name == split]
+    folders = [root / name for name in (split, *others)]
+    for folder in folders:
+        if folder.is_dir():
+            return image_folder(folder, split=split, size=size)
+    raise ValueError(f"there must be a folder {' or '.join(map(str, folders))}, got none of them")
 
 
 # --- lists of images and labels ------------------------------------------------------------------
@@ -291,26 +232,19 @@ def read_list(path: str | Path) -> list[Row]:
 def header_columns(path: str | Path, header: list[str]) -> tuple[int, int]:
     """The columns of the file name and the label."""
     names = [cell.lower() for cell in header]
-    found = []
-    for known in (FILE_COLUMNS, LABEL_COLUMNS):
-        columns = [column for column, name in enumerate(names) if name in known]
-        if not columns:
+    columns = []
+    for accepted in (FILE_COLUMNS, LABEL_COLUMNS):
+        column = next((k for k, name in enumerate(names) if name in accepted), None)
+        if column is None:
             raise ValueError(
-                f"{path} must begin with an image or with a header that has {known[0]!r}, "
+                f"{path} must begin with an image or with a header that has {accepted[0]!r}, "
                 f"got {header}"
             )
-        found.append(columns[0])
-    return found[0], found[1]
+        columns.append(column)
+    return columns[0], columns[1]
 
 
 # --- paths ---------------------------------------------------------------------------------------
-
-
-def known_split(split: str, splits: Sequence[str]) -> str:
-    """Our name of a split, which may be given by another name, such as "train"."""
-    if OTHER_NAMES.get(split) in splits:
-        return OTHER_NAMES[split]
-    return check.choice("split", split, splits)
 
 
 def public_name(split: str) -> str:
@@ -333,3 +267,122 @@ def list_of(root: Path, lists: str | Path | None, split: str) -> Path:
             if (folder / name).is_file():
                 return folder / name
     raise ValueError(f"{folders[0]} must have the list {public_name(split)}.csv, got no such file")
+
+
+# --- images in .npz files ------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """The images of one file that belong to the split."""
+
+    labels: npt.NDArray[np.int64]  # [N]
+    class_names: tuple[str, ...]
+    pixels: npt.NDArray[np.uint8] | None  # [N, H, W(, C)]; None if they are encoded:
+    encoded: list[memoryview]
+    names: list[str]  # of the encoded images
+
+
+def image_arrays(
+    paths: str | Path | Sequence[str | Path], split: str = "", *, size: int | None = None
+) -> ImageSet:
+    """Read images from ``.npz`` files.
+
+    A file has ``labels`` [N], the class names as ``class_names`` or ``wnids``, and either
+    ``images`` ([N, H, W] or [N, H, W, C] uint8), or encoded ones: all their bytes in ``encoded`` or
+    ``webp``, image i from ``offsets[i]`` to ``offsets[i + 1]``, optionally with ``filenames``. With
+    ``class_split`` (a split for each class) only the classes of `split` are used.
+
+    Parameters
+    ----------
+    paths : path, or sequence of them
+        Several files are concatenated; they must have the same classes.
+    split : str
+    size : int or None
+        As in `EncodedImages`; only for encoded images.
+
+    Examples
+    --------
+    >>> base = image_arrays(["base-0.npz", "base-1.npz"], "base")  # doctest: +SKIP
+    """
+    files = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not files:
+        raise ValueError("paths must have at least one file, got none")
+    parts = [read_part(Path(path), split) for path in files]
+    first = parts[0]
+    for path, part in zip(files, parts, strict=True):
+        same_kind = (part.pixels is None) == (first.pixels is None)
+        if part.class_names != first.class_names or not same_kind:
+            raise ValueError(f"{path} must have the classes and arrays of {files[0]}")
+    labels = np.concatenate([part.labels for part in parts])
+    if first.pixels is None:
+        encoded = [image for part in parts for image in part.encoded]
+        names = [name for part in parts for name in part.names]
+        return EncodedImages(encoded, labels, first.class_names, split, size=size, names=names)
+    if size is not None:
+        raise check.ArgumentValueError(
+            "size", f"must be None for images that are not encoded, got {size}"
+        )
+    arrays = [part.pixels for part in parts if part.pixels is not None]
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1:
+        raise ValueError(f"paths must have images of one shape, got {sorted(shapes)}")
+    pixels = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+    return ImageArray(pixels, labels, first.class_names, split)
+
+
+def read_part(path: Path, split: str) -> Part:
+    """Check one file, and select the rows of the split."""
+    if not path.exists():
+        raise ValueError(f"paths must name files, got {path}, which does not exist")
+    arrays = read_npz(path)
+    class_names = as_names(pick(arrays, CLASS_NAMES, path), "class_names", path)
+    labels = integer_array(path, arrays, "labels").astype(np.int64)
+    pixels = pick(arrays, PIXELS, path)
+    if pixels.dtype != np.uint8 or pixels.ndim < 1:
+        raise ValueError(
+            f"{path} must have images as uint8, got {pixels.dtype} of shape {list(pixels.shape)}"
+        )
+    ends = None if "images" in arrays else image_ends(path, arrays, pixels)
+    count = len(pixels) if ends is None else len(ends) - 1
+    if len(labels) != count:
+        raise ValueError(f"{path} must have one label for each image, {count}, got {len(labels)}")
+    if count and (labels.min() < 0 or labels.max() >= len(class_names)):
+        raise ValueError(f"{path} must have labels in [0, {len(class_names)})")
+    names = as_names(arrays.get("filenames", [*map(str, range(count))]), "filenames", path)
+    if len(names) != count:
+        raise ValueError(f"{path} must have {count} filenames, got {len(names)}")
+
+    rows = np.arange(count)
+    if "class_split" in arrays:
+        mine = as_names(arrays["class_split"], "class_split", path) == split
+        if mine.shape != class_names.shape or not mine.any():
+            raise ValueError(f"{path} must have classes of the split {split!r} in 'class_split'")
+        rows = np.flatnonzero(mine[labels])
+        labels, class_names = (np.cumsum(mine) - 1)[labels[rows]], class_names[mine]
+    listed = tuple(class_names.tolist())
+    if ends is None:
+        own = pixels[rows] if "class_split" in arrays else pixels
+        return Part(labels, listed, own, [], [])
+    encoded = [memoryview(pixels[ends[row] : ends[row + 1]]) for row in rows]
+    return Part(labels, listed, None, encoded, [f"{path}: {names[row]}" for row in rows])
+
+
+def image_ends(
+    path: Path, arrays: dict[str, npt.NDArray[Any]], encoded: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int64]:
+    """Where each encoded image ends, after where the first begins."""
+    ends = integer_array(path, arrays, "offsets").astype(np.int64)
+    inside = len(ends) > 1 and ends[0] >= 0 and ends[-1] <= len(encoded) and encoded.ndim == 1
+    if not inside or (np.diff(ends) < 0).any():
+        raise ValueError(f"{path} must have increasing offsets within its encoded images")
+    return ends
+
+
+def integer_array(path: Path, arrays: dict[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = pick(arrays, (name,), path)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise ValueError(
+            f"{path} must have {name!r} as integers of rank 1, "
+            f"got {array.dtype} {list(array.shape)}"
+        )
+    return array

@@ -23,15 +23,15 @@ from classify_data import (
 )
 from PIL import Image
 
+from paddle_ext import decoding
 from paddle_ext.app.classify import Report, Settings, classify
 from paddle_ext.app.classify import pictures as pictures_module
 from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
 from paddle_ext.app.classify.model import load_model
 from paddle_ext.app.classify.pictures import PictureReader
 from paddle_ext.app.classify.text_embedding import TextEmbedder
+from paddle_ext.decoding import UnreadableError, open_picture, read_picture_file
 from paddle_ext.files import cache_or_temporary, user_cache
-from paddle_ext.research.data import decoding
-from paddle_ext.research.data.decoding import UnreadableError, open_picture, read_picture_file
 
 
 @pytest.fixture(autouse=True)

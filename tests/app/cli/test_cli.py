@@ -31,7 +31,7 @@ from paddle_ext.app.cli.arguments import (
     numbers,
 )
 
-COMMANDS = ("classify", "demo", "train", "extract", "evaluate", "tune", "reproduce", "info")
+COMMANDS = ("classify", "demo", "train", "extract", "evaluate", "tune", "info")
 
 
 def run(*arguments: object):
@@ -68,7 +68,6 @@ def test_flags_show_no_type(command: str) -> None:
         (["evaluate", "bank.npz", "--option", "padle.lam=3"], "paddle"),
         (["evaluate", "bank.npz", "--option", "paddle.max_itr=3"], "max_iter"),
         (["info", "--method", "simpleshott"], "simpleshot"),
-        (["reproduce", "tabel1", "--bank", "bank.npz"], "table1"),
     ],
 )
 def test_did_you_mean(arguments: list[str], meant: str) -> None:
@@ -373,14 +372,19 @@ def test_fresh_means_not_to_resume(bank: Path, tmp_path: Path) -> None:
 
 def test_errors_of_other_commands_name_their_options(bank: Path) -> None:
     assert "error: --method must be one of" in run("info", "--method", "icy").output
-    shown = run("reproduce", "table1", "--bank", bank, "--shots", 70).output
-    context = "error: this bank cannot serve the experiment table1: "
-    assert f"{context}--shots must be at most the rows of every class" in shown
+    shown = run("tune", bank, "--shots", 70).output
+    assert "error: --shots must be at most the rows of every class" in shown
+
+
+def test_reproduce_has_moved() -> None:
+    result = run("reproduce", "table1", "--bank", "bank.npz")
+    assert result.exit_code == 2
+    assert "benchmarks/reproduce" in result.output
 
 
 def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     interrupt = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("paddle_ext.research.evaluation.evaluate", interrupt)
+    monkeypatch.setattr("paddle_ext.research.evaluate.evaluate", interrupt)
     result = run("evaluate", bank)
     assert result.exit_code == 130
     assert "nothing was saved; with --output FOLDER the same command can resume" in result.output
@@ -399,7 +403,7 @@ def test_control_c(bank: Path, tmp_path: Path) -> None:
     arguments += ["--n_query", "20", "--output", str(tmp_path / "out"), "--device", "cpu"]
     command = [sys.executable, "-m", "paddle_ext", *arguments, "--n-tasks", "10000000"]
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    journal = tmp_path / "out" / "journal-0.jsonl"
+    journal = tmp_path / "out" / "journal.jsonl"
     deadline = time.monotonic() + 60
     while not (journal.is_file() and len(journal.read_text().splitlines()) > 1):
         assert time.monotonic() < deadline, "no block was finished"
@@ -427,12 +431,3 @@ def test_without_typer() -> None:
     assert done.stderr == (
         "the command needs typer, which is not installed: pip install 'paddle_ext[cli]'\n"
     )
-
-
-def test_of_the_ranks_only_the_first_prints_results(
-    bank: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    assert run("info", bank).output == ""
-    failed = run("info", "missing.npz").output
-    assert failed == "paddle-ext (rank 1): error: missing.npz: No such file or directory\n"

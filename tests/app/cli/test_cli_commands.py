@@ -1,6 +1,5 @@
 """Each command on small data, through the command line."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,12 @@ pytest.importorskip("safetensors", reason="needs safetensors")
 
 from typer.testing import CliRunner
 
-from paddle_ext import FeatureBank, TaskSampler, methods
+from paddle_ext import Evaluation, FeatureBank, TaskSampler, methods
 from paddle_ext.app.cli.app import app
 from paddle_ext.research.backbones import extract, load_checkpoint, nearest_mean_accuracy
 from paddle_ext.research.data import open_images
 from paddle_ext.research.data.images import ImageArray
-from paddle_ext.research.evaluation import Evaluation
-from paddle_ext.research.evaluation.tuning import Tuning
+from paddle_ext.research.tune import Tuning
 
 CPU = ("--device", "cpu")
 
@@ -228,16 +226,6 @@ def test_evaluate_a_split(bank: Path) -> None:
     assert "got 0 of class 0" in message  # the split has 15 rows per class
 
 
-def test_only_the_first_rank_writes(
-    bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    shown = run("evaluate", bank, "--methods", "simpleshot", "--shots", 1, "--tasks", 2,
-                "--markdown", tmp_path / "table.md", *CPU)  # fmt: skip
-    assert "SimpleShot" not in shown
-    assert not (tmp_path / "table.md").exists()
-
-
 # --- tune ----------------------------------------------------------------------------------------
 
 
@@ -258,109 +246,3 @@ def test_tune(bank: Path, tmp_path: Path) -> None:
         "--output", tmp_path / "both")  # fmt: skip
     (result,) = Evaluation.load(tmp_path / "both" / "evaluation.json")
     assert result.options["temperature"] == 7
-
-
-# --- reproduce -----------------------------------------------------------------------------------
-
-
-def test_reproduce_list() -> None:
-    from paddle_ext.research.evaluation.experiments import EXPERIMENTS
-
-    shown = run("reproduce", "--list")
-    for name, experiment in EXPERIMENTS.items():
-        assert f"{name} {experiment.description}" in shown
-    assert run("reproduce") == shown
-
-
-def test_reproduce(bank: Path, tmp_path: Path) -> None:
-    from paddle_ext.research.evaluation import paper
-
-    shown = run("reproduce", "table1", "--bank", bank, "--methods", "paddle,simpleshot",
-                "--shots", "5", "--tasks", 4, "--n_query", 20, "--output", tmp_path,
-                *CPU)  # fmt: skip
-    published = paper.accuracies("table1", "mini")["paddle"][5]
-    (row,) = [line.split() for line in shown.splitlines() if line.startswith("PADDLE")]
-    assert f"{published:.1f}" in row
-    ours = json.loads((tmp_path / "table1.json").read_text())["evaluation"]["results"][0]
-    assert (ours["method"], ours["n_tasks"], ours["shots"]) == ("paddle", 4, 5)
-    assert f"{100 * ours['correct'] / 80:.1f}" == row[1]
-    assert f"written: {tmp_path / 'table1.json'}" in shown
-
-
-def test_reproduce_any_batch(bank: Path, tmp_path: Path) -> None:
-    shown = run("reproduce", "any-batch", "--bank", bank, "--methods", "paddle,adaptive",
-                "--shots", "1,5", "--k_eff", "1", "12", "--tasks", 4, "--output", tmp_path,
-                *CPU)  # fmt: skip
-    results = json.loads((tmp_path / "any-batch.json").read_text())["evaluation"]["results"]
-    assert len(results) == 12  # with the nearest class mean, which is always there
-    means = [
-        sum(100 * r["correct"] / (r["n_tasks"] * r["n_query"]) for r in own) / 2
-        for own in (
-            [r for r in results if (r["method"], r["shots"]) == ("adaptive", shots)]
-            for shots in (1, 5)
-        )
-    ]
-    rows = [line.split() for line in shown.splitlines() if line.startswith("Adaptive")]
-    for mean, row in zip(means, rows[::2], strict=True):  # each other row has the accuracies
-        assert f"{mean:.1f}" in row
-    for name in ("any-batch.md", "any-batch-1-shot.png", "any-batch-5-shot.png"):
-        assert f"written: {tmp_path / name}" in shown
-
-
-def test_reproduce_dirichlet(bank: Path, tmp_path: Path) -> None:
-    shown = run("reproduce", "dirichlet", "--bank", bank, "--methods", "bd_cspn,adaptive",
-                "--shots", "1", "--num-classes", 5, "--tasks", 4, "--n_query", 20, "--output",
-                tmp_path, *CPU)  # fmt: skip
-    (row,) = [line.split() for line in shown.splitlines() if line.startswith("BD-CSPN")]
-    ours = json.loads((tmp_path / "dirichlet.json").read_text())["evaluation"]["results"][0]
-    assert (ours["num_classes"], ours["k_eff"]) == (5, 5)
-    assert (row[1], row[4]) == (f"{100 * ours['correct'] / 80:.1f}", "67.0")
-
-
-def test_reproduce_stata(bank: Path, tmp_path: Path) -> None:
-    """The embeddings of the names in a file of their own, or in that of the bank."""
-    text = features().features.view(12, 30, 16).mean(1).numpy()
-    names = {"text": text, "class_names": np.arange(12).astype(str)}
-    np.savez(tmp_path / "names.npz", **names)
-    both = {**np.load(bank), **names}
-    np.savez(tmp_path / "both.npz", **both)
-    common = ("--methods", "zero_shot,adaptive", "--tasks", 2, *CPU)
-    shown = run("reproduce", "stata", "--bank", bank, "--names", tmp_path / "names.npz", "--output",
-                tmp_path / "a", *common)  # fmt: skip
-    run("reproduce", "stata", "--bank", tmp_path / "both.npz", "--output", tmp_path / "b", *common)
-    a, b = (
-        json.loads((tmp_path / name / "stata.json").read_text())["evaluation"]["results"]
-        for name in "ab"
-    )
-    assert [r["correct"] for r in a] == [r["correct"] for r in b]
-    rows = [line.split() for line in shown.splitlines() if line.startswith("Zero-shot")]
-    assert rows[0][-2] == f"{100 * a[-2]['correct'] / 360:.1f}"  # of all rows
-    assert rows[1][-1] == "65.2"
-    np.savez(tmp_path / "names.npz", text=text, class_names=np.arange(12)[::-1].astype(str))
-    _, message = refusal("reproduce", "stata", "--bank", tmp_path / "both.npz", "--names",
-                         tmp_path / "names.npz")  # fmt: skip
-    assert "--names must have the class names of the bank, in its order" in message
-    code, message = refusal("reproduce", "stata", "--bank", bank)
-    assert code != 0
-    assert "must be a file with 'text' or 'prototypes', and 'class_names'" in message
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["table1", "--bank", "x.npz", "--names", "y.npz"], "--names must not be given for table1"),
-        (["table9"], "EXPERIMENT must be one of table1, table2"),
-        (["table1"], "--bank must be given for table1"),
-        (["any-batch"], "--bank must be given for any-batch"),
-        (
-            ["any-batch", "--bank", "x.npz", "--dataset", "mini"],
-            "--dataset must not be given for any-batch",
-        ),
-        (["convergence", "--bank", "x.npz", "--tasks", "3"], "--n-tasks must not be given for"),
-        (["convergence", "--bank", "x.npz", "--methods", "all"], "--methods must not be given"),
-    ],
-)
-def test_reproduce_refusals(arguments: list[str], message: str) -> None:
-    code, text = refusal("reproduce", *arguments)
-    assert code == 2
-    assert message in text

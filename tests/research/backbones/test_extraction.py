@@ -3,11 +3,16 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
-from toy_images import one_thread, pattern_images, random_pixels, write_image  # noqa: F401
+from toy_images import (
+    LazyImages,
+    one_thread,  # noqa: F401
+    pattern_images,
+    random_pixels,
+    write_image,
+)
 
 from paddle_ext.research.backbones import (
     Backbone,
@@ -19,9 +24,9 @@ from paddle_ext.research.backbones import (
     extract,
 )
 from paddle_ext.research.backbones import extraction as module
-from paddle_ext.research.backbones.extraction import Extractor
+from paddle_ext.research.backbones.extraction import Extractor, Feeder
 from paddle_ext.research.data import FeatureBank
-from paddle_ext.research.data.images import EncodedImages, ImageArray, ImageFiles
+from paddle_ext.research.data.images import EncodedImages, ImageArray
 
 GREY = Transform(16, (0.4,), (0.2,))
 IMAGES = pattern_images(5, 9)
@@ -184,7 +189,7 @@ def test_files_count_by_their_bytes_alone(
     paths = [write_image(tmp_path / f"{n}.png", random_pixels(16, 16, seed=n)) for n in range(3)]
 
     def images() -> EncodedImages:
-        return EncodedImages(ImageFiles(paths), [0, 0, 1], ["a", "b"], size=16, channels=1)
+        return EncodedImages(paths, [0, 0, 1], ["a", "b"], size=16, channels=1)
 
     cache = tmp_path / "cache"
     assert counting.during(network, images(), cache=cache)[0] == 3
@@ -201,35 +206,6 @@ def test_files_count_by_their_bytes_alone(
     count, bank = counting.during(network, images(), cache=cache)
     assert count == 3
     assert torch.allclose(bank.features, counting.during(network, images())[1].features)
-
-
-def test_an_image_that_changes_while_it_is_read(
-    network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its features are never stored under the digest of the earlier image."""
-    pytest.importorskip("PIL", reason="needs Pillow")
-    old, new = random_pixels(16, 16, seed=1), random_pixels(16, 16, seed=2)
-    path = write_image(tmp_path / "a.png", old)
-
-    def images() -> EncodedImages:
-        return EncodedImages(ImageFiles([path]), [0], ["a"], size=16, channels=1)
-
-    key = Extractor.key
-
-    def meanwhile(extractor: Extractor, given: EncodedImages) -> str:
-        found = key(extractor, given)
-        write_image(path, new)  # after its digest, and before it is decoded
-        return found
-
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(Extractor, "key", meanwhile)
-    extract(network, images(), transform=GREY, device="cpu", cache=cache)
-    monkeypatch.setattr(Extractor, "key", key)
-    for pixels in (old, new):
-        write_image(path, pixels)
-        expected = extract(network, images(), transform=GREY, device="cpu").features
-        found = extract(network, images(), transform=GREY, device="cpu", cache=cache).features
-        assert torch.equal(found, expected)
 
 
 def test_digest_of_images_sees_borders() -> None:
@@ -255,15 +231,6 @@ def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
             extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
 
 
-def test_an_interrupted_extraction_leaves_nothing(
-    network: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "features_of", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_progress(
     network: Backbone, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,3 +239,31 @@ def test_progress(
     assert "features 40/45" in capsys.readouterr().err
     extract(network, IMAGES, transform=GREY, device="cpu")
     assert capsys.readouterr().err == ""
+
+
+# --- batches of images ---------------------------------------------------------------------------
+
+ORDER = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 0, 5]), torch.tensor([2])] * 3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_batches_in_order(keep: bool) -> None:
+    feeder = Feeder(LazyImages(IMAGES), torch.device("cpu"), keep=keep)
+    assert (feeder.resident is not None) == keep
+    batches = list(feeder.batches(ORDER))
+    assert len(batches) == 12
+    for index, batch in zip(ORDER, batches, strict=True):
+        assert torch.equal(batch, IMAGES.images[index])
+
+
+def test_broken_images_and_leaving_early() -> None:
+    lazy = LazyImages(IMAGES, broken=7)
+    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
+    assert len(next(batches)) == 2
+    with pytest.raises(ValueError, match="image 7 must be an image"):
+        next(batches)
+    lazy = LazyImages(IMAGES)
+    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
+    next(batches)
+    batches.close()
+    assert lazy.reads <= 2

@@ -207,40 +207,37 @@ class Trap:
 
 
 def test_nothing_of_a_file_is_executed(tmp_path: Path) -> None:
+    path, trap = tmp_path / "a.pth", Trap(tmp_path / "made")
     for modern in (True, False):
-        torch.save({"state_dict": Trap(tmp_path / "made")}, tmp_path / "a.pth", pickle_protocol=2,
-                   _use_new_zipfile_serialization=modern)  # fmt: skip
-        with pytest.raises(ValueError, match=r"a.pth must hold plain tensors") as caught:
-            load_checkpoint(tmp_path / "a.pth")
+        torch.save({"state_dict": trap}, path, _use_new_zipfile_serialization=modern)
+        with pytest.raises(
+            ValueError, match=r"a.pth must hold only tensors, strings, numb"
+        ) as caught:
+            load_checkpoint(path)
         assert "\n" not in str(caught.value)
-    (tmp_path / "a.pth").write_bytes(pickle.dumps(Trap(tmp_path / "made"), protocol=2))
-    with pytest.raises(ValueError, match="must hold plain tensors"):
-        load_checkpoint(tmp_path / "a.pth")
+    path.write_bytes(pickle.dumps(trap, protocol=2))
+    with pytest.raises(ValueError, match=r"a.pth must hold only tensors"):
+        load_checkpoint(path)
     assert not (tmp_path / "made").exists()
 
 
 def test_other_weights_are_named(tmp_path: Path) -> None:
-    weights = shapes_of("resnet18")
-    del weights["layer1.0.bn1.weight"]
-    torch.save(weights, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"it lacks 'layer1.0.bn1.weight'"):
-        load_checkpoint(tmp_path / "a.pth")
-    weights["layer1.0.bn1.weight"] = torch.zeros(3)
-    torch.save(weights, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"of another shape 'layer1.0.bn1.weight'"):
-        load_checkpoint(tmp_path / "a.pth")
-    weights["layer1.0.bn1.weight"] = torch.zeros(64)
-    torch.save(weights | {"layer9.weight": torch.zeros(1)}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"unknown is 'layer9.weight'"):
-        load_checkpoint(tmp_path / "a.pth")
-    torch.save({"denseblock1.weight": torch.zeros(3)}, tmp_path / "a.pth")
-    with pytest.raises(
-        ValueError, match=r"ResNet-18 or WRN-28-10, got layers such as 'denseblock1"
+    path, weights, name = tmp_path / "a.pth", shapes_of("resnet18"), "layer1.0.bn1.weight"
+    lacking = {key: x for key, x in weights.items() if key != name}
+    for content, message in (
+        (lacking, f'weights of .resnet18., got others: Missing key.* "{name}"'),
+        (weights | {name: torch.zeros(3)}, f"size mismatch for {name}: .*3.*64"),
+        (weights | {"layer9.weight": torch.zeros(1)}, 'Unexpected key.* "layer9.weight"'),
+        (
+            {"denseblock1.weight": torch.zeros(3)},
+            "ResNet-18 or WRN-28-10, got layers such as 'dens",
+        ),
+        ([1, 2], "must hold a state dict, got list"),
     ):
-        load_checkpoint(tmp_path / "a.pth")
-    torch.save([1, 2], tmp_path / "a.pth")
-    with pytest.raises(ValueError, match="must hold a state dict, got list"):
-        load_checkpoint(tmp_path / "a.pth")
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=message) as caught:
+            load_checkpoint(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_bad_files(small: Checkpoint, tmp_path: Path) -> None:
@@ -272,5 +269,5 @@ def test_without_safetensors(
     small: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match=r"pip install 'paddle_ext\[train\]'"):
+    with pytest.raises(ImportError, match="pip install safetensors"):
         small.save(tmp_path / "a.safetensors")

@@ -15,7 +15,6 @@ from toy_images import LazyImages, one_thread, pattern_images  # noqa: F401
 
 pytest.importorskip("safetensors", reason="needs safetensors")
 
-from paddle_ext.files import sole_writer
 from paddle_ext.research.backbones import (
     Augmentation,
     Checkpoint,
@@ -26,8 +25,8 @@ from paddle_ext.research.backbones import (
     load_checkpoint,
     train,
 )
-from paddle_ext.research.backbones import run as run_module
-from paddle_ext.research.backbones.learner import Classifier, Learner
+from paddle_ext.research.backbones import training as module
+from paddle_ext.research.backbones.training import Classifier, Learner
 from paddle_ext.research.data.images import ImageArray
 
 QUICK = Recipe(
@@ -144,17 +143,17 @@ def test_loss_by_hand() -> None:
 def test_average_by_hand() -> None:
     learner = Learner(classifier(), Recipe(average=0.15), torch.float32)
     names = ("head.weight", "backbone.norm.running_mean")
-    expected = {name: learner.classifier.state_dict()[name].clone() for name in names}
-    for decay in (1 / 10, 0.15, 0.15):
+    expected = {}
+    for decay in (0.0, 0.15, 0.15):  # the first step is the first average
         learner.classifier.train()
         inputs = torch.randn(8, 1, 32, 32)
         learner.step(inputs, torch.zeros(8).long(), torch.arange(8) % 4, 0.1)
         for name in names:
             now = learner.classifier.state_dict()[name]
-            expected[name] = decay * expected[name] + (1 - decay) * now
-    assert learner.kept is learner.average
+            expected[name] = decay * expected.get(name, 0) + (1 - decay) * now
+    assert learner.final is not learner.classifier
     for name in names:
-        assert torch.allclose(learner.average.state_dict()[name], expected[name], atol=1e-6)
+        assert torch.allclose(learner.final.state_dict()[name], expected[name], atol=1e-6)
 
 
 def test_step_is_sgd() -> None:
@@ -176,7 +175,7 @@ def test_step_is_sgd() -> None:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *accuracies: float) -> None:
     remaining = list(accuracies)
-    monkeypatch.setattr(run_module.Run, "validation_accuracy", lambda *_: remaining.pop(0))
+    monkeypatch.setattr(module.Run, "validation_accuracy", lambda *_: remaining.pop(0))
 
 
 def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,7 +186,10 @@ def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (best.notes["epoch"], last.notes["epoch"]) == ("2", "3")
     assert best.notes["validation, 5-way 5-shot"] == "0.9000"
     assert_same_network(best, run.checkpoint)
-    assert_same_network(last, trained(validation=None).checkpoint)
+    plain = trained(validation=None)
+    assert [epoch.validation for epoch in plain.history] == [None] * 3
+    assert plain.checkpoint.notes["epoch"] == "3"
+    assert_same_network(last, plain.checkpoint)
 
 
 def test_validation_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +197,6 @@ def test_validation_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(replace(QUICK, epochs=4), validate_every=3)
     assert [epoch.validation for epoch in run.history] == [0.6, None, 0.9, 0.8]
     assert run.checkpoint.notes["epoch"] == "3"
-
-
-def test_without_validation() -> None:
-    run = trained(replace(QUICK, epochs=2), validation=None)
-    assert [epoch.validation for epoch in run.history] == [None, None]
-    assert run.checkpoint.notes["epoch"] == "2"
 
 
 RICH = replace(QUICK, average=0.8, augmentation=Augmentation(turned=0.5))
@@ -211,18 +207,18 @@ def test_an_interrupted_run_resumes(
     settings: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained(settings, output=tmp_path / "whole")
-    learn = run_module.Run.learn
+    learn = module.Run.learn
 
-    def interrupted(run: run_module.Run, epoch: int, shown: object) -> tuple[float, float]:
+    def interrupted(run: module.Run, epoch: int, shown: object) -> tuple[float, float]:
         result = learn(run, epoch, shown)
         if epoch == 1:
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(run_module.Run, "learn", interrupted)
+    monkeypatch.setattr(module.Run, "learn", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trained(settings, output=tmp_path / "parts")
-    monkeypatch.setattr(run_module.Run, "learn", learn)
+    monkeypatch.setattr(module.Run, "learn", learn)
     state = torch.load(tmp_path / "parts" / "state.pt", weights_only=True)
     assert len(state["history"]) == 1
     parts = trained(settings, output=tmp_path / "parts")
@@ -238,7 +234,7 @@ def test_an_interrupted_run_resumes(
 def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(QUICK, epochs=1)
     first = trained(settings, output=tmp_path)
-    monkeypatch.setattr(run_module.Run, "learn", lambda *_: pytest.fail("it is done"))
+    monkeypatch.setattr(module.Run, "learn", lambda *_: pytest.fail("it is done"))
     again = trained(settings, output=tmp_path)
     assert again.history == first.history
     assert_same_network(again.checkpoint, first.checkpoint)
@@ -246,45 +242,37 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
         trained(settings, output=tmp_path, seed=5)
     with pytest.raises(ValueError, match="with the same recipe"):
         trained(replace(settings, momentum=0.8), output=tmp_path)
-    with pytest.raises(ValueError, match="with the same base"):
+    with pytest.raises(ValueError, match=r"the same base, labels, .* got others \(or pass resume"):
         trained(settings, VALIDATION, output=tmp_path)
     with pytest.raises(ValueError, match="with the same validation"):
         trained(settings, output=tmp_path, validation=None)
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    """Of a run that resumes; a changed bit, too."""
+    """Of a run that resumes."""
     settings = replace(QUICK, epochs=1)
     trained(settings, output=tmp_path)
-    for name, sentence in (
-        ("best.safetensors", "must be written by Checkpoint.save, got .* digest of other weights"),
-        ("state.pt", "must be the state of a run, got a wrong checksum"),
-    ):
+    for name in ("best.safetensors", "state.pt"):
         whole = (tmp_path / name).read_bytes()
-        middle = len(whole) // 2
-        (tmp_path / name).write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]))
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(ValueError, match=f"{name} must be"):
             trained(settings, output=tmp_path)
-        with (tmp_path / name).open("ab") as file:
-            file.write(whole[middle + 1 :])
-        with pytest.raises(ValueError, match=f"{name} {sentence}"):
-            trained(settings, output=tmp_path)
+        (tmp_path / name).write_bytes(whole)
     for odd in ({"settings": {}}, {"settings": None}, [1]):
         torch.save(odd, tmp_path / "state.pt")
         with pytest.raises(ValueError, match=r"state.pt must be"):
             trained(settings, output=tmp_path)
 
 
-def test_another_run_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at the same time; and one that is killed leaves no state of the one before."""
+def test_starting_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a new run that is killed leaves no state of the one before."""
     settings = replace(QUICK, epochs=1)
-    with sole_writer(tmp_path), pytest.raises(ValueError, match="must belong to one run, got a s"):
-        trained(settings, output=tmp_path)
     trained(settings, output=tmp_path)
-
-    monkeypatch.setattr(run_module.Run, "save", Mock(side_effect=KeyboardInterrupt))
+    other = trained(settings, output=tmp_path, seed=5, resume=False)
+    assert_same_network(load_checkpoint(tmp_path / "best.safetensors"), other.checkpoint)
+    monkeypatch.setattr(module.Run, "save", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        trained(settings, output=tmp_path, seed=5, resume=False)
+        trained(settings, output=tmp_path, seed=6, resume=False)
     assert not (tmp_path / "state.pt").exists()
 
 
@@ -304,38 +292,10 @@ def test_a_full_disk(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "part" / "state.pt").exists()
 
 
-def changed(images: ImageArray) -> ImageArray:
-    """The same labels, with one other pixel."""
-    pixels = images.images.clone()
-    pixels[3, 2, 1] ^= 1
-    return ImageArray(pixels, images.labels, images.class_names, images.split)
-
-
-def test_other_images_with_the_same_labels(tmp_path: Path) -> None:
-    """A run must not resume with other images than it began with."""
-    settings = replace(QUICK, epochs=1)
-    trained(settings, output=tmp_path)
-    longer = replace(settings)
-    with pytest.raises(
-        ValueError, match=r"same base, images, labels and classes, got others \(or pass resume"
-    ):
-        trained(longer, changed(FEW), output=tmp_path)
-    with pytest.raises(ValueError, match="same validation, images, labels and classes, got oth"):
-        trained(longer, output=tmp_path, validation=changed(VALIDATION))
-    trained(longer, output=tmp_path)
-
-
-def test_starting_over(tmp_path: Path) -> None:
-    settings = replace(QUICK, epochs=1)
-    trained(settings, output=tmp_path)
-    other = trained(settings, output=tmp_path, seed=5, resume=False)
-    assert_same_network(load_checkpoint(tmp_path / "best.safetensors"), other.checkpoint)
-
-
 def test_images_too_large_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read batch by batch, with the same result."""
     expected = trained()
-    monkeypatch.setattr("paddle_ext.research.backbones.feeding.host_memory", lambda: 1000)
+    monkeypatch.setattr("paddle_ext.research.backbones.extraction.host_memory", lambda: 1000)
     lazy = LazyImages(FEW)
     run = trained(base=lazy)
     assert lazy.reads >= 3 * 2
@@ -389,6 +349,6 @@ def test_bad_arguments(arguments: dict, error: type[Exception], message: str) ->
 def test_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error before the first epoch."""
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.setattr(run_module.Run, "learn", lambda *_: pytest.fail("it began"))
-    with pytest.raises(ImportError, match=r"pip install 'paddle_ext\[train\]'"):
+    monkeypatch.setattr(module.Run, "learn", lambda *_: pytest.fail("it began"))
+    with pytest.raises(ImportError, match="pip install safetensors"):
         trained(output=tmp_path)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from toy_images import one_thread  # noqa: F401
 
 pytest.importorskip("PIL", reason="needs Pillow")
@@ -74,7 +73,9 @@ def test_no_two_characters_look_the_same() -> None:
     assert alike.max() <= module.SAME_LOOK + 1e-5
 
 
-def test_the_same_each_time(validation: ImageArray) -> None:
+def test_the_same_each_time(validation: ImageArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any number of threads, and whatever is drawn together."""
+    monkeypatch.setattr(module, "CLASSES_AT_ONCE", 3)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -83,16 +84,9 @@ def test_the_same_each_time(validation: ImageArray) -> None:
         torch.set_num_threads(before)
     assert torch.equal(again.images, validation.images)
     assert again.class_names == validation.class_names
-    other = glyph_images("val", samples=12, seed=1)
-    assert (other.images != validation.images).float().mean() > 0.5
+    first, other = (glyph_images("val", samples=1, size=8, seed=seed) for seed in (0, 1))
+    assert (other.images != first.images).float().mean() > 0.5
     assert other.class_names == validation.class_names
-
-
-def test_a_class_does_not_depend_on_the_others(
-    validation: ImageArray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CLASSES_AT_ONCE", 3)
-    assert torch.equal(glyph_images("val", samples=12).images, validation.images)
 
 
 def test_global_randomness_is_left_alone() -> None:
@@ -101,15 +95,6 @@ def test_global_randomness_is_left_alone() -> None:
     torch.manual_seed(3)
     glyph_images("val", samples=1, size=8)
     assert torch.equal(torch.rand(2), expected)
-
-
-def test_classes_are_distinct(validation: ImageArray) -> None:
-    """By the nearest class mean of plain pixels: far from chance (1 %), and far from trivial."""
-    pixels = F.avg_pool2d(validation.images[..., 0].float(), 2).flatten(1)
-    pixels = F.normalize(pixels - pixels.mean(0), dim=1).view(100, 12, -1)
-    means, query = pixels[:, :8].mean(1), pixels[:, 8:].flatten(0, 1)
-    right = torch.cdist(query, means).argmin(1) == torch.arange(100).repeat_interleave(4)
-    assert 0.15 < right.float().mean() < 0.9
 
 
 @pytest.mark.parametrize(

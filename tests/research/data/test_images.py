@@ -13,7 +13,7 @@ pytest.importorskip("PIL", reason="needs Pillow")
 from PIL import Image
 
 from paddle_ext.research.data import images as module
-from paddle_ext.research.data.images import EncodedImages, ImageArray, ImageFiles, in_memory
+from paddle_ext.research.data.images import EncodedImages, ImageArray, in_memory
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 def encoded(paths: list[Path], **options: int | None) -> EncodedImages:
     labels = [number % 2 for number in range(len(paths))]
-    return EncodedImages(ImageFiles(paths), labels, ["even", "odd"], "val", **options)
+    return EncodedImages(paths, labels, ["even", "odd"], "val", **options)
 
 
 # --- in memory -----------------------------------------------------------------------------------
@@ -42,13 +42,6 @@ def test_array() -> None:
     assert images.labels.dtype == torch.int64
     assert torch.equal(images.read([3, 0]), pixels[[3, 0]])
     assert in_memory(images) is images
-
-
-def test_grey_array_gets_a_channel() -> None:
-    pixels = random_pixels(3, 6, 5)
-    images = ImageArray(pixels.numpy(), torch.tensor([0, 0, 0], dtype=torch.int16), ["a"])
-    assert images.shape == (6, 5, 1)
-    assert torch.equal(images.read([1])[..., 0], pixels[1:2])
 
 
 @pytest.mark.parametrize(
@@ -129,7 +122,7 @@ def test_damaged_files_are_named(files: list[Path]) -> None:
     whole = files[4].read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"no image at all", whole[:20] + b"\0" * 99):
         files[4].write_bytes(content)
-        with pytest.raises(ValueError, match=r"must be an? (intact )?image( file)?, got") as caught:
+        with pytest.raises(ValueError, match=r"must be an image( file)?, got: ") as caught:
             encoded(files, size=8).read(range(7))
         assert str(caught.value).startswith(str(files[4]))
         assert "\n" not in str(caught.value)
@@ -137,11 +130,6 @@ def test_damaged_files_are_named(files: list[Path]) -> None:
     for read in (lambda: encoded(files).read([4]), lambda: list(encoded(files).content())):
         with pytest.raises(ValueError, match=r"4.png must be an image file, got: No such file"):
             read()
-
-
-def test_damaged_only_when_read(files: list[Path]) -> None:
-    files[4].write_bytes(b"")
-    assert len(encoded(files).read([3, 5])) == 2
 
 
 def test_other_shape_is_named(files: list[Path]) -> None:

@@ -91,13 +91,13 @@ def test_mini_imagenet(tmp_path: Path, header: str, folder: str, lists: str) -> 
     rows = "n2_1.png,n2\nn1_1.png,n1\nn2_2.png,n2\n"
     (tmp_path / lists / "train.csv").write_text(header + rows)
     (tmp_path / lists / "val.csv").write_text(header + "n3_1.png,n3\n")
-    base = layouts.mini_imagenet(tmp_path, "base", size=9)
+    base = layouts.open_images("mini", tmp_path, "base", size=9)
     assert told(base) == [(0, "n2"), (1, "n1"), (2, "n2")]
     assert (base.split, base.class_names, base.shape) == ("base", ("n1", "n2"), (9, 9, 3))
     assert told(layouts.open_images("mini", tmp_path, "train", size=9)) == told(base)
-    assert told(layouts.mini_imagenet(tmp_path, "val", size=9)) == [(3, "n3")]
+    assert told(layouts.open_images("mini", tmp_path, "val", size=9)) == [(3, "n3")]
     with pytest.raises(ValueError, match=r"must have the list test.csv"):
-        layouts.mini_imagenet(tmp_path, "test")
+        layouts.open_images("mini", tmp_path, "test")
 
 
 def test_lists_elsewhere(tmp_path: Path) -> None:
@@ -105,14 +105,14 @@ def test_lists_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "val.csv").write_text("1.png,one\n")
     root = tmp_path / "pictures"
-    assert told(layouts.mini_imagenet(root, "val", lists=tmp_path / "lists")) == [(0, "one")]
+    assert told(layouts.open_images("mini", root, "val", lists=tmp_path / "lists")) == [(0, "one")]
 
 
 def test_list_of_other_images(tmp_path: Path) -> None:
     make(tmp_path, ["1.png"])
     (tmp_path / "val.csv").write_text("2.png,one\n")
     with pytest.raises(ValueError, match=r"must have the images of .*val.csv, got no 2.png"):
-        layouts.mini_imagenet(tmp_path, "val")
+        layouts.open_images("mini", tmp_path, "val")
 
 
 def test_tiered_imagenet_by_folders(tmp_path: Path) -> None:
@@ -120,27 +120,31 @@ def test_tiered_imagenet_by_folders(tmp_path: Path) -> None:
     make(tmp_path, names)
     (tmp_path / "train" / "n1" / "readme.txt").write_text("no image")
     (tmp_path / "train" / "n1" / "._c.png").write_text("what another system left")
-    assert told(layouts.tiered_imagenet(tmp_path, "base")) == [(2, "n1"), (1, "n2"), (0, "n2")]
+    assert told(layouts.open_images("tiered", tmp_path, "base")) == [
+        (2, "n1"),
+        (1, "n2"),
+        (0, "n2"),
+    ]
     assert told(layouts.open_images("tiered", tmp_path, "test")) == [(4, "n4")]
 
 
 def test_tiered_imagenet_by_lists(tmp_path: Path) -> None:
     make(tmp_path / "data", ["test_0_7_0.png", "test_0_3_1.png"])
     (tmp_path / "test.csv").write_text("test_0_7_0.png,7\ntest_0_3_1.png,3\n")
-    assert told(layouts.tiered_imagenet(tmp_path, "novel")) == [(0, "7"), (1, "3")]
+    assert told(layouts.open_images("tiered", tmp_path, "novel")) == [(0, "7"), (1, "3")]
 
 
 def test_inaturalist_keeps_the_first_row_and_one_order_of_classes(tmp_path: Path) -> None:
     make(tmp_path, ["repr/12/a.png", "repr/7/b.png", "query/12/c.png", "query/9/d.png"])
     (tmp_path / "repr.csv").write_text("repr/12/a.png,12\nrepr/7/b.png,7\n")
     (tmp_path / "query.csv").write_text("query/12/c.png,12\nquery/9/d.png,9\n")
-    support = layouts.inaturalist(tmp_path, "repr")
+    support = layouts.open_images("inatural", tmp_path, "repr")
     query = layouts.open_images("inatural", tmp_path, "query")
     assert told(support) == [(0, "12"), (1, "7")]
     assert told(query) == [(2, "12"), (3, "9")]
     assert support.class_names == query.class_names == ("12", "7", "9")
     with pytest.raises(ValueError, match="split must be one of 'base', 'val', 'repr', 'query'"):
-        layouts.inaturalist(tmp_path, "test")
+        layouts.open_images("inatural", tmp_path, "test")
 
 
 def test_image_folder(tmp_path: Path) -> None:
@@ -248,12 +252,12 @@ def test_encoded_arrays_and_their_splits(tmp_path: Path) -> None:
         ({"labels": None}, "must have 'labels', got"),
         ({"class_names": None}, "must have 'class_names' or 'wnids'"),
         ({"images": None}, "must have 'images' or 'encoded' or 'webp'"),
-        ({"images": np.zeros((3, 4, 4))}, "must have 'images' as uint8, got float64"),
+        ({"images": np.zeros((3, 4, 4))}, "must have images as uint8, got float64"),
         ({"labels": np.zeros(2, int)}, "one label for each image, 3, got 2"),
         ({"labels": np.zeros(3)}, "'labels' as integers of rank 1, got float64"),
         ({"labels": np.array([0, 0, 1])}, r"must have labels in \[0, 1\)"),
         ({"filenames": np.array(["x"])}, "must have 3 filenames, got 1"),
-        ({"class_names": np.array([{}])}, "must be a complete .npz file"),
+        ({"class_names": np.array([{}])}, "texts as 'class_names', got Python objects"),
     ],
 )
 def test_bad_arrays(tmp_path: Path, change: dict[str, np.ndarray | None], message: str) -> None:

@@ -1,0 +1,96 @@
+"""The meaning of a label in a file: one rule for every format.
+
+A label is a name or an integer. A missing label is empty, -1, or what programs and people write for
+missing values: see `NO_LABEL`. Case matters, so that a class may be called "none".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .text import without_controls
+
+NO_LABEL = frozenset(
+    ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")
+) | {"?", "-", "unknown", "Unknown", "UNKNOWN"}
+MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
+MOST_LABEL = 2.0**62  # beyond it floating-point numbers do not fit in int64
+
+
+def label_text(value: object) -> str:
+    """A label as text; empty if it is missing.
+
+    Examples
+    --------
+    >>> [label_text(value) for value in ("cat", " ", "NA", "none", -1, 3.0, None)]
+    ['cat', '', '', 'none', '', '3', '']
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    text = "" if value is None else str(value).strip()
+    return "" if text in NO_LABEL else without_controls(text)
+
+
+def sorted_names(labels: Sequence[str]) -> list[str]:
+    """The unique names in order; integers in numeric order.
+
+    Examples
+    --------
+    >>> sorted_names(["10", "9", "", "10"])
+    ['9', '10']
+    """
+    names = sorted(set(labels) - {""})
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        names.sort(key=int)
+    return names
+
+
+def numbered(labels: Sequence[str], names: Sequence[str]) -> Tensor:
+    """Indices of labels among the names, [N] int64; -1 if missing."""
+    number = {name: label for label, name in enumerate(names)} | {"": -1}
+    for label in labels:
+        if label not in number:
+            raise ValueError(f"labels must be among the {len(names)} class_names, got {label!r}")
+    return torch.tensor([number[label] for label in labels], dtype=torch.int64)
+
+
+def whole_numbers(values: npt.NDArray[Any] | Tensor) -> Tensor:
+    """Labels as int64: some programs save them as floating point, with NaN if missing."""
+    if isinstance(values, Tensor) and values.is_floating_point():
+        values = values.double()
+    array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"labels must be integers or names, got {array.dtype}")
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), -1.0, array.astype(np.float64))
+        fractions = array[~(np.isfinite(array) & (array == np.floor(array)))]
+        if fractions.size:
+            raise ValueError(f"labels must be integers or names, got {fractions.flat[0]:g}")
+    if array.size and (array.min() < -MOST_LABEL or array.max() > MOST_LABEL):
+        worst = array.min() if array.min() < -MOST_LABEL else array.max()
+        raise ValueError(f"labels must be class numbers, got {worst:g}")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def check_one_each(name: str, one: str, each: str, shape: Sequence[int], count: int) -> None:
+    """Reject anything but one value for each row, image or feature."""
+    if tuple(shape) != (count,):
+        raise ValueError(
+            f"{name} must have one {one} for each {each}, shape [{count}], got {list(shape)}"
+        )
+
+
+def check_count(high: int) -> None:
+    """Reject a label above the limit on classes."""
+    if high >= MOST_CLASSES:
+        raise ValueError(f"labels must be below {MOST_CLASSES}, the limit on classes, got {high}")

@@ -1,0 +1,192 @@
+"""A column of embeddings in a Parquet file, read a few pages at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from . import check
+from .files import check_regular, current_version, readable, unchanged
+from .libraries import library
+
+Numbers = npt.NDArray[Any]
+WHOLE = "a complete .parquet file"
+BUFFER = 2**20  # bytes of the file read at once
+PIECE = 2**22  # bytes of features decoded at once
+DTYPES = {"halffloat": torch.float16, "float": torch.float32, "double": torch.float64}
+
+
+class ParquetColumn:
+    """A column of lists, all of one length."""
+
+    def __init__(self, path: Path, column: str) -> None:
+        self.path, self.column = path, column
+        libraries()  # raises an error if they are missing
+        self.version = current_version(path)
+        with open_parquet(path) as table:
+            kind = column_type(table.schema_arrow, column, path)
+            N, D = int(table.metadata.num_rows), list_width(kind)
+            if D < 0:
+                first = next(record_batches(table, path, 1, [column]), None)
+                D = 0 if first is None else width_of(first.column(0))
+        if N < 1 or D < 1:
+            raise ValueError(
+                f"{path} must have at least one row with at least one feature in column "
+                f"{column!r}, got {N} rows and {max(D, 0)} features"
+            )
+        self.shape, self.dtype = (N, D), DTYPES[str(kind.value_type)]
+
+    @contextmanager
+    def reading(self, start: int, stop: int) -> Iterator[Callable[[Tensor], None]]:
+        """Read rows [start, stop); row groups without any of them are not read."""
+        unchanged(self.path, current_version(self.path), self.version)
+        with open_parquet(self.path) as table:
+            groups, skipped = row_groups(table.metadata, start, stop)
+            pieces = self.pieces(table, groups, start - skipped)
+            rest = np.empty((0, self.shape[1]))
+
+            def fill(rows: Tensor) -> None:
+                nonlocal rest, skipped
+                out, done = rows.numpy(), 0
+                while done < len(out):
+                    if len(rest) == 0:
+                        rest = next(pieces)
+                    dropped = min(skipped, len(rest))
+                    rest, skipped = rest[dropped:], skipped - dropped
+                    count = min(len(rest), len(out) - done)
+                    out[done : done + count] = rest[:count]
+                    rest, done = rest[count:], done + count
+
+            yield fill
+
+    def pieces(self, table: Any, groups: Sequence[int], row: int) -> Iterator[Numbers]:
+        """The features of these row groups, piece by piece; `row` numbers the first row."""
+        D = self.shape[1]
+        at_once = max(1, PIECE // (D * self.dtype.itemsize))
+        for batch in record_batches(table, self.path, at_once, [self.column], groups):
+            rows = range(row, row + len(batch))
+            yield vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", rows)
+            row = rows.stop
+        raise ValueError(f"{self.path} must have {self.shape[0]} rows, got {row}")
+
+
+def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Numbers:
+    """An Arrow array of lists of numbers as a matrix [n, width], without a copy.
+
+    Errors name the `source` and the number of the row.
+    """
+    lists = storage(column)
+    if lists.null_count:
+        row = int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))
+        bad_row(source, width, f"nothing in row {rows[row]}")
+    if list_width(lists.type) < 0:
+        lengths = np.diff(lists.offsets.to_numpy())
+        if (lengths != width).any():
+            row = int(np.argmax(lengths != width))
+            bad_row(source, width, f"{lengths[row]} in row {rows[row]}")
+    elif list_width(lists.type) != width:
+        bad_row(source, width, f"{list_width(lists.type)} in each")
+    numbers = lists.flatten()
+    if numbers.null_count:
+        missing = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
+        bad_row(source, width, f"a missing value in row {rows[missing // width]}")
+    matrix: Numbers = numbers.to_numpy().reshape(-1, width)
+    return matrix
+
+
+def bad_row(source: str, width: int, got: str) -> NoReturn:
+    raise ValueError(f"{source} must have {width} numbers in each row, got {got}")
+
+
+def width_of(column: Any) -> int:
+    """The length of the first list of an Arrow array; 0 if there is none."""
+    lists = storage(column)
+    if list_width(lists.type) >= 0:
+        return list_width(lists.type)
+    return len(lists[0]) if len(lists) and lists[0].is_valid else 0
+
+
+def storage(column: Any) -> Any:
+    """The plain lists inside an extension type, which some libraries use for fixed-length lists."""
+    return getattr(column, "storage", column)
+
+
+def column_type(schema: Any, column: str, path: Path) -> Any:
+    """The type of a column, which must hold lists of floating-point numbers."""
+    if column not in schema.names:
+        listed = ", ".join(map(repr, schema.names[:8])) + ", ..." * (len(schema.names) > 8)
+        raise check.ArgumentValueError(
+            "column", f"must be a column of {path} ({listed}), got {column!r}"
+        )
+    if schema.names.count(column) > 1:
+        raise ValueError(f"{path} must have one column {column!r}, got several")
+    kind = schema.field(column).type
+    kind = getattr(kind, "storage_type", kind)
+    if not is_lists(kind) or str(kind.value_type) not in DTYPES:
+        raise ValueError(
+            f"{path} must have lists of float16, float32 or float64 in column {column!r}, "
+            f"got {kind}"
+        )
+    return kind
+
+
+def is_lists(kind: Any) -> bool:
+    types, kind = libraries()[0].types, getattr(kind, "storage_type", kind)
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def list_width(kind: Any) -> int:
+    """The common length of all lists of a type; -1 if variable."""
+    return int(getattr(kind, "list_size", -1))
+
+
+def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
+    """The row groups with rows [start, stop), and how many rows of the first group to skip."""
+    ends = np.cumsum([metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)])
+    first = int(np.searchsorted(ends, start, "right"))
+    last = int(np.searchsorted(ends, stop, "left"))
+    before = int(ends[first - 1]) if first else 0
+    return list(range(first, min(last + 1, len(ends)))), start - before
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a file with a small read buffer: by default pyarrow fetches a whole row group."""
+    module = libraries()[1]
+    check_regular(path)
+    with readable(path, WHOLE):
+        table = module.ParquetFile(
+            path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True
+        )
+    with table:
+        yield table
+
+
+def record_batches(
+    table: Any,
+    path: Path,
+    size: int,
+    columns: Sequence[str],
+    groups: Sequence[int] | None = None,
+) -> Iterator[Any]:
+    """Columns of an open file, `size` rows at a time; only of these row groups, if given."""
+    batches = table.iter_batches(size, row_groups=groups, columns=[*columns], use_threads=False)
+    while True:
+        with readable(path, WHOLE):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def libraries() -> tuple[Any, Any]:
+    """`pyarrow` and `pyarrow.parquet`, needed only for this format."""
+    parquet = library("pyarrow.parquet", "a .parquet file", "pyarrow")
+    return library("pyarrow", "a .parquet file", "pyarrow"), parquet

@@ -1,0 +1,373 @@
+"""Evaluate methods on many tasks of a feature bank: accuracy, its interval, and seconds."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..methods import Method, create
+from ..methods.base import PRESETS, known_methods
+from ..methods.registry import as_method, load
+from ..native import devices
+from ..version import version
+from .counts import (
+    BLOCK_TASKS,
+    ROWS_AT_ONCE,
+    DeviceBank,
+    Journal,
+    count_correct,
+    digest,
+    summed_result,
+)
+from .data.bank import FeatureBank
+from .results import Evaluation
+from .sampler import TaskSampler
+
+Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
+
+FILE, JOURNAL = "evaluation.json", "journal.jsonl"
+
+
+def evaluate(
+    bank: FeatureBank,
+    methods: Methods = "all",
+    *,
+    shots: int | Sequence[int] | None = (5, 10, 20),
+    k_eff: int | Sequence[int] = 5,
+    n_tasks: int = 10_000,
+    n_query: int = 75,
+    num_classes: int | None = None,
+    sampling: str = "uniform",
+    alpha: float = 1.0,
+    support: str | Tensor | None = None,
+    query: str | Tensor | None = None,
+    prototypes: Tensor | None = None,
+    preset: str | None = None,
+    seed: int = 0,
+    name: str = "",
+    device: str | torch.device | None = None,
+    memory: float | None = None,
+    output: str | Path | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Evaluation:
+    """Evaluate methods on the same few-shot tasks.
+
+    Parameters
+    ----------
+    bank : FeatureBank
+        Rows without a class, label -1, are not drawn. Classes without rows are dropped, and the
+        others renumbered in order.
+    methods : str, Method, or a sequence of them, or a mapping of labels to methods
+        A name of `methods.available()`, or ``"all"``, in the order of the paper's tables, followed
+        by ours. A mapping gives the methods your own labels, so that one of them may appear with
+        several options.
+    shots : int, sequence of int, or None
+        Support rows per class. None: all rows of `support`, shared by all tasks.
+    k_eff : int or sequence of int
+        Classes that the queries of a task come from. Every number of shots is combined with each of
+        them.
+    n_tasks, n_query : int
+        Tasks per combination, and queries per task.
+    num_classes : int, optional
+        Candidate classes per task; default: all.
+    sampling, alpha
+        As in `TaskSampler`.
+    support, query : str or Tensor [n], optional
+        The rows to draw support and queries from: a split of the bank, or indices. If one is given,
+        the other is all remaining rows.
+    prototypes : Tensor [K, D], optional
+        The embedding of each class name, for methods that can use them; then `shots` may be 0.
+    preset : {"paper", "mini", "tiered", "inat"}, optional
+        For methods given by name: options as in the paper, see `methods.create`.
+    seed : int
+        Of the tasks, in [0, 2**64).
+    name : str
+        The name of the features in results and figures.
+    device : device, optional
+        Default: the bank's GPU, else a GPU if available.
+    memory : float, optional
+        Memory limit of a batch of tasks, in GiB.
+    output : path, optional
+        A folder for the journal and, at the end, for ``evaluation.json``.
+    resume : bool
+        Resume from the journal in `output`; False starts over.
+    progress : bool
+        Show progress on stderr.
+
+    Returns
+    -------
+    Evaluation
+        Results for each combination of shots and k_eff, and in it for each method. They do not
+        depend on interruptions, except for the seconds.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an invalid argument, before any work, in one sentence.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> labels = torch.arange(20).repeat_interleave(60)
+    >>> bank = paddle_ext.FeatureBank(4 * torch.eye(20)[labels] + torch.rand(1200, 20), labels)
+    >>> methods = ["simpleshot", "paddle"]
+    >>> evaluation = paddle_ext.evaluate(bank, methods, shots=5, n_tasks=20, progress=False)
+    >>> [(result.method, result.accuracy) for result in evaluation]
+    [('simpleshot', 100.0), ('paddle', 100.0)]
+    """
+    if not isinstance(name, str):
+        raise check.ArgumentTypeError("name", f"must be a string, got {check.kind(name)}")
+    check.device(device)
+    if memory is not None:
+        check.real("memory", memory, positive=True)
+    check.flag("resume", resume)
+    check.flag("progress", progress)
+    folder = output_folder(output)
+    chosen = chosen_methods(methods, preset, named=prototypes is not None)
+    if not isinstance(bank, FeatureBank):
+        raise check.ArgumentTypeError("bank", f"must be a FeatureBank, got {check.kind(bank)}")
+    check.integer("n_tasks", n_tasks)
+    support, query = split_rows(bank, "support", support), split_rows(bank, "query", query)
+    labels = class_numbers(bank, support, query)
+    least_shots = 1 if prototypes is None else 0
+    samplers = [
+        TaskSampler(
+            labels,
+            shots=count,
+            n_query=n_query,
+            k_eff=present,
+            num_classes=num_classes,
+            sampling=sampling,
+            alpha=alpha,
+            seed=seed,
+            support=support,
+            query=query,
+        )
+        for count in ([None] if shots is None else distinct_integers("shots", shots, least_shots))
+        for present in distinct_integers("k_eff", k_eff)
+    ]
+    if prototypes is not None:
+        prototypes = prototypes_of_classes(bank, labels, prototypes)
+    check_features(bank)
+
+    first = samplers[0]
+    header: dict[str, object] = {}
+    if folder is not None:  # digests read the whole bank
+        header = {
+            "version": version(),
+            "block": BLOCK_TASKS,
+            "features": digest(bank.features, bank.base_mean),
+            "rows": digest(labels, support, query),
+            "prototypes": digest(prototypes),
+            "n_query": first.n_query,
+            "num_classes": first.num_classes,
+            "sampling": first.sampling,
+            "alpha": first.alpha,
+            "seed": first.seed,
+        }
+    on_device = DeviceBank(bank, computing_device(device, bank), memory, prototypes)
+    journal = Journal(None if folder is None else folder / JOURNAL, header, resume)
+    count_correct(chosen, samplers, n_tasks, on_device, journal, progress)
+    evaluation = Evaluation(
+        tuple(
+            summed_result(label, method, sampler, n_tasks, journal)
+            for sampler in samplers
+            for label, method in chosen.items()
+        ),
+        name,
+        first.sampling,
+        first.alpha,
+        first.seed,
+        machine_line(on_device.device),
+        notes={"version": version(), "base_mean": bank.base_mean is not None},
+    )
+    if folder is not None:
+        evaluation.save(folder / FILE)
+    return evaluation
+
+
+def machine_line(device: torch.device) -> str:
+    """The hardware that the seconds were measured on."""
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
+    else:
+        where = f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} used"
+    return f"{where}, torch {torch.__version__}"
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def all_methods(named: bool = False) -> tuple[str, ...]:
+    """Names of the methods in the order of tables: those of the paper, ours, and registered ones.
+
+    If `named`, those that can use class names, else those that do not need them.
+    """
+    names = (
+        name
+        for name, cls in known_methods.items()
+        if (cls.takes_prototypes if named else not cls.needs_prototypes)
+    )
+    return tuple(sorted(names, key=lambda name: (known_methods[name].display.order, name)))
+
+
+def chosen_methods(
+    methods: Methods, preset: str | None = None, *, named: bool = False
+) -> dict[str, Method]:
+    """The methods by label, in order; `preset` applies to those given by name."""
+    if preset is not None:
+        check.choice("preset", preset, PRESETS)
+    available = all_methods(named)
+    if isinstance(methods, str):
+        methods = available if methods == "all" else [methods]
+    elif as_method(methods) is not None:
+        methods = [methods]  # type: ignore[list-item]
+    elif not isinstance(methods, Mapping | Sequence):
+        raise bad_methods(f"must be names or methods, got {check.kind(methods)}")
+    if not methods:
+        raise check.ArgumentValueError("methods", "must be at least one, got none")
+    chosen: dict[str, Method] = {}
+    for label, given in methods.items() if isinstance(methods, Mapping) else map(labelled, methods):
+        if isinstance(given, str):
+            if ":" not in given and given not in available:
+                check.not_a_choice("methods", given, ("all", *sorted(available)))
+            method: Method | None = create(given, preset)
+        else:
+            method = as_method(given)
+        if method is None:
+            raise bad_methods(f"must be names or methods, got {check.kind(given)}")
+        if not isinstance(label, str):
+            raise bad_methods(f"must have strings as labels, got {check.kind(label)}")
+        if label in chosen:
+            raise check.ArgumentValueError(
+                "methods",
+                "must have unique labels (give a mapping of labels to methods), "
+                f"got {label!r} twice",
+            )
+        chosen[label] = method
+    return chosen
+
+
+def labelled(one: object) -> tuple[object, object]:
+    """The label of a method in results, and the method or its name."""
+    if isinstance(one, str) and ":" in one:
+        loaded = load(one)
+        return loaded.name, one if inspect.isclass(loaded) else loaded
+    method = as_method(one)
+    return (one if method is None else method.name), one
+
+
+def bad_methods(problem: str) -> check.ArgumentTypeError:
+    return check.ArgumentTypeError("methods", problem)
+
+
+def output_folder(output: str | Path | None) -> Path | None:
+    if output is None:
+        return None
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise check.ArgumentValueError("output", f"must be a folder, got the file {str(output)!r}")
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        raise ValueError(
+            f"evaluate with output must run in one process, got RANK={rank} of torchrun: start it "
+            "without torchrun, for several GPUs once for each, with other shots or methods"
+        )
+    return folder
+
+
+def computing_device(device: str | torch.device | None, bank: FeatureBank) -> torch.device:
+    if device is not None:
+        chosen = check.device(device)
+    elif bank.features.is_cuda:
+        chosen = bank.features.device
+    else:
+        chosen = torch.device("cuda" if devices.usable_gpu() else "cpu")
+    if chosen == torch.device("cuda"):  # without a number
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    return chosen
+
+
+def distinct_integers(name: str, value: object, least: int = 1) -> list[int]:
+    """One number, or several different ones."""
+    listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not listed:
+        raise check.ArgumentValueError(name, "must be at least one number, got none")
+    numbers = [check.integer(name, number, least=least) for number in listed]
+    for number in numbers:
+        if numbers.count(number) > 1:
+            problem = f"must not have a number twice, got {number} more than once"
+            raise check.ArgumentValueError(name, problem)
+    return numbers
+
+
+def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tensor | None:
+    """The rows of a split that have a class; the sampler checks explicit rows."""
+    if not isinstance(given, str):
+        return given
+    if given not in bank.splits:
+        there = ", ".join(map(repr, bank.splits)) or "none"
+        raise check.ArgumentValueError(
+            name, f"must be rows or a split of the bank ({there}), got {given!r}"
+        )
+    rows = bank.rows(given)
+    rows = rows[bank.labels.cpu()[rows] >= 0]
+    if len(rows) == 0:
+        raise check.ArgumentValueError(
+            name, f"must have rows of a class, got {given!r}, which has none"
+        )
+    return rows
+
+
+def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | None) -> Tensor:
+    """The labels [N], without classes that no task can draw, renumbered.
+
+    A class can be drawn if it has rows; with both pools given, if it has rows in them.
+    """
+    labels = bank.labels.cpu()
+    pools = [x for x in (support, query) if isinstance(x, Tensor) and x.dtype in check.INTEGERS]
+    seen = labels
+    if len(pools) == 2:
+        inside = torch.cat([x.cpu().view(-1).long() for x in pools])
+        if len(inside) and int(inside.min()) >= 0 and int(inside.max()) < len(labels):
+            seen = labels[inside]  # otherwise the sampler raises the error
+    there = torch.bincount(seen[seen >= 0], minlength=bank.num_classes) > 0
+    number = torch.where(there, there.cumsum(0) - 1, -1)
+    return torch.cat([number, number.new_tensor([-1])])[labels]  # the last one is that of -1
+
+
+def prototypes_of_classes(bank: FeatureBank, labels: Tensor, prototypes: Tensor) -> Tensor:
+    """The rows of `prototypes` for the classes that tasks draw, as `labels` number them."""
+    (prototypes,) = check.tensors(prototypes)
+    check.features("prototypes", prototypes)
+    D = bank.features.shape[1]
+    if prototypes.dim() != 2 or len(prototypes) < bank.num_classes or prototypes.shape[1] != D:
+        problem = f"must have shape [{bank.num_classes}, {D}], a row of each class"
+        raise check.ArgumentValueError("prototypes", f"{problem}, got {list(prototypes.shape)}")
+    if not torch.isfinite(prototypes).all():
+        raise check.ArgumentValueError("prototypes", "must be finite, got NaN or infinity")
+    drawn = labels >= 0
+    of_classes = prototypes.new_empty(int(labels.max()) + 1, D)
+    of_classes[labels[drawn]] = prototypes[bank.labels.cpu()[drawn]]
+    return of_classes
+
+
+def check_features(bank: FeatureBank) -> None:
+    """Reject features that cannot be summed, so that methods need not check."""
+    for name, x in (("features", bank.features), ("base_mean", bank.base_mean)):
+        if x is None:
+            continue
+        most = check.LARGEST_FEATURE[x.dtype]
+        for rows in torch.split(x, ROWS_AT_ONCE):
+            low, high = torch.aminmax(rows)
+            if not (low >= -most and high <= most):  # false for NaN
+                check.too_large(name, x, most)

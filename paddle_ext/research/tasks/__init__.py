@@ -1,5 +1,0 @@
-"""Few-shot tasks drawn from a feature bank."""
-
-from .sampler import TaskBatch, TaskSampler
-
-__all__ = ["TaskBatch", "TaskSampler"]
