@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from paddle_ext import FeatureBank, TaskSampler, methods, solve
-from paddle_ext.app.classify.class_names import stored_names
+from paddle_ext.app.read.names import stored_names
 from paddle_ext.rows import class_means, squared_distances, unit_rows
 
 

@@ -13,7 +13,19 @@ FIGURE = HERE / "figures" / "architecture.svg"
 LAYERS = {
     ("app", "#fde9c9"): {
         "app/cli": "the command paddle-ext",
-        "app/classify": "files to predictions and a page",
+        "app/classify.py": "its public names",
+        "app/streaming.py": "any size, into one file",
+        "app/run.py": "files to predictions and a page",
+        "app/write": "tables, the page, sorted images",
+        "app/outcome.py": "all that a run found out",
+        "app/review.py": "what to check, and why",
+        "app/labelled_check.py": "doubtful labels",
+        "app/corrections.py": "labels by the user",
+        "app/label_studio.py": "tasks and exports",
+        "app/answering.py": "features to predictions",
+        "app/answers.py": "the predictions",
+        "app/read": "opens, checks, encodes data",
+        "app/settings.py": "options, each written once",
     },
     ("research", "#fdf3d6"): {
         "research/demo.py": "every step, on drawn characters",

@@ -35,7 +35,7 @@ from paddle_ext.research.style import (
     paler,
     plain,
 )
-from paddle_ext.scaling import coordinates
+from paddle_ext.scaling import row_scaling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def run_task(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int,
     )
     rows, labels, query_rows, truth = (x.squeeze(0) for x in sampler.batch(task, 1))
     support, query = bank.features[rows], bank.features[query_rows]
-    where = coordinates(support, labels, query, CLASSES, "auto")
+    where = row_scaling(support, labels, query, CLASSES, "auto")
     means = where.prototypes(support, labels, query[:0], query.new_zeros(0, CLASSES))
     steps = [Step(0, means, None)]
     for most in shown[1:]:
@@ -86,7 +86,7 @@ def run_task(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int,
         steps.append(Step(int(solution.iterations), w, u))
     first = torch.stack([rows[labels == k][0] for k in range(CLASSES)])
     pixels = (images.read(chosen).squeeze(-1) for chosen in (first, query_rows))
-    return Run(*pixels, where.of(query), truth, steps)
+    return Run(*pixels, where.apply(query), truth, steps)
 
 
 def plane(run: Run) -> Tensor:

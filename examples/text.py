@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.app.classify.text_embedding import packaged_model
+from paddle_ext.app.read.encoders import packaged_model
 
 LABELLED = {
     "weather": ["Will it rain today?", "How cold is it outside?", "Is the sun out today?"],

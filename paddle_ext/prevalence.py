@@ -50,14 +50,6 @@ def sums_of(
         held = probabilities.sum(-2, dtype=torch.float64)
         squares = torch.linalg.vector_norm(probabilities, dim=-2, dtype=torch.float64).square()
     else:
-        Q = labels.shape[-1]
-        total = float(held.sum(-1).max()) if held.numel() else Q
-        if abs(total - Q) > 0.5:
-            raise ValueError(
-                f"the prevalence needs the probabilities of all {total:.0f} queries of the batch, "
-                f"and this process has {Q}: use return_assignments=True, and add up `class_sums` "
-                "of all processes"
-            )
         squares = torch.zeros_like(held, dtype=torch.float64).scatter_add_(
             -1, classes.flatten(-2), probabilities.double().square().flatten(-2)
         )

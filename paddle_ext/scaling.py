@@ -1,4 +1,4 @@
-"""The coordinates in which a task is solved, as set by `scaling`."""
+"""How rows are scaled before a task is solved, as set by `scaling`."""
 
 from __future__ import annotations
 
@@ -37,54 +37,46 @@ def feature_ranges(query: Tensor) -> Tensor:
     return torch.where(width > 0, width, 1)
 
 
-class Coordinates(NamedTuple):
+class RowScaling(NamedTuple):
     """The effect of `scaling` on the rows of one task; see `paddle_ext.solve`."""
 
     unit: bool  # whether rows are normalised to unit length first
     factor: Tensor  # [1] or [D] float64: what the features are then multiplied by
 
-    def of(self, rows: Tensor) -> Tensor:
-        """Rows [n, D] in these coordinates, float64."""
+    def apply(self, rows: Tensor) -> Tensor:
+        """The scaled rows [n, D], float64."""
         rows = rows.double()
         return (unit_rows(rows) if self.unit else rows) * self.factor
-
-    def distances_to_own(self, rows: Tensor, labels: Tensor, prototypes: Tensor) -> Tensor:
-        """Squared distance of each row [n, D] to the prototype of its label, [n]."""
-        pieces = [
-            (self.of(rows[part]) - prototypes[labels[part]]).square().sum(-1)
-            for part in parts(len(rows), rows.shape[-1])
-        ]
-        return torch.cat(pieces)
 
     def prototypes(
         self, support: Tensor, labels: Tensor, query: Tensor, probabilities: Tensor
     ) -> Tensor:
-        """The prototypes [K, D] for the probabilities [Q, K], in these coordinates.
+        """The prototypes [K, D] of scaled rows for the probabilities [Q, K].
 
         Without queries, [0, D] and [0, K], they are the class means of the support.
         """
         K = probabilities.shape[-1]
-        sums, counts = class_sums(self.of(support), labels, K)
+        sums, counts = class_sums(self.apply(support), labels, K)
         for part in parts(len(query), K + query.shape[-1]):
-            sums += probabilities[part].double().mT @ self.of(query[part])
+            sums += probabilities[part].double().mT @ self.apply(query[part])
         mass = counts + probabilities.sum(0, dtype=torch.float64)
         return sums / mass.unsqueeze(-1)
 
 
-def coordinates(
+def row_scaling(
     support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, scaling: str
-) -> Coordinates:
-    """The coordinates of the task with this support [S, D] and these queries [Q, D]."""
+) -> RowScaling:
+    """The scaling of the task with this support [S, D] and these queries [Q, D]."""
     one = torch.ones(1, dtype=torch.float64, device=query.device)
     if scaling == "none":
-        return Coordinates(False, one)
+        return RowScaling(False, one)
     if scaling == "minmax":
-        return Coordinates(False, 1 / feature_ranges(query.double()).squeeze(-2))
-    unscaled = Coordinates(True, one)
-    means = class_means(unscaled.of(support), support_labels, num_classes)
-    found = [leads(unscaled.of(query[part]), means) for part in parts(len(query), sum(means.shape))]
+        return RowScaling(False, 1 / feature_ranges(query.double()).squeeze(-2))
+    unit = RowScaling(True, one)
+    means = class_means(unit.apply(support), support_labels, num_classes)
+    found = [leads(unit.apply(query[part]), means) for part in parts(len(query), sum(means.shape))]
     lead, median = (torch.cat(pieces, dim=-1) for pieces in zip(*found, strict=True))
-    return Coordinates(True, auto_factor(lead, median))
+    return RowScaling(True, auto_factor(lead, median))
 
 
 def scaled_tasks(

@@ -65,23 +65,15 @@ class Task:
 
     def part(self, tasks: slice | Tensor) -> Task:
         """A batch of only these tasks."""
-        support, labels, prototypes = self.support, self.support_labels, self.prototypes
-        if len(support) > 1:
-            support, labels = support[tasks], labels[tasks]
-        if prototypes is not None and len(prototypes) > 1:
-            prototypes = prototypes[tasks]
-        measures = self.measures
-        if measures is not None and len(measures) > 1:
-            measures = measures[tasks]
-        return replace(
-            self,
-            support=support,
-            support_labels=labels,
-            query=self.query[tasks],
-            prototypes=prototypes,
-            logits=None if self.logits is None else self.logits[tasks],
-            measures=measures,
-        )
+        shareable = ("support", "support_labels", "prototypes", "measures")
+        own: dict[str, Any] = {"query": self.query[tasks]}
+        if self.logits is not None:
+            own["logits"] = self.logits[tasks]
+        for name in shareable:
+            x = getattr(self, name)
+            if x is not None and len(x) > 1:
+                own[name] = x[tasks]
+        return replace(self, **own)
 
 
 @dataclass(frozen=True)
@@ -112,15 +104,8 @@ class IndexedTask:
         support, query = (
             self.features[x].to(dtype) for x in (self.support_index, self.query_index)
         )
-        return Task(
-            support,
-            self.support_labels,
-            query,
-            self.num_classes,
-            self.base_mean,
-            self.prototypes,
-            self.logits,
-        )
+        rest = self.num_classes, self.base_mean, self.prototypes, self.logits
+        return Task(support, self.support_labels, query, *rest)
 
 
 def in_chunks(solve: Callable[[Task], Tensor], task: Task, bytes_per_task: int) -> Tensor:

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
+from commands import Result, run_command
 from PIL import Image
-from typer.testing import CliRunner
 
 from paddle_ext.app.classify import Settings
-from paddle_ext.app.classify.networks import Preparation, SquareNetwork, network_of
-from paddle_ext.app.cli.app import app
+from paddle_ext.app.read.encoders import Network, Preparation, network_of
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
 PRESENT = (1, 4)
@@ -38,10 +36,10 @@ def settings(**options: Any) -> Settings:
 
 
 def run(*words: object) -> Result:
-    """The command, on the CPU, and without a cache unless it is named."""
+    """The command, on the CPU and without a cache, unless they are named."""
     cache = () if "--cache" in words else ("--no-cache",)
-    given = ["classify", "--device", "cpu", *cache, *words]
-    return CliRunner().invoke(app, [str(word) for word in given])
+    device = () if "--device" in words else ("--device", "cpu")
+    return run_command("classify", *device, *cache, *words)
 
 
 def said(*words: object) -> str:
@@ -152,8 +150,8 @@ class Colours(torch.nn.Module):
         return self.weight * torch.cat([means, across, down], dim=1)
 
 
-def small_network(weight: float = 1.0) -> SquareNetwork:
-    preparation = Preparation(32, 0.94, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+def small_network(weight: float = 1.0) -> Network:
+    preparation = Preparation(32, 0.94, (127 / 255,) * 3, (128 / 255,) * 3)
     return network_of(Colours(weight), preparation, torch.device("cpu"), "colours")
 
 

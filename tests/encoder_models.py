@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 WORDS = ["[PAD]", "[EOS]", "cat", "dog", "a", "photo", "of", "polar", "bear", "."]
 HALF, QUARTER = [0.5] * 3, [0.25] * 3
@@ -32,7 +33,7 @@ def stand_in_sentences(
 
     class SentenceTransformer:
         def __init__(self, name: str, device: str) -> None:
-            self.given = (name, device)
+            assert device == "cpu"
 
         def encode(self, texts: list[str], **_: bool) -> torch.Tensor:
             seen.extend(texts)
@@ -110,76 +111,6 @@ def open_clip_folder(folder: Path) -> Any:
     return model
 
 
-# --- ONNX ---------------------------------------------------------------------------------------
-
-
-def save_onnx_towers(folder: Path, batch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean colours times a matrix; and the sum of the words of a text. Returns both matrices."""
-    usable("onnx", "helper")
-    from onnx import TensorProto, helper, numpy_helper
-
-    random = np.random.default_rng(0)
-    images = random.normal(size=(3, 4)).astype(np.float32)
-    words = random.normal(size=(len(WORDS), 4)).astype(np.float32)
-    words[:2] = 0  # neither padding nor the end of a text counts
-    (folder / "onnx").mkdir()
-    shape = [batch or "n", 3, 32, 32]
-    graph = helper.make_graph(
-        [
-            helper.make_node("ReduceMean", ["pixel_values", "axes"], ["mean"], keepdims=0),
-            helper.make_node("MatMul", ["mean", "matrix"], ["image_embeds"]),
-        ],
-        "images",
-        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("image_embeds", TensorProto.FLOAT, [batch or "n", 4])],
-        [
-            numpy_helper.from_array(np.array([2, 3]), "axes"),
-            numpy_helper.from_array(images, "matrix"),
-        ],
-    )
-    save_graph(graph, folder / "onnx" / "vision_model.onnx")
-    save_onnx_texts(folder / "onnx" / "text_model.onnx", words, batch)
-    tokenizer_of_words().save(str(folder / "tokenizer.json"))
-    prepared = {"size": 32, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
-    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
-    return images, words
-
-
-def save_onnx_texts(path: Path, words: np.ndarray, batch: int | None) -> None:
-    from onnx import TensorProto, helper, numpy_helper
-
-    shape, width = [batch or "n", "t"], words.shape[1]
-    inputs = ("input_ids", "attention_mask")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["words", "input_ids"], ["rows"]),
-            helper.make_node("Cast", ["attention_mask"], ["counts"], to=TensorProto.FLOAT),
-            helper.make_node("Unsqueeze", ["counts", "last"], ["column"]),
-            helper.make_node("Mul", ["rows", "column"], ["masked"]),
-            helper.make_node("ReduceSum", ["masked", "axes"], ["text_embeds"], keepdims=0),
-        ],
-        "texts",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in inputs],
-        [helper.make_tensor_value_info("text_embeds", TensorProto.FLOAT, [shape[0], width])],
-        [
-            numpy_helper.from_array(words, "words"),
-            numpy_helper.from_array(np.array([1]), "axes"),
-            numpy_helper.from_array(np.array([2]), "last"),
-        ],
-    )
-    save_graph(graph, path)
-
-
-def save_graph(graph: Any, path: Path) -> None:
-    import onnx
-
-    model = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8
-    )
-    onnx.checker.check_model(model)
-    onnx.save(model, str(path))
-
-
 # --- a stand-in ---------------------------------------------------------------------------------
 
 
@@ -226,16 +157,19 @@ def stand_in_folder(
     class ImagesOnly(StandInModel):
         get_text_features = property()  # type: ignore[assignment]
 
+    def processor(images: Image.Image, **_: object) -> dict[str, torch.Tensor]:
+        pixels = np.asarray(images.resize((32, 32)), np.float32) / 255
+        return {"pixel_values": torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)}
+
     model = StandInModel if text_tower else ImagesOnly
     module = ModuleType("transformers")
     module.AutoModel = SimpleNamespace(  # type: ignore[attr-defined]
         from_pretrained=lambda *_, **__: model(text_width)
     )
-    module.AutoTokenizer = SimpleNamespace(  # type: ignore[attr-defined]
-        from_pretrained=lambda *_, **__: tokenizer
-    )
+    for name, made in (("AutoTokenizer", tokenizer), ("AutoImageProcessor", processor)):
+        setattr(module, name, SimpleNamespace(from_pretrained=lambda *_, made=made, **__: made))
     monkeypatch.setitem(sys.modules, "transformers", module)
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"vision_config": {"image_size": 32}}))
+    (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
     return seen

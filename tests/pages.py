@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paddle_ext.app.classify import Answers, Labelled
-from paddle_ext.app.classify.correcting import DataNames, corrected_source
-from paddle_ext.app.classify.outcome import Outcome
-from paddle_ext.app.classify.page import digest_source, page
-from paddle_ext.app.classify.samples import Source
+from paddle_ext.app.corrections import DataNames, corrected_source
+from paddle_ext.app.outcome import Outcome
+from paddle_ext.app.read.samples import Source
+from paddle_ext.app.write.page import digest_source, page
 
 if TYPE_CHECKING:
     from pathlib import Path

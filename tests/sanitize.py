@@ -23,7 +23,7 @@ from fuzz.run import finished
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.adaptive_rule.kernels import calibrate, labelled, likelihood
+from paddle_ext.adaptive_rule.learn import calibrate, labelled, learned
 from paddle_ext.check import classes_of_valid
 from paddle_ext.methods import create
 
@@ -68,8 +68,8 @@ def run_adaptive(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None
     bad[:, ::3] = -(2**40)
     bad[:, 1::3] = K
     labelled(one, bad, K, 7)
-    for full in (False, True):
-        likelihood(one, bad, K, 7, full, every=True)
+    for metric in ("diagonal", "auto"):
+        learned(one, bad, K, metric, left_out=True)
 
 
 def run_adapt(device: str) -> None:

@@ -132,7 +132,7 @@ assert len(found) == len(names)
 
 @pytest.mark.parametrize("command", ["--help", "classify --help"])
 def test_help_does_not_import_torch(command: str) -> None:
-    pytest.importorskip("typer", reason="needs typer")
+    pytest.importorskip("cyclopts", reason="needs cyclopts")
     code = f"""
 import sys
 sys.argv = ["paddle-ext", *{command.split()}]

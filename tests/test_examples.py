@@ -182,7 +182,7 @@ def test_text_by_a_model(
 def test_text_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package nothing is looked for on a hub."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", ModuleType("sentence_transformers"))
-    monkeypatch.setattr("paddle_ext.app.classify.text_embedding.packaged_model", lambda: None)
+    monkeypatch.setattr("paddle_ext.app.read.encoders.packaged_model", lambda: None)
     with pytest.raises(SystemExit, match=r"pip install 'paddle_ext\[text\]', or run it with"):
         program("text")["main"]([])
 

@@ -1,22 +1,18 @@
 """Which classes are present, which labels are doubtful, which samples are of unknown classes."""
 
-import doctest
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from presence_tasks import CLASSES, task, unit
+from presence_tasks import CLASSES, task
 from torch import Tensor
 
 import paddle_ext
 from paddle_ext import Solution, rows
 from paddle_ext import scaling as scalings
-from paddle_ext import solution as solutions
 from paddle_ext.methods import Adaptive
-from paddle_ext.presence import unknown, wrong_labels
 from paddle_ext.reference.paddle import prepare
 
 
@@ -39,6 +35,9 @@ def test_present_counts_queries() -> None:
     assert solution.present().tolist() == [[True, True, False, False], [False, False, False, True]]
     assert solution.present(0.4)[0].tolist() == [True, True, True, False]
     assert solution.present(threshold=5)[0].tolist() == [True, False, False, False]
+    for threshold in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="threshold must be finite and > 0"):
+            solution.present(threshold)
 
 
 def test_present_in_a_batch() -> None:
@@ -54,12 +53,6 @@ def test_of_a_prediction() -> None:
     torch.testing.assert_close(found.doubt(), 1 - found.probabilities.amax(-1))
     with pytest.raises(ValueError, match="threshold must be finite and > 0"):
         found.present(0)
-
-
-@pytest.mark.parametrize("threshold", [0, -1.0, math.nan, math.inf])
-def test_bad_threshold(threshold: float) -> None:
-    with pytest.raises(ValueError, match="threshold must be finite and > 0"):
-        paddle_ext.solve(*task()).present(threshold)
 
 
 # --- doubt --------------------------------------------------------------------------------------
@@ -88,14 +81,6 @@ def test_doubt_of_an_absorbed_sample() -> None:
     assert solution.labels.tolist() == [0, 0, 1]
     assert solution.doubt()[1] > 5 * (1 - u[1, 0])
     assert solution.doubt().argmax() == 1
-
-
-def test_doubt_is_finite() -> None:
-    """Assignments of 0 and 1, and a batch of tasks."""
-    u = torch.eye(4).repeat(2, 1, 1)
-    doubt = made(u, torch.full((2, 4), -12.0)).doubt()
-    assert doubt.shape == (2, 4)
-    assert (doubt == 0).all()
 
 
 # --- what a person reads ------------------------------------------------------------------------
@@ -138,47 +123,12 @@ def test_summary_of_a_tensor_without_values() -> None:
     assert repr(Solution(*(x.to("meta") for x in found[:6]))) == "Solution(75 queries, 30 classes)"
 
 
-def test_which_probabilities_are_calibrated() -> None:
-    support, labels, query = task()
-    assert not paddle_ext.solve(support, labels, query).calibrated
-    found = paddle_ext.adapt(torch.randn(2, 9, 4))
-    assert found.calibrated
-    assert "not calibrated" not in repr(found)
-
-
-def test_the_recommended_call_with_all_classes_present() -> None:
-    """It is no worse than the nearest class mean there, where PADDLE loses most of the classes."""
-    generator = torch.Generator().manual_seed(1)
-    K, D = 40, 32
-    centres = torch.randn(K, D, generator=generator)
-    labels, truth = torch.arange(K).repeat(5), torch.randint(K, (75,), generator=generator)
-    rows = centres[torch.cat([labels, truth])]
-    rows = rows + 1.3 * torch.randn(rows.shape, generator=generator)
-    support, query = rows[: len(labels)], rows[len(labels) :]
-    means = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)])
-    nearest = torch.cdist(unit(query), means).argmin(1)
-    found = paddle_ext.methods.create("adaptive").predict(support, labels, query).labels
-    solved = paddle_ext.solve(support, labels, query)
-    right = [float((x == truth).float().mean()) for x in (nearest, found, solved.labels)]
-    assert right[1] >= right[0] - 0.02
-    assert right[2] < right[0] - 0.15
-    assert "consider paddle_ext.adaptive" in repr(solved)
-
-
 # --- coordinates --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("solve", [paddle_ext.solve, paddle_ext.reference.solve])
-def test_a_solution_has_its_options(solve: Callable[..., Solution]) -> None:
-    options = {"lam": 12.0, "scaling": "minmax", "temperature": 0.5}
-    solution = solve(*task(), **options)
-    assert {name: getattr(solution, name) for name in options} == options
-    assert solve(*task()).dual_weight == 1
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 @pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
-def test_coordinates_are_those_of_the_solver(
+def test_rows_are_scaled_as_by_the_solver(
     scaling: str, offset: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Distances between the rows of a task, as the reference has them; computed in parts."""
@@ -186,18 +136,13 @@ def test_coordinates_are_those_of_the_solver(
     support, labels, query = task(offset=offset)
     one_hot = torch.nn.functional.one_hot(labels, CLASSES).double()
     expected = prepare(support[None], one_hot[None], query[None], scaling, False)
-    space = scalings.coordinates(support, labels, query, CLASSES, scaling)
-    means = rows.class_means(space.of(support), labels, CLASSES)
-    found = torch.cdist(space.of(query), means, compute_mode="donot_use_mm_for_euclid_dist")
+    space = scalings.row_scaling(support, labels, query, CLASSES, scaling)
+    means = rows.class_means(space.apply(support), labels, CLASSES)
+    found = torch.cdist(space.apply(query), means, compute_mode="donot_use_mm_for_euclid_dist")
     exact = torch.cdist(
         expected.query[0], expected.means[0], compute_mode="donot_use_mm_for_euclid_dist"
     )
     torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6)
-
-
-def test_examples() -> None:
-    for module in (unknown, wrong_labels, solutions):
-        assert doctest.testmod(module).failed == 0
 
 
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:

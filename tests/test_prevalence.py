@@ -82,15 +82,6 @@ def test_intervals_are_ordered_and_grow(sampling: bool) -> None:
     assert (wide.high - wide.low).sum() > (narrow.high - narrow.low).sum()
 
 
-def test_a_sample_is_less_certain_than_the_batch() -> None:
-    found, _ = solution(2)
-    batch, larger = found.prevalence(), found.prevalence(sampling=True)
-    assert (larger.high > batch.high).all()
-    empty = larger.high[found.class_sums()[1] < 1e-3]  # with Jeffreys' prior
-    assert (empty > 1 / QUERIES).all()
-    assert (empty < 4 / QUERIES).all()
-
-
 @pytest.mark.parametrize("present", [3, CLASSES])
 def test_intervals_cover(present: int) -> None:
     """Of the classes present, about nine tenths lie in their intervals."""
@@ -103,7 +94,7 @@ def test_intervals_cover(present: int) -> None:
     assert 0.85 < float(torch.cat(covered).double().mean()) < 0.98
 
 
-def test_proportions_are_the_estimate_and_better_than_before_the_late_step() -> None:
+def test_proportions_are_the_estimate_and_better_than_before_the_absorb_step() -> None:
     """Also in the reference, and if only the largest probabilities are kept."""
     errors = []
     for seed in range(10):
@@ -145,13 +136,6 @@ def test_tasks_and_batches_together() -> None:
     widths = [(x.high - x.low)[wide] for x in (together, one.prevalence())]
     assert wide.any()
     assert (widths[0] > widths[1] / math.sqrt(2)).all()
-
-
-def test_part_of_a_batch_is_refused() -> None:
-    few, _ = solution(5, return_assignments=False)
-    assert few.held is not None
-    with pytest.raises(ValueError, match="all 160 queries of the batch, and this process has 80"):
-        few._replace(held=2 * few.held).prevalence()
 
 
 def test_overconfident_probabilities_are_refused() -> None:

@@ -1,6 +1,5 @@
 """Groups of classes for samples whose class is unsure."""
 
-import doctest
 from types import MappingProxyType
 
 import pytest
@@ -94,7 +93,3 @@ def test_bad_arguments() -> None:
         presence.roll_up(solution, PARENTS, classes=NAMES[:4])
     with pytest.raises(ValueError, match="one twice"):
         presence.roll_up(solution, PARENTS, classes=("oak", *NAMES[:4]))
-
-
-def test_examples() -> None:
-    assert doctest.testmod(hierarchy).failed == 0

@@ -38,14 +38,14 @@ def commands(page: str) -> list[list[str]]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
     """Run a command in an empty folder; returns what it prints."""
-    testing = pytest.importorskip("typer.testing", reason="needs typer")
-    from paddle_ext.app.cli.app import app
+    pytest.importorskip("cyclopts", reason="needs cyclopts")
+    from commands import run_command
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(words: list[str]) -> str:
-        result = testing.CliRunner().invoke(app, words)
+        result = run_command(*words)
         assert result.exit_code == 0, result.output
         return result.output
 

@@ -1,6 +1,6 @@
 """The rule behind `paddle_ext.adaptive`, explained in docs/adaptive.md.
 
-`likelihood` learns from labelled rows; `hubs`, `label_noise` and `correction` refine what it
-learns. `solve` classifies a batch with a likelihood, by the engine for many `small` tasks or for
-one `large` task, and `names` adds class names.
+`learn` turns labelled rows into a `likelihood`; `label_noise` and `correction` refine it.
+`classify` turns a likelihood and a batch into probabilities: many small tasks in one native call, a
+`large` one in chunks. `solve` is the function `adaptive`, and `names` adds class names.
 """

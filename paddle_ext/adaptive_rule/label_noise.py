@@ -23,21 +23,14 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..rows import evenly_spread
-from .kernels import CENTRE, SPREAD
-from .likelihood import (
-    Likelihood,
-    calibrated,
-    calibration_count,
-    column,
-    learned,
-    likelihood_of,
-    reweighted,
-)
-from .weighted_rows import LEAST, TINY, WeightedRows
+from ..native.coordinates import as_split
+from ..rows import evenly_spread, products
+from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
+from .likelihood import FACTOR_BLOCK, Likelihood, column, reweighted, weighted_means
 
 AUTO = "auto"
-MOST_JUDGED = 2**26  # limit on labelled rows times classes; more would take too long
+# Limit on labelled rows times classes, if each row is left out in turn; more would take too long.
+MOST_LEFT_OUT = 2**26
 ROUNDS = 2  # of weights, means and metric; more gain nothing
 # Sharpnesses to try, in octaves relative to the prior's: the step, the first and the last.
 OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
@@ -45,6 +38,10 @@ HALVINGS = 12  # of the interval that contains the rate
 # As in csrc/common/likelihood.h: shares of the full metric to try, in addition to 0, and how much
 # less likely than the best they may make the labels
 MIXTURES, STANDARD_ERROR = (0.25, 0.5, 0.75, 1.0), 0.5
+LEAST_WEIGHT = 1e-3  # of a row: less is lost in single precision
+LEAST_REMAINDER = 1e-3  # smallest share of the covariance that remains without a row
+COVARIANCE_ROWS, NO_SCATTER = 2.0**17, 1e-10  # kMostRows and kNoScatter of csrc/common
+SMALLEST = 1e-30  # what is divided by, or a logarithm is taken of, is at least this
 
 
 class WeighedLabels(NamedTuple):
@@ -52,7 +49,7 @@ class WeighedLabels(NamedTuple):
 
     likelihood: Likelihood
     rate: Tensor  # [B] share of wrong labels; if 0, the likelihood trusts all labels
-    weights: Tensor  # [B, S] the probability that the label is right, at least `LEAST`
+    weights: Tensor  # [B, S] the probability that the label is right, at least `LEAST_WEIGHT`
     logits: Tensor  # [B, S, K] of each row, left out of its class
 
 
@@ -78,22 +75,16 @@ def noisy_likelihood(
 
 
 def models_noise(label_noise: float | str, S: int, K: int) -> bool:
-    """Whether wrong labels are to be modelled, and there are rows to learn about them from.
-
-    Examples
-    --------
-    >>> models_noise("auto", 100, 20), models_noise("auto", 20, 20), models_noise(0.0, 100, 20)
-    (True, False, False)
-    """
+    """Whether wrong labels are to be modelled, and there are rows to learn about them from."""
     if label_noise == 0.0 or S == K or K == 1:
         return False
-    if S * K <= MOST_JUDGED:
+    if S * K <= MOST_LEFT_OUT:
         return True
     if label_noise == AUTO:
         return False
     raise check.ArgumentValueError(
         "label_noise",
-        f"must be 'auto' or 0 with more than {MOST_JUDGED} labelled rows times classes, "
+        f"must be 'auto' or 0 with more than {MOST_LEFT_OUT} labelled rows times classes, "
         f"got {label_noise} with {S} times {K}",
     )
 
@@ -108,64 +99,47 @@ def weigh_labels(
 ) -> WeighedLabels:
     """Estimate which labels are wrong, and learn the likelihood with rows weighed accordingly.
 
-    Parameters
-    ----------
-    support, labels : Tensor [B, S, D], Tensor [B, S]
-        More rows than classes.
-    label_noise : float or "auto"
-        The share of wrong labels, > 0, or "auto" to estimate it.
-    given : Tensor [B, S], optional
-        Further weights of the rows.
+    There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
+    `given` [B, S] are further weights of the rows.
     """
-    native = learned(support, labels, num_classes, metric, every=True)
-    assert native.left_out is not None
-    likelihood = calibrated(native, labels.shape[-1])
+    likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
+    assert distances is not None
     has_peers = likelihood.shots.gather(1, labels) > 1
-    judges = Judges.of(
-        labels, has_peers, num_classes, None if label_noise == AUTO else float(label_noise)
-    )
-    found = judges.estimate(native.left_out - likelihood.excess().unsqueeze(-2))
-    noisy = found.rate > 0
-    weights = torch.ones_like(found.own)
-    logits = left_out_logits(likelihood, native.left_out)
+    given_rate = None if label_noise == AUTO else float(label_noise)
+    rows = CalibrationRows.of(labels, has_peers, num_classes, given_rate)
+    estimate = rows.estimate(distances - likelihood.excess().unsqueeze(-2))
+    noisy = estimate.rate > 0
+    weights = torch.ones_like(estimate.own)
+    logits = left_out_logits(likelihood, distances)
     if not bool(noisy.any()):
-        return WeighedLabels(likelihood, found.rate, weights, logits)
-    x = likelihood.coordinates(support)
+        return WeighedLabels(likelihood, estimate.rate, weights, logits)
+    x = likelihood.centred(support)
     for _ in range(ROUNDS):
-        rate = torch.where(noisy, found.rate, 0)
-        right = right_and_wrong(found.own, rate, num_classes)[0].clamp(min=LEAST)
+        rate = torch.where(noisy, estimate.rate, 0)
+        right = right_and_wrong(estimate.own, rate, num_classes)[0].clamp(min=LEAST_WEIGHT)
         weights = torch.where(has_peers, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
-        rows = WeightedRows.of(likelihood, x, labels, weights)
-        moved, found = judges.judge(rows, total)
-    hubs, half = judges.hubs(found), found.sharpness / 2
+        weighted = WeightedRows.of(likelihood, x, labels, weights)
+        moved, estimate = rows.estimate_weighted(weighted, total)
+    hubs, half = rows.hubs(estimate), estimate.sharpness / 2
     bias = hubs - (moved.squares - moved.excess()) * half.unsqueeze(-1)
-    moved = replace(moved, sharpness=found.sharpness, bias=bias)
+    moved = replace(moved, sharpness=estimate.sharpness, bias=bias)
+    noisy_logits = hubs.unsqueeze(-2) - estimate.distances * column(half)
     return WeighedLabels(
         where_noisy(noisy, moved, likelihood),
-        torch.where(noisy, found.rate, 0),
+        torch.where(noisy, estimate.rate, 0),
         weights,
-        torch.where(column(noisy), hubs.unsqueeze(-2) - found.distances * column(half), logits),
+        torch.where(column(noisy), noisy_logits, logits),
     )
 
 
 def where_noisy(noisy: Tensor, moved: Likelihood, likelihood: Likelihood) -> Likelihood:
     """The likelihood `moved` for tasks that are `noisy` [B], and the other for the rest."""
-    found: Any = {
+    tensors: Any = {
         name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
         for name, x in likelihood.tensors().items()
     }
-    return replace(likelihood, **found)
-
-
-def trusted_likelihood(
-    support: Tensor, labels: Tensor, num_classes: int
-) -> tuple[Likelihood, Tensor]:
-    """The likelihood if all labels are right, and the logits of each row left out of its class."""
-    native = learned(support, labels, num_classes, every=True)
-    assert native.left_out is not None
-    likelihood = calibrated(native, labels.shape[-1])
-    return likelihood, left_out_logits(likelihood, native.left_out)
+    return replace(likelihood, **tensors)
 
 
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
@@ -175,8 +149,91 @@ def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
     return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
 
 
+class WeightedRows(NamedTuple):
+    """Labelled rows with weights, each left out of its class and of the full metric.
+
+    v is the offset of a row from the weighted mean of its class, r its weight; A = (sum_i r_i v_i
+    v_i^T / L + 1)^-1 is the full metric, L the mean of r ||v||^2.
+    """
+
+    x: Tensor  # [B, S, D] centred
+    labels: Tensor  # [B, S]
+    weights: Tensor  # [B, S] of the rows in the full metric, between `LEAST_WEIGHT` and 1
+    plain: Likelihood  # with the metric of the feature scale alone
+    full: Likelihood | None  # with the full metric alone, if there is one
+    along: Tensor  # [B, S, D] A v
+    share: Tensor  # [B, S] factor on ((x - mean) . along)^2, which is added to the distance
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> WeightedRows:
+        plain = replace(likelihood, factor=None, solved=None, shares=None)
+        if likelihood.factor is None:
+            return cls(x, labels, weights, plain, None, x, weights)
+        full, cut = full_metric(likelihood, x, labels, weights)
+        v = x - torch.take_along_dim(full.prototypes, labels.unsqueeze(-1), 1)
+        along = full.in_metric(v)
+        remainder = (1 - cut * (along * v).sum(-1)).clamp(min=LEAST_REMAINDER)
+        return cls(x, labels, weights, plain, full, along, cut / remainder)
+
+    def distances(self, metric: Likelihood, weights: Tensor) -> Tensor:
+        """Squared distances to the weighted class means, each row left out of its own, [B, S, K].
+
+        `metric` is `plain` or `full`, and `weights` [B, S] are those in the means. The distance to
+        its own class is scaled to that of a new row on average.
+        """
+        x, labels, K = self.x, self.labels, metric.shots.shape[-1]
+        means, mass, squared_mass = weighted_means(x, labels, K, weights)
+        d = metric.squared(x).unsqueeze(-1) - 2 * products(x, metric.in_metric(means))
+        d = (d + metric.squared(means).unsqueeze(-2)).clamp(min=0)
+        # The distance to its own class is computed directly: above, cancellation may spoil it.
+        own = metric.squared(x - torch.take_along_dim(means, labels.unsqueeze(-1), 1)).clamp(min=0)
+        d = d.scatter(-1, labels.unsqueeze(-1), own.unsqueeze(-1))
+        if metric is self.full:
+            along = (self.along * x).sum(-1, keepdim=True) - products(self.along, means)
+            d = d + self.share.unsqueeze(-1) * along.square()
+        n, n2 = mass.gather(1, labels), squared_mass.gather(1, labels)
+        new = n.square() + n2
+        seen = (n - weights).square() + (n2 - weights.square()).clamp(min=0)
+        farther = torch.where(seen > 0, new / seen.clamp(min=SMALLEST), 1)
+        ones = torch.ones_like(d)
+        return d * ones.scatter_(-1, labels.unsqueeze(-1), farther.unsqueeze(-1))
+
+
+def full_metric(
+    likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[Likelihood, Tensor]:
+    """The likelihood with the full metric of weighted rows alone, and its prototypes.
+
+    Also returns [B, S]: A^-1 without a row is smaller by this times v v^T. The form of the metric
+    is that of csrc/common/likelihood.h, for offsets times the roots of the weights.
+    """
+    (_, S, D), K = x.shape, likelihood.shots.shape[-1]
+    means, mass, squared_mass = weighted_means(x, labels, K, weights)
+    v = x - torch.take_along_dim(means, labels.unsqueeze(-1), 1)
+    v = v * likelihood.scale.sqrt().unsqueeze(1) * weights.sqrt().unsqueeze(-1)
+    rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=COVARIANCE_ROWS)
+    length = v.square().sum((-2, -1)) / rows + rows * NO_SCATTER
+    gram = (products(v, v) if S < D else v.mT @ v) / column(length)
+    pad = -gram.shape[-1] % FACTOR_BLOCK
+    gram = torch.nn.functional.pad(gram, (0, pad, 0, pad))
+    factor = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1]).to(gram))
+    for start in range(0, gram.shape[-1], FACTOR_BLOCK):
+        here = slice(start, start + FACTOR_BLOCK)
+        factor[:, here, here] = torch.linalg.inv(factor[:, here, here]).tril()
+    one = torch.ones_like(length)
+    shares = torch.stack([one, one, -1 / length] if S < D else [one, 0 * one, one], -1)
+    scaled = likelihood.scaled
+    if S < D:
+        scaled = torch.cat([as_split(v), scaled[:, -K:]], 1)
+    full = replace(
+        likelihood, prototypes=means, scaled=scaled, factor=as_split(factor), shares=shares
+    )
+    own = mass.gather(1, labels)
+    return full, weights * own / ((own - weights).clamp(min=LEAST_WEIGHT) * length.unsqueeze(-1))
+
+
 class Estimate(NamedTuple):
-    """What `Judges` estimate from the distances of left-out rows."""
+    """What `CalibrationRows` estimate from the distances of left-out rows."""
 
     sharpness: Tensor  # [B]
     rate: Tensor  # [B] share of wrong labels
@@ -186,21 +243,21 @@ class Estimate(NamedTuple):
     own: Tensor  # [B, S] the probability of its label
 
 
-class Judges(NamedTuple):
-    """The calibration rows, which give the sharpness and the share of wrong labels."""
+class CalibrationRows(NamedTuple):
+    """The labelled rows that give the sharpness and the share of wrong labels."""
 
-    chosen: Tensor  # [R] int64 indices of the calibration rows
+    chosen: Tensor  # [R] int64 their indices
     labels: Tensor  # [B, S] of all rows
     counts: Tensor  # [B, R] False for the only row of its class, which cannot be left out
     rate: float | None  # the share of wrong labels, if it is given
 
     @classmethod
-    def of(cls, labels: Tensor, has_peers: Tensor, K: int, rate: float | None) -> Judges:
+    def of(cls, labels: Tensor, has_peers: Tensor, K: int, rate: float | None) -> CalibrationRows:
         S = labels.shape[-1]
         chosen = evenly_spread(calibration_count(S, K, True), S, labels.device)
         return cls(chosen, labels, has_peers[:, chosen], rate)
 
-    def judge(self, rows: WeightedRows, weights: Tensor) -> tuple[Likelihood, Estimate]:
+    def estimate_weighted(self, rows: WeightedRows, weights: Tensor) -> tuple[Likelihood, Estimate]:
         """Estimate from rows with these weights [B, S] in the class means.
 
         Returns the likelihood with these means and the best metric, too.
@@ -212,16 +269,17 @@ class Judges(NamedTuple):
             return moved, self.estimate(plain - excess)
         full = rows.distances(rows.full, weights)
         longer = self.length(plain, rows.weights) / self.length(full, rows.weights)
-        found = self.estimate(plain - excess, full * column(longer) - excess)
+        estimate = self.estimate(plain - excess, full * column(longer) - excess)
         assert rows.full.shares is not None
-        t, parts = found.share, rows.full.shares[:, 1:] * (found.share * longer).unsqueeze(-1)
+        t = estimate.share
+        parts = rows.full.shares[:, 1:] * (t * longer).unsqueeze(-1)
         mixed = replace(rows.full, shares=torch.stack([t, 1 - t + parts[:, 0], parts[:, 1]], -1))
-        return reweighted(mixed, rows.x, rows.labels, weights), found
+        return reweighted(mixed, rows.x, rows.labels, weights), estimate
 
     def length(self, d: Tensor, weights: Tensor) -> Tensor:
-        """The weighted sum [B] of the distances [B, S, K] of judges to their own classes."""
+        """The weighted sum [B] of the distances [B, S, K] of these rows to their own classes."""
         own = d.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1) * weights
-        return (own[:, self.chosen] * self.counts).sum(-1) + TINY
+        return (own[:, self.chosen] * self.counts).sum(-1) + SMALLEST
 
     def estimate(self, plain: Tensor, full: Tensor | None = None) -> Estimate:
         """Estimate from the squared distances [B, S, K] of left-out rows, up to a row constant.
@@ -248,13 +306,13 @@ class Judges(NamedTuple):
             e = torch.full_like(f, self.rate)
         return Estimate(f, e, share, d, p, right)
 
-    def hubs(self, found: Estimate) -> Tensor:
+    def hubs(self, estimate: Estimate) -> Tensor:
         """A bias [B, K] that is lower for classes that attract rows of other classes."""
-        p, own = found.p[:, self.chosen], found.own[:, self.chosen]
+        p, own = estimate.p[:, self.chosen], estimate.own[:, self.chosen]
         K, counts = p.shape[-1], self.counts.to(p.dtype)
-        right, wrong = right_and_wrong(own, found.rate, K)
+        right, wrong = right_and_wrong(own, estimate.rate, K)
         # If the label is wrong, the row belongs to the other classes by their probabilities.
-        belongs = p * (wrong / (1 - own).clamp(min=TINY)).unsqueeze(-1)
+        belongs = p * (wrong / (1 - own).clamp(min=SMALLEST)).unsqueeze(-1)
         labels = self.labels[:, self.chosen]
         belongs = belongs.scatter(-1, labels.unsqueeze(-1), right.unsqueeze(-1))
         drawn = (p * (1 - belongs).clamp(min=0) * counts.unsqueeze(-1)).sum(-2)
@@ -273,21 +331,17 @@ def most_likely_sharpness(
     K = d.shape[-1]
     gaps = d - d.gather(-1, own.unsqueeze(-1))
     octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
-    tried = CENTRE * 2.0**octaves
+    tried = PRIOR_SHARPNESS * 2.0**octaves
     p = torch.stack([(gaps * (-f / 2)).logsumexp(-1) for f in tried]).neg_().exp_()
-    e = (
-        p.new_full(p.shape[:-1], rate or 0.0)
-        if rate is not None
-        else most_likely_rate(p, counts, K)
-    )
+    e = most_likely_rate(p, counts, K) if rate is None else p.new_full(p.shape[:-1], rate)
     right, wrong = joint_probabilities(p, e, K)
-    fit = ((right + wrong).clamp(min=TINY).log() * counts).sum(-1)
-    fit = fit - (octaves * math.log(2)).square().div(2 * SPREAD**2).unsqueeze(-1)
+    fit = ((right + wrong).clamp(min=SMALLEST).log() * counts).sum(-1)
+    fit = fit - (octaves * math.log(2)).square().div(2 * SHARPNESS_SPREAD**2).unsqueeze(-1)
     best = fit.argmax(0).clamp(1, len(octaves) - 2)
     low, middle, high = (fit.gather(0, (best + i).unsqueeze(0))[0] for i in (-1, 0, 1))
     bend = low - 2 * middle + high
     beyond = torch.where(bend < 0, (low - high) / (2 * bend), 0).clamp(-1, 1)
-    f = CENTRE * 2.0 ** (octaves[best] + OCTAVES * beyond)
+    f = PRIOR_SHARPNESS * 2.0 ** (octaves[best] + OCTAVES * beyond)
     return f, middle - (low - high) * beyond / 4
 
 
@@ -303,7 +357,7 @@ def joint_probabilities(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tens
 def right_and_wrong(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
     """The probabilities that a label is right, and that it is wrong, [.., R] each."""
     right, wrong = joint_probabilities(own, rate, K)
-    total = (right + wrong).clamp(min=TINY)
+    total = (right + wrong).clamp(min=SMALLEST)
     return right / total, wrong / total
 
 
@@ -318,6 +372,6 @@ def most_likely_rate(own: Tensor, counts: Tensor, K: int) -> Tensor:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         likely = own + middle.unsqueeze(-1) * difference
-        rising = (difference / likely.clamp(min=TINY) * counts).sum(-1) > 0
+        rising = (difference / likely.clamp(min=SMALLEST) * counts).sum(-1) > 0
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
     return low

@@ -1,8 +1,8 @@
-"""The engine for one task of any size, with queries from any source, in chunks.
+"""One task of any size, with queries from any source, in chunks.
 
-It has the equations of the engine for small tasks, in three passes over the queries: likelihoods,
-which are kept if they fit; weighted sums of the queries by class; and the classification of each
-query without itself. Letters: N rows in this process, K classes, D features.
+It has the equations of `classify.posterior`, in three passes over the queries: likelihoods, which
+are stored if they fit; weighted sums of the queries by class; and the classification of each query
+without itself. Letters: N queries, K classes, D features.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from ..large.fixed import RowResults, best_prior, classify_rows, dirichlet_prior
 from ..large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
 from ..large.queries import Queries
 from ..large.sources import Rows
-from ..large.steps import IMPOSSIBLE, LateStep, State, split_unit
+from ..large.steps import IMPOSSIBLE, AbsorbStep, State, split_unit
 from ..native.call import packed
 from ..native.coordinates import coordinates
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
 from .likelihood import Likelihood
-from .small import softer_share, trust_in_queries
+
+SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class UnitCoordinates(Coordinates):
 
 
 class LikelihoodScores:
-    """Logits before the late step, from a likelihood; implements `fixed.Scores`.
+    """Logits before the absorb step, from a likelihood; implements `fixed.Scores`.
 
     For very many rows the products are in half precision: these logits are stored as halves anyway,
     and only used for sums over the rows.
@@ -89,32 +90,26 @@ class LikelihoodScores:
             check_summable(seen.amin(), seen.amax(), self.queries.features)
         self.unseen = False
 
-    def factors(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Indices, products with the prototypes, and the rows prepared for products."""
+    def parts(self) -> Iterator[Part]:
         for part, rows in self.rows():
             x = self.form.operand(rows, part)
             products = self.form.products(x, self.operand)
             if self.added is not None:
                 products.add_(self.added[part] / self.slope)
-            yield part, products, x
+            yield part, products, None, x
             del products, x  # before the next ones are computed, to save memory
 
-    def parts(self) -> Iterator[Part]:
-        for part, products, x in self.factors():
-            yield part, products, None, x
-            del products, x
-
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        for part, products, x in self.factors():
+        for part, products, length, x in self.parts():
             del x
-            yield part, products, None
+            yield part, products, length
             del products
 
 
-class LateScores:
-    """Logits after the late step; implements `fixed.Scores`."""
+class AbsorbedScores:
+    """Logits after the absorb step; implements `fixed.Scores`."""
 
-    def __init__(self, before: LikelihoodScores, sums: Tensor, step: LateStep) -> None:
+    def __init__(self, before: LikelihoodScores, sums: Tensor, step: AbsorbStep) -> None:
         self.before, self.step = before, step
         likelihood = self.likelihood = before.likelihood
         self.form = TwoHalves(before.coordinates, True) if sums.is_cuda else before.form
@@ -132,7 +127,7 @@ class LateScores:
     def measured(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows prepared for products, and their squares in the metric."""
         if not isinstance(self.form, TwoHalves):
-            x = self.likelihood.coordinates(rows.to(self.slope.dtype))
+            x = self.likelihood.centred(rows.to(self.slope.dtype))
             return x, self.likelihood.squared(x)
         x, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
         if self.projection is not None and self.likelihood.projection is not None:
@@ -157,10 +152,10 @@ class LateScores:
             yield part, found, None
 
 
-def late_step_of(
+def absorb_step_of(
     likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
-) -> tuple[LateStep, Tensor]:
-    """The late step, and the sums of labelled rows and weighted queries by class, [1, K, D].
+) -> tuple[AbsorbStep, Tensor]:
+    """The absorb step, and the sums of labelled rows and weighted queries by class, [1, K, D].
 
     `held` [1, K] are the sums of the queries' probabilities, `sums` [1, K, D] of the weighted
     queries, and `mass` [1, K] of their weights.
@@ -180,7 +175,7 @@ def late_step_of(
     possible = prior > 0
     constant = constant * share.to(real).unsqueeze(-1) + kept.log().to(real)
     constant = constant.masked_fill(~possible, IMPOSSIBLE)
-    step = LateStep(
+    step = AbsorbStep(
         weight=state.weight,
         trust=trust_in_queries(queries, K),
         temper=likelihood.temper,
@@ -201,8 +196,8 @@ def solve_large(
     likelihood: Likelihood,
     rows: Rows,
     added: Tensor | None,
+    measures: Tensor | None,
     *,
-    measures: Tensor | None = None,
     max_iter: int,
     tol: float,
     top: int,
@@ -227,15 +222,25 @@ def solve_large(
     sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, squared=True)
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
-    step, all_sums = late_step_of(likelihood, state, held, moved, trust * mass, total)
-    late = LateScores(scores, all_sums, step)
+    step, all_sums = absorb_step_of(likelihood, state, held, moved, trust * mass, total)
+    absorbed = AbsorbedScores(scores, all_sums, step)
     no_dual = torch.zeros_like(state.dual)
-    found = classify_rows(late, no_dual, top=top, all_classes=all_classes)
+    found = classify_rows(absorbed, no_dual, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
     solution = solution_of(found, state, estimated_shares(counted, found.held, total))
     if measures is None:
         return solution
     return solution._replace(prior_used=torch.tensor([chosen > 0], device=queries.device))
+
+
+def softer_share(a: Tensor) -> Tensor:
+    """The factor on logits at concentration `a`: lower if few classes are present."""
+    return 1 - SOFTER / (1 + a / FEW)
+
+
+def trust_in_queries(queries: float, num_classes: int) -> float:
+    """The weight in a prototype of a query with probability 1: less with few queries per class."""
+    return queries / (queries + num_classes)
 
 
 def solution_of(found: RowResults, state: State, shares: Tensor) -> Solution:

@@ -1,7 +1,8 @@
-"""Likelihoods from labelled rows: the part of `adaptive` that needs no queries.
+"""Likelihoods of rows: what is learned from labelled rows, in the form that native code reads.
 
-Letters: B tasks, or 1 for labelled rows shared by all tasks; S labelled rows, K classes, D
-features; R calibration rows; M = min(S, D). The equations are in docs/adaptive.md.
+Letters: L tasks, or 1 for labelled rows shared by all B tasks; S labelled rows, K classes, D
+features. N = K, or S + K with a full metric and S < D; M = min(S, D), rounded up to a multiple of
+`FACTOR_BLOCK`. The equations are in docs/adaptive.md.
 
 Distances are only needed up to a constant per row: ||x||^2 is never computed, and ||x - w_k||^2 is
 ``w.w - 2 x.w``. Which code runs depends on shapes only, not on values of tensors.
@@ -9,66 +10,83 @@ Distances are only needed up to a constant per row: ||x||^2 is never computed, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..native.coordinates import as_split, coordinates, unsplit
+from ..native.coordinates import as_split, coordinates, split_kind, unsplit
 from ..rows import class_sums, laid_out, products
-from .hubs import one_shot_hubs
-from .kernels import CENTRE, FACTOR_BLOCK, Labelled, Likelihoods, labelled, likelihood
 
-MOST_ROWS = 128  # calibration rows; twice as many for the full metric, or K if that is more
-MOST_ENTRIES = 2**24  # limit on calibration rows times classes, if there are more than `MOST_ROWS`
-ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
+FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
+
+
+class NativeTensor(NamedTuple):
+    """How native code knows a tensor of a likelihood."""
+
+    letters: str  # its shape
+    name: str | None = None  # if it has another there
+    split: bool = False  # whether it is in halves on CUDA, as described by `split_kind`
+    dtype: torch.dtype | None = None  # None: that of the rows
+
+
+def native(letters: str, **options: Any) -> dict[str, NativeTensor]:
+    """Metadata of a field that native code reads or writes as a tensor of this shape."""
+    return {"native": NativeTensor(letters, **options)}
 
 
 @dataclass(frozen=True)
 class Likelihood:
     """Log-likelihoods of rows, up to a constant per row, calibrated on labelled rows.
 
-    With x a row in the coordinates of `coordinates`, they are ``sharpness x.weights_k + bias_k``,
-    plus a linear correction of x if there is one.
+    With x a centred row, one made unit-norm, minus the centre, and unit-norm again, they are
+    ``sharpness x.weights_k + bias_k``, plus a linear correction of x if there is one.
+
+    "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
+    of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
+    csrc/common/likelihood.h.
     """
 
-    centre: Tensor  # [B or 1, D]
-    prototypes: Tensor  # [B or 1, K, D] class means, in these coordinates
-    scaled: Tensor  # [B or 1, N, D] this and what has no comment: as in `Likelihoods`
-    squares: Tensor  # [B or 1, K]
-    bias: Tensor  # [B or 1, K]
-    shots: Tensor  # [B or 1, K] labelled rows of each class
-    sharpness: Tensor  # [B or 1]
-    variance: Tensor  # [B or 1] mean squared distance of a labelled row to its prototype
+    centre: Tensor = field(metadata=native("LD"))  # the mean of the class means
+    prototypes: Tensor = field(metadata=native("LKD", name="means"))  # class means
+    # The scaled prototypes; if N > K, the scaled offsets of rows from their prototypes come first.
+    scaled: Tensor = field(metadata=native("LND", name="rows", split=True))
+    squares: Tensor = field(metadata=native("LK"))  # of the prototypes, in the metric
+    bias: Tensor = field(metadata=native("LK"))
+    shots: Tensor = field(metadata=native("LK"))  # labelled rows of each class
+    sharpness: Tensor = field(metadata=native("L"))  # factor on products with the prototypes
+    # Mean squared distance of a labelled row to its prototype.
+    variance: Tensor = field(metadata=native("L"))
+    # Weight of a feature in squared distances, 1 on average.
+    scale: Tensor = field(metadata=native("LD"))
     temper: float  # factor on the final logits
     rows: int  # S
-    scale: Tensor  # [B or 1, D]
-    # With a full metric only:
-    factor: Tensor | None = None  # [B or 1, M, M]
-    solved: Tensor | None = None  # [B or 1, K, M]
-    shares: Tensor | None = None  # [B or 1, 3]
+    # With a full metric only: its Cholesky factor, with inverted diagonal blocks; Z of the scaled
+    # prototypes; and the weight of the full metric, in [0, 1], plain and projected.
+    factor: Tensor | None = field(default=None, metadata=native("LMM", split=True))
+    solved: Tensor | None = field(default=None, metadata=native("LKM", split=True))
+    shares: Tensor | None = field(default=None, metadata=native("L3"))
     correction: Tensor | None = None  # [D + 1, K] of one task, the last row a constant
-    # [B or 1] bool: True if every class has a row and all are finite, False is inconclusive; None:
-    # already checked
-    finite: Tensor | None = None
+    # True if every class has a row and all are finite, False is inconclusive; None: checked before.
+    finite: Tensor | None = field(default=None, metadata=native("L", dtype=torch.bool))
 
     @cached_property
     def weights(self) -> Tensor:
-        """The prototypes times the metric, [B or 1, K, D]."""
+        """The prototypes times the metric, [L, K, D]."""
         return laid_out(self.in_metric(self.prototypes))
 
     @cached_property
     def diagonal(self) -> Tensor:
-        """The weights of the features in the metric, [B or 1, D]."""
+        """The weights of the features in the metric, [L, D]."""
         return self.scale if self.shares is None else self.scale * self.shares[:, 1:2]
 
     @cached_property
     def projection(self) -> tuple[Tensor, Tensor] | None:
         """P and c of the full metric: x.y is ``sum_d diagonal_d x_d y_d + c (P x).(P y)``.
 
-        [B or 1, M, D] and [B or 1].
+        [L, M, D] and [L].
         """
         if self.factor is None or self.shares is None:
             return None
@@ -78,55 +96,43 @@ class Likelihood:
         return solved_by(unsplit(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
 
     def task(self, number: int) -> Likelihood:
-        """The likelihood of one task, [1, ..]."""
+        """The likelihood of one task, [1, ..]; some of the tensors may be shared by all tasks."""
         if len(self.bias) == 1:
             return self
-        part = slice(number, number + 1)
-        own: Any = {name: x[part] for name, x in self.tensors().items()}
+        own: Any = {name: x[number % len(x)][None] for name, x in self.tensors().items()}
         return replace(self, **own)
 
     def to(self, device: torch.device | str) -> Likelihood:
         if self.bias.device == torch.device(device):
             return self
         moved: Any = {name: x.to(device) for name, x in self.tensors().items()}
-        for name, width in self.widths().items():
-            moved[name] = as_split(unsplit(getattr(self, name), width).to(device))
+        for name, kind in NATIVE_TENSORS.items():
+            x = getattr(self, name)
+            if kind.split and x is not None:
+                sized_like = self.scale if kind.letters[-1] == "D" else self.factor
+                assert sized_like is not None
+                moved[name] = as_split(unsplit(x, sized_like.shape[1]).to(device))
         return replace(self, **moved)
-
-    def widths(self) -> dict[str, int]:
-        """The tensors that are split into halves on CUDA, with the length of their rows."""
-        found = {"scaled": self.scale.shape[-1]}
-        if self.factor is not None:
-            found |= dict.fromkeys(("factor", "solved"), self.factor.shape[1])
-        return found
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are tensors, by name."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: x for name, x in every.items() if isinstance(x, Tensor)}
 
-    def coordinates(self, rows: Tensor) -> Tensor:
+    def centred(self, rows: Tensor) -> Tensor:
         """Rows [B, N, D] made unit-norm, minus the centre, and made unit-norm again."""
         return coordinates(rows, self.centre)
 
-    def products(self, x: Tensor) -> Tensor:
-        """Products of rows in the coordinates with the prototypes, in the metric, [B, N, K]."""
-        return products(x, self.weights)
-
-    def distances_to_own(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Squared distances of rows, in the coordinates, to their own prototypes, [B, N]."""
-        return self.squared(x - take(self.prototypes, labels)).clamp(min=0)
-
     def in_metric(self, x: Tensor) -> Tensor:
-        """Rows [B, N, D] in the coordinates times the metric."""
-        found = x * self.diagonal.unsqueeze(-2)
+        """Centred rows [B, N, D] times the metric."""
+        plain = x * self.diagonal.unsqueeze(-2)
         if self.projection is None:
-            return found
+            return plain
         P, projected = self.projection
-        return found + (products(x, P) * column(projected)) @ P
+        return plain + (products(x, P) * column(projected)) @ P
 
     def squared(self, x: Tensor) -> Tensor:
-        """Products of rows [B, N, D] in the coordinates with themselves, in the metric, [B, N]."""
+        """Products of centred rows [B, N, D] with themselves, in the metric, [B, N]."""
         plain: Tensor = (x.square() * self.diagonal.unsqueeze(-2)).sum(-1)
         if self.projection is None:
             return plain
@@ -138,7 +144,7 @@ class Likelihood:
         return self.rows / self.bias.shape[-1]
 
     def excess(self, more: Tensor | float = 0.0) -> Tensor:
-        """How much farther prototypes are because they have few rows, [B or 1, K].
+        """How much farther prototypes are because they have few rows, [L, K].
 
         The mean of n rows is variance / n from the mean of its class, in squared distance; this is
         relative to classes of `mean_shots` rows. `more` [1, K] is the weight of further rows.
@@ -154,40 +160,50 @@ class Likelihood:
         return 2 * self.rows / (2 * self.rows + queries)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits of rows [N, D] or [B, N, D] in input coordinates, [.., N, K].
+        """Logits of rows [N, D] or [B, N, D], not centred yet, [.., N, K].
 
         Each row is independent; adding the dual of a batch's `Solution` gives the logits of one
         more row of that batch.
         """
-        x = self.coordinates(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
-        found = self.products(x).mul_(column(self.sharpness)).add_(self.bias.unsqueeze(-2))
+        x = self.centred(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
+        logits = products(x, self.weights).mul_(column(self.sharpness))
+        logits += self.bias.unsqueeze(-2)
         if self.correction is not None:
-            found += self.corrected(x)
-        return found.reshape(*rows.shape[:-1], -1)
+            logits += self.corrected(x)
+        return logits.reshape(*rows.shape[:-1], -1)
 
     def corrected(self, x: Tensor) -> Tensor:
-        """What the correction adds to the logits of rows in the coordinates, [B, N, K]."""
+        """What the correction adds to the logits of centred rows, [B, N, K]."""
         assert self.correction is not None
         return x @ self.correction[:-1] + self.correction[-1]
 
 
-def take(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows by their numbers in each task: [B, N, D] and [B, R] -> [B, R, D]."""
-    B, N, D = rows.shape
-    start = torch.arange(0, B * N, N, device=rows.device).unsqueeze(-1)
-    found = rows.reshape(-1, D).index_select(0, (index + start).reshape(-1))
-    return found.view(*index.shape, D)
+NATIVE_TENSORS: dict[str, NativeTensor] = {
+    x.name: x.metadata["native"] for x in fields(Likelihood) if x.metadata
+}
+
+
+def native_kinds(
+    like: Tensor, *, L: int, K: int, D: int, N: int, M: int
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """The dtype and shape of each tensor of a likelihood that native code reads or writes."""
+    sizes = {"L": L, "K": K, "D": D, "N": N, "M": M, "3": 3}
+    kinds = {}
+    for name, kind in NATIVE_TENSORS.items():
+        shape = tuple([sizes[letter] for letter in kind.letters])
+        kinds[name] = split_kind(like, *shape) if kind.split else (kind.dtype or like.dtype, shape)
+    return kinds
 
 
 def solved_by(factor: Tensor, right: Tensor) -> Tensor:
-    """L^-1 times a matrix [B, M, D], L given as the `factor` of `Likelihoods`."""
+    """The inverse of a Cholesky factor, given as in `Likelihood`, times a matrix [L, M, D]."""
     M = right.shape[1]
-    found = torch.empty_like(right)
+    solved = torch.empty_like(right)
     for start in range(0, M, FACTOR_BLOCK):
         here = slice(start, min(start + FACTOR_BLOCK, M))
-        left = right[:, here] - factor[:, here, :start] @ found[:, :start]
-        found[:, here] = factor[:, here, here] @ left
-    return found
+        left = right[:, here] - factor[:, here, :start] @ solved[:, :start]
+        solved[:, here] = factor[:, here, here] @ left
+    return solved
 
 
 def column(x: Tensor) -> Tensor:
@@ -195,97 +211,22 @@ def column(x: Tensor) -> Tensor:
     return x.view(-1, 1, 1)
 
 
-def calibration_count(S: int, K: int, full: bool) -> int:
-    """How many of S labelled rows calibrate the sharpness and, if `full`, choose the metric."""
-    most = 2 * MOST_ROWS if full else MOST_ROWS
-    return min(S, max(most, min(K, MOST_ENTRIES // K)))
-
-
-def uses_full_metric(metric: str, S: int, K: int) -> bool:
-    """Whether the option `metric` means the full metric for S labelled rows of K classes."""
-    return S > K and metric != "diagonal"
-
-
-def likelihood_of(
-    support: Tensor, support_labels: Tensor, num_classes: int, metric: str = "auto"
-) -> Likelihood:
-    """The likelihood learned from labelled rows [B, S, D] with labels [B, S].
-
-    Float32 or float64; every class must have a row. `metric` as in `paddle_ext.adaptive`.
-    """
-    K, S = num_classes, support.shape[1]
-    if S == K:
-        return one_shot(labelled(support, support_labels, K, 0), calibration_count(S, K, False))
-    return calibrated(learned(support, support_labels, K, metric), S)
-
-
-def learned(
-    support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto", *, every: bool = False
-) -> Likelihoods:
-    """The native likelihoods of more labelled rows than classes; `every` as in `likelihood`."""
-    S = support.shape[1]
-    full = uses_full_metric(metric, S, num_classes)
-    rows = calibration_count(S, num_classes, full)
-    return likelihood(support, labels, num_classes, rows, full, every)
-
-
-def calibrated(found: Likelihoods, rows: int) -> Likelihood:
-    """The result of the native code as a `Likelihood`; `rows` is the number of labelled rows."""
-    return Likelihood(
-        centre=found.centre,
-        prototypes=found.means,
-        scaled=found.scaled,
-        squares=found.squares,
-        bias=found.bias,
-        shots=found.shots,
-        sharpness=found.sharpness,
-        variance=found.variance,
-        temper=1.0,
-        rows=rows,
-        scale=found.scale,
-        factor=found.factor,
-        solved=found.solved,
-        shares=found.shares,
-        finite=found.finite,
-    )
-
-
-def one_shot(data: Labelled, R: int) -> Likelihood:
-    """The likelihood for one row per class: the sharpness is the prior's, and R rows find hubs."""
-    means, K = data.means, data.means.shape[1]
-    squares, hubs = one_shot_hubs(means, data.scale, R)
-    return Likelihood(
-        centre=data.centre,
-        prototypes=means,
-        scaled=as_split(means, data.scale),
-        squares=squares,
-        bias=hubs - CENTRE / 2 * squares,
-        shots=data.shots,
-        sharpness=means.new_full((len(means),), CENTRE),
-        variance=means.new_zeros(len(means)),
-        temper=ONE_SHOT_TEMPER,
-        rows=K,
-        scale=data.scale,
-    )
-
-
 def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> Likelihood:
     """The likelihood with weighted class means; its metric stays as it is.
 
-    Labelled rows x [B, S, D] are in the coordinates, labels and weights > 0 are [B, S].
+    Labelled rows x [B, S, D] are centred, labels and weights > 0 are [B, S].
     """
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)
-    mass, squared_mass = masses(labels, K, w)
-    means = class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)
+    means, mass, squared_mass = weighted_means(x, labels, K, w)
     squares = likelihood.squared(means)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
     solved = likelihood.solved
     if likelihood.factor is not None and likelihood.projection is not None:
-        found = products(means, likelihood.projection[0])
-        pad = (0, likelihood.factor.shape[1] - found.shape[-1])
-        solved = as_split(torch.nn.functional.pad(found, pad))
+        solved = products(means, likelihood.projection[0])
+        pad = (0, likelihood.factor.shape[1] - solved.shape[-1])
+        solved = as_split(torch.nn.functional.pad(solved, pad))
     moved = replace(
         likelihood,
         prototypes=means,
@@ -298,8 +239,11 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     return replace(moved, bias=likelihood.bias + nearer * half)
 
 
-def masses(labels: Tensor, num_classes: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of the weights [B, S] of each class, and of their squares; [B, K] both."""
+def weighted_means(
+    x: Tensor, labels: Tensor, num_classes: int, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The means [B, K, D] of each class, and the sums [B, K] of its weights and their squares."""
     both = torch.stack([weights, weights.square()], -1)
     mass, squared = class_sums(both, labels, num_classes)[0].unbind(-1)
-    return mass, squared
+    means = class_sums(x, labels, num_classes, weights)[0] / mass.unsqueeze(-1)
+    return means, mass, squared

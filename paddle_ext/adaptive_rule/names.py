@@ -1,15 +1,15 @@
 """Tasks with class names, given as prototypes or zero-shot logits, besides labelled rows.
 
-Letters: B tasks, S labelled rows, Q queries, K classes, D features, R judges, the labelled rows
-that calibrate logits. The equations are in docs/names.md. If every class has a labelled row, and
-two on average, the logits of the names are added to the likelihoods of `adaptive`; otherwise
-prototypes start as anchors at the names.
+Letters: B tasks, S labelled rows, Q queries, K classes, D features, R calibration rows, which are
+labelled too. The equations are in docs/names.md. If every class has a labelled row, and two on
+average, the logits of the names are added to the likelihoods of `adaptive`; otherwise prototypes
+start as anchors at the names.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,29 +18,30 @@ from ..rows import class_sums, evenly_spread, products, unit_rows
 from ..solution import Solution
 from ..solvers.adapt import adapt_checked
 from ..task import Task, how_many, merged
-from .engines import classify
-from .kernels import CENTRE, calibrate
-from .likelihood import Likelihood, column, likelihood_of
+from .classify import classify
+from .learn import PRIOR_SHARPNESS, calibrate, likelihood_of
+from .likelihood import Likelihood, column
 
-MOST_ROWS = 256  # limit on the judges
+MOST_CALIBRATION_ROWS = 256
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
 NAME_WEIGHT = 0.7  # weight of the names' logits next to distances
 NAME_SHOTS = 1.4  # with n labelled rows, a name has weight NAME_SHOTS / (1 + n)
 NAME_SHARES = (0.0, 0.5, 2.0)  # factors on that weight, besides 1, of which the best is chosen
 ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and its weight in labelled rows
 MODALITY_SLOPE = 0.4  # ratio of the offset of a class mean to the offset of its name
-SHARPNESS = 12.0  # of distances to anchors
+ANCHOR_SHARPNESS = 12.0  # of distances to anchors
 MOST_FACTOR = 1.25  # limit on the factor on logits: labelled rows of few classes may overfit
 # Few, because proportions must not converge before the prototypes have seen the queries.
 FIRST_ITERATIONS = 3
 STEPS, STEP_ITERATIONS = 2, 10  # steps in which prototypes absorb the queries
-LEAST_CLASSES = 256  # if there are more classes, and more than queries, only the likeliest are kept
+# If there are more classes than this, and more than queries, only the likeliest count.
+MOST_LIKELY_CLASSES = 256
 QUERIES_PER_CLASS = 8  # in a batch with more queries each has less weight
 SAME = 1e-6  # a unit-norm row this near to the centre counts as the centre
 
 
 def solution(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
-    """Solve tasks with prototypes or logits; `options` are those of `engines.classify`."""
+    """Solve tasks with prototypes or logits; `options` are those of `classify`."""
     step = how_many(bytes_per_task(task), task.query)
     parts = [task.part(slice(i, i + step)) for i in range(0, len(task.query), step)]
     return merged([solve_part(part, metric, logit_scale, options) for part in parts])
@@ -55,24 +56,17 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     # No task may depend on the others in its batch.
     kind = torch.tensor(by_rows, device=task.query.device)
     first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
-    found = [
+    parts = [
         solve_by_rows(task.part(first), metric, logit_scale, options),
         solve_by_anchors(task.part(second), logit_scale, options),
     ]
-    return merged(found, torch.cat([first, second]).argsort())
+    return merged(parts, torch.cat([first, second]).argsort())
 
 
 def adapted(
-    logits: Tensor,
-    weight: float,
-    most: int,
-    options: dict[str, Any],
-    measures: Tensor | None = None,
+    logits: Tensor, weight: float, most: int, options: dict[str, Any], measures: Tensor | None
 ) -> Solution:
-    """Adapt logits [B, Q, K] to the class proportions, in at most `most` iterations.
-
-    `measures` [B or 1, n, K] are the priors to choose from.
-    """
+    """Adapt logits [B, Q, K] to the class proportions, in at most `most` iterations."""
     max_iter, tol = min(most, options["max_iter"]), options["tol"]
     return adapt_checked(logits, weight, max_iter, tol, measures)
 
@@ -85,8 +79,8 @@ def tasks_with_every_class(task: Task) -> list[bool]:
     (B, S), K = task.support_labels.shape, task.num_classes
     if S < 2 * K:
         return [False] * B
-    found: list[bool] = (shots_of(task) > 0).all(-1).tolist()
-    return found
+    flags: list[bool] = (shots_of(task) > 0).all(-1).tolist()
+    return flags
 
 
 def shots_of(task: Task) -> Tensor:
@@ -103,7 +97,7 @@ def bytes_per_task(task: Task) -> int:
     if task.prototypes is not None and len(task.prototypes) > 1:
         numbers += 4 * K * D
     if S:
-        numbers += 4 * S * D + 4 * K * D + min(S, MOST_ROWS) * (2 * D + 6 * K)
+        numbers += 4 * S * D + 4 * K * D + min(S, MOST_CALIBRATION_ROWS) * (2 * D + 6 * K)
     return numbers * task.query.itemsize
 
 
@@ -115,7 +109,7 @@ class NameLogits:
     """Zero-shot logits minus their mean over the classes, times the weight of names."""
 
     query: Tensor  # [B, Q, K] of the queries
-    judges: Tensor | None  # [B, R, K] of the judges; None: unknown
+    calibration: Tensor | None  # [B, R, K] of the calibration rows; None: unknown
     # None if logits are given instead of prototypes:
     away: Tensor | None  # [B or 1, K, D] unit-norm names minus their mean
     products: Tensor | None  # [B, Q, K] products of unit-norm queries with them
@@ -123,16 +117,16 @@ class NameLogits:
 
 @dataclass(frozen=True)
 class UnitRows:
-    """Unit-norm queries and labelled rows, and which of the labelled rows are judges."""
+    """Unit-norm queries and labelled rows, and which of these are calibration rows."""
 
     query: Tensor  # [B, Q, D]
     support: Tensor  # [B or 1, S, D]
     labels: Tensor  # [B or 1, S]
     shots: Tensor  # [B or 1, K]
-    index: Tensor  # [R] of the judges, evenly spread over the labelled rows
+    index: Tensor  # [R] of the calibration rows, evenly spread over the labelled rows
 
-    def judges(self, rows: Tensor) -> Tensor:
-        """The judges among labelled rows [B or 1, S, ..]."""
+    def calibration(self, rows: Tensor) -> Tensor:
+        """The calibration rows among labelled rows [B or 1, S, ..]."""
         return rows.index_select(1, self.index)
 
 
@@ -143,7 +137,7 @@ def unit_rows_of(task: Task) -> UnitRows:
         support=unit_rows(task.support),
         labels=task.support_labels,
         shots=shots_of(task),
-        index=evenly_spread(min(S, MOST_ROWS), S, task.query.device),
+        index=evenly_spread(min(S, MOST_CALIBRATION_ROWS), S, task.query.device),
     )
 
 
@@ -164,27 +158,27 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
     scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
     if not len(rows.index):
         return NameLogits(inner * (scale * weight), None, away, inner)
-    judged = products(rows.judges(rows.support), away) * scale
-    weight = weight * column(fitted(judged, rows)[0].clamp(max=1))
-    return NameLogits(inner * (scale * weight), judged * weight, away, inner)
+    calibration = products(rows.calibration(rows.support), away) * scale
+    weight = weight * column(fitted(calibration, rows)[0].clamp(max=1))
+    return NameLogits(inner * (scale * weight), calibration * weight, away, inner)
 
 
 def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
-    """The factor on the judges' logits [B, R, K] that fits their labels best, and the misfit; [B].
+    """The factor on logits [B, R, K] that fits the calibration rows best, and the misfit; [B] each.
 
     ``ln factor ~ N(0, ln(2)^2)`` a priori.
     """
     B, R, _ = logits.shape
-    labels = rows.judges(rows.labels).expand(B, R)
+    labels = rows.calibration(rows.labels).expand(B, R)
     count = torch.full((B,), R, device=logits.device)
-    sharpness, objective = calibrate(logits * (-2 / CENTRE), labels, count)[:2]
-    return sharpness / CENTRE, objective
+    sharpness, objective = calibrate(logits * (-2 / PRIOR_SHARPNESS), labels, count)[:2]
+    return sharpness / PRIOR_SHARPNESS, objective
 
 
 def lengths(x: Tensor) -> Tensor:
     """Norms of rows, [.., N, D] -> [.., N, 1]."""
-    found: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return found
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norms
 
 
 def mean_deviation(x: Tensor) -> Tensor:
@@ -212,9 +206,9 @@ class Sums:
         """Squared distances of the queries to the prototypes, minus the squares of the queries."""
         return torch.sub(self.squares / self.mass.square(), self.cross / self.mass, alpha=2)
 
-    def narrowed(self, kept: Tensor) -> Sums:
-        """The same for the classes `kept` [B, M] only."""
-        return Sums(*(narrowed(x, kept) for x in (self.cross, self.squares, self.mass)))
+    def narrowed(self, likely: Tensor) -> Sums:
+        """The same for the classes `likely` [B, M] only."""
+        return Sums(*(narrowed(x, likely) for x in (self.cross, self.squares, self.mass)))
 
     def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor) -> Tensor:
         """The distances once prototypes have absorbed the queries, each query without itself.
@@ -234,24 +228,18 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
     """Solve tasks with prototypes that start as names and absorb labelled rows and queries."""
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
-    Q, K = names.query.shape[-2:]
-    weight = min(1.0, QUERIES_PER_CLASS * K / Q)
-    found = adapted(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options, task.measures)
-    centre = centre_of(rows, names, found.probabilities)
-    off = rows.query - centre
-    length = inverse(lengths(off))
-    x = off.mul_(length)
-    sums, factor = anchored(rows, names, centre, x, length)
-    sharpness = column(factor) * (SHARPNESS / 2)
-    added = names.query if names.judges is None else names.query * column(factor)
+    measures, (Q, K) = task.measures, names.query.shape[-2:]
+    weight, found, _, x, sums, _, factor = anchored(rows, names, options, measures)
+    sharpness = column(factor) * (ANCHOR_SHARPNESS / 2)
+    added = names.query if names.calibration is None else names.query * column(factor)
     if len(rows.index):
         logits = torch.addcmul(added, sums.distances(), sharpness, value=-1)
-        found = adapted(logits, weight, FIRST_ITERATIONS, options, task.measures)
-    kept, measures = classes_kept(found, Q), task.measures
-    if kept is not None:
-        added, sums = narrowed(added, kept), sums.narrowed(kept)
-        found = found._replace(probabilities=narrowed(found.probabilities, kept))
-        measures = None if measures is None else narrowed(measures, kept)
+        found = adapted(logits, weight, FIRST_ITERATIONS, options, measures)
+    likely = likeliest_classes(found.proportions, Q)
+    if likely is not None:
+        added, sums = narrowed(added, likely), sums.narrowed(likely)
+        found = found._replace(probabilities=narrowed(found.probabilities, likely))
+        measures = None if measures is None else narrowed(measures, likely)
     gram = torch.bmm(x, x.mT)
     own = gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     for _ in range(STEPS):
@@ -260,35 +248,35 @@ def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) ->
         logits = torch.addcmul(added, d, sharpness, value=-1)
         found = adapted(logits, weight, STEP_ITERATIONS, options, measures)
     found = found._replace(proportions=found.prevalence().estimate.to(found.dual.dtype))
-    return found if kept is None else widened(found, kept, K)
+    return found if likely is None else widened(found, likely, K)
 
 
-def classes_kept(found: Solution, Q: int) -> Tensor | None:
+def likeliest_classes(proportions: Tensor, Q: int) -> Tensor | None:
     """The likeliest classes, [B, M], or None for all; M >= Q, the most classes that may occur."""
-    M = max(LEAST_CLASSES, Q)
-    if found.proportions.shape[-1] <= M:
+    M = max(MOST_LIKELY_CLASSES, Q)
+    if proportions.shape[-1] <= M:
         return None
-    kept: Tensor = found.proportions.topk(M, sorted=False).indices
-    return kept.sort().values
+    likely: Tensor = proportions.topk(M, sorted=False).indices
+    return likely.sort().values
 
 
-def narrowed(x: Tensor, kept: Tensor) -> Tensor:
-    """The columns that are kept, [B or 1, N, K] -> [B, N, M]."""
-    B, M = kept.shape
-    return x.expand(B, -1, -1).gather(-1, kept.unsqueeze(1).expand(B, x.shape[1], M))
+def narrowed(x: Tensor, likely: Tensor) -> Tensor:
+    """The columns of the likely classes, [B or 1, N, K] -> [B, N, M]."""
+    B, M = likely.shape
+    return x.expand(B, -1, -1).gather(-1, likely.unsqueeze(1).expand(B, x.shape[1], M))
 
 
-def widened(found: Solution, kept: Tensor, K: int) -> Solution:
-    """The solution for all K classes, from that for the `kept` ones; others have probability 0."""
-    u = found.probabilities
+def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
+    """The solution for all K classes, from that for the likely; others have probability 0."""
+    u = solution.probabilities
     B, Q, M = u.shape
-    place = kept.unsqueeze(1).expand(B, Q, M)
-    lowest = found.dual.amin(-1, keepdim=True).expand(B, K)
-    return found._replace(
-        labels=kept.gather(-1, found.labels),
+    place = likely.unsqueeze(1).expand(B, Q, M)
+    lowest = solution.dual.amin(-1, keepdim=True).expand(B, K)
+    return solution._replace(
+        labels=likely.gather(-1, solution.labels),
         probabilities=u.new_zeros(B, Q, K).scatter_(-1, place, u),
-        proportions=u.new_zeros(B, K).scatter_(-1, kept, found.proportions),
-        dual=lowest.scatter(-1, kept, found.dual),
+        proportions=u.new_zeros(B, K).scatter_(-1, likely, solution.proportions),
+        dual=lowest.scatter(-1, likely, solution.dual),
     )
 
 
@@ -314,43 +302,57 @@ def centre_of(rows: UnitRows, names: NameLogits, u: Tensor) -> Tensor:
     return torch.lerp(centre, other.expand_as(centre), classes / (classes + present))
 
 
-def anchored(
-    rows: UnitRows, names: NameLogits, centre: Tensor, x: Tensor, length: Tensor
-) -> tuple[Sums, Tensor]:
-    """The sums of anchors and labelled rows, and the factor on logits that fits the judges, [B].
+class Anchored(NamedTuple):
+    """Prototypes that start at the names, and what they are compared with."""
 
-    `x` [B, Q, D] are the queries minus the centre, normalised by the factors `length` [B, Q, 1].
-    """
-    B, Q, _ = x.shape
-    shots = rows.shots.unsqueeze(1)
-    cross, squares = x.new_zeros(B, Q, shots.shape[-1]), torch.zeros_like(shots)
-    anchors: Tensor | float = 0.0
+    weight: float  # of a query in the class counts
+    first: Solution  # by the names alone
+    centre: Tensor  # [B, 1, D]
+    x: Tensor  # [B, Q, D] the queries minus the centre, unit-norm
+    sums: Sums  # of anchors and labelled rows
+    s: Tensor | None  # [B or 1, K, D] the sums themselves; None without either
+    factor: Tensor  # [B] on logits, which fits the calibration rows
+
+
+def anchored(
+    rows: UnitRows, names: NameLogits, options: dict[str, Any], measures: Tensor | None
+) -> Anchored:
+    (B, Q, K), shots = names.query.shape, rows.shots.unsqueeze(1)
+    weight = min(1.0, QUERIES_PER_CLASS * K / Q)
+    first = adapted(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options, measures)
+    centre = centre_of(rows, names, first.probabilities)
+    off = rows.query - centre
+    length = inverse(lengths(off))
+    x, mass = off.mul_(length), ANCHOR_ROWS + shots
+    cross, squares = x.new_zeros(B, Q, K), torch.zeros_like(shots)
+    s = None
     if names.away is not None:
         assert names.products is not None
         shrink = ANCHOR_ROWS * ANCHOR * inverse(lengths(names.away))
         cross = names.products - products(centre, names.away)
         cross = cross.mul_(length).mul_(shrink.mT)
-        anchors = names.away * shrink
-        squares = anchors.square().sum(-1).unsqueeze(1)
+        s = names.away * shrink
+        squares = s.square().sum(-1).unsqueeze(1)
     if not len(rows.index):
-        return Sums(cross, squares, ANCHOR_ROWS + shots), x.new_ones(B)
+        return Anchored(weight, first, centre, x, Sums(cross, squares, mass), s, x.new_ones(B))
     support = rows.support - centre
     support = support * inverse(lengths(support))
     labels = rows.labels.expand(B, -1)
-    labelled, _ = class_sums(support, labels.contiguous(), shots.shape[-1])
-    s = labelled + anchors
-    squares, mass = s.square().sum(-1).unsqueeze(1), ANCHOR_ROWS + shots
+    labelled, _ = class_sums(support, labels.contiguous(), K)
+    s = labelled if s is None else labelled + s
+    squares = s.square().sum(-1).unsqueeze(1)
     sums = Sums(products(x, labelled).add_(cross), squares, mass)
-    judges = rows.judges(support)
-    own = rows.judges(labels).unsqueeze(-1)
-    d = Sums(products(judges, s), squares, mass).distances()
-    # Move each judge as far from its own class as a new row is on average.
+    calibration = rows.calibration(support)
+    own = rows.calibration(labels).unsqueeze(-1)
+    d = Sums(products(calibration, s), squares, mass).distances()
+    # Move each calibration row as far from its own class as a new row is on average.
     mass = mass.expand_as(d).gather(-1, own)
-    square = judges.square().sum(-1, keepdim=True)
+    square = calibration.square().sum(-1, keepdim=True)
     d = d.scatter_add(-1, own, 2 / (mass - 1) * (d.gather(-1, own) + square))
-    logits = d * (-SHARPNESS / 2)
-    factor, _ = fitted(logits if names.judges is None else logits + names.judges, rows)
-    return sums, factor.clamp(max=MOST_FACTOR)
+    logits = d * (-ANCHOR_SHARPNESS / 2)
+    logits = logits if names.calibration is None else logits + names.calibration
+    factor = fitted(logits, rows)[0].clamp(max=MOST_FACTOR)
+    return Anchored(weight, first, centre, x, sums, s, factor)
 
 
 # --- every class has labelled rows ----------------------------------------------------------------
@@ -376,25 +378,105 @@ def fitted_name_share(
 ) -> tuple[Tensor, Tensor]:
     """The share of the names' logits to add, and the factor on the sum, at most 1; [B] each.
 
-    They make the labels of the judges most likely, each as far from its own class as a new row.
+    They make the labels of calibration rows most likely, each as far from its class as a new row.
     """
     one = names.query.new_ones(len(names.query))
-    if names.judges is None:
+    if names.calibration is None:
         return one, one
-    own = rows.judges(rows.labels)
-    x = likelihood.coordinates(rows.judges(task.support))
+    own = rows.calibration(rows.labels)
+    x = likelihood.centred(rows.calibration(task.support))
     sharpness = column(likelihood.sharpness)
-    logits = torch.addcmul(likelihood.bias.unsqueeze(-2), likelihood.products(x), sharpness)
+    logits = torch.addcmul(
+        likelihood.bias.unsqueeze(-2), products(x, likelihood.weights), sharpness
+    )
     n = likelihood.shots.gather(1, own)
-    farther = 2 / (n - 1).clamp(min=1) * likelihood.distances_to_own(x, own)
+    offset = x - torch.take_along_dim(likelihood.prototypes, own.unsqueeze(-1), 1)
+    farther = 2 / (n - 1).clamp(min=1) * likelihood.squared(offset).clamp(min=0)
     logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
     counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class carries no information
-    factor, best = fitted((logits + names.judges) * counts, rows)
+    factor, best = fitted((logits + names.calibration) * counts, rows)
     share = one
     for other in NAME_SHARES:
-        found, objective = fitted(torch.add(logits, names.judges, alpha=other) * counts, rows)
+        other_factor, objective = fitted(
+            torch.add(logits, names.calibration, alpha=other) * counts, rows
+        )
         objective = objective + (1.0 if other else 2.0)  # prefers the default among near-equals
         better = objective < best
-        factor, best = torch.where(better, found, factor), torch.where(better, objective, best)
+        factor, best = (
+            torch.where(better, other_factor, factor),
+            torch.where(better, objective, best),
+        )
         share = torch.where(better, other, share)
     return share, factor.clamp(max=1)
+
+
+# --- one more row of a batch ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowLogits:
+    """Computes the logits of single rows, ``z.names_k + x.weights_k + bias_k``.
+
+    z is the unit-norm row, x its difference from the centre, made unit-norm.
+    """
+
+    names: Tensor  # [K, D]
+    centre: Tensor  # [D]
+    weights: Tensor  # [K, D]
+    bias: Tensor  # [K]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[N, D] -> [N, K]."""
+        z = unit_rows(rows.to(self.weights.dtype))
+        off = z - self.centre
+        x = off * inverse(lengths(off))
+        return z @ self.names.mT + x @ self.weights.mT + self.bias
+
+
+def row_logits(
+    task: Task,
+    found: Solution | None,
+    *,
+    metric: str = "auto",
+    logit_scale: float = 100.0,
+    **options: Any,
+) -> RowLogits:
+    """The logits for further rows of a single task with prototypes, which was solved as `found`.
+
+    The options are those of the solution. Without `found` the queries of the task must be its
+    labelled rows.
+    """
+    rows = unit_rows_of(task)
+    names = name_logits_of(task, rows, logit_scale)
+    assert names.away is not None
+    assert names.products is not None
+    size = names.products.square().sum().clamp(min=torch.finfo(names.products.dtype).tiny)
+    scaled = names.away[0] * ((names.query * names.products).sum() / size)
+    if found is None:  # the class proportions of the labelled rows, with one more of each class
+        shots = rows.shots[0]
+        log_shares = torch.log((shots + 1) / (shots + 1).sum())
+    else:
+        log_shares = found.dual[0]
+    if all(tasks_with_every_class(task)):
+        likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
+        share, factor = fitted_name_share(task, rows, likelihood, names)
+        return RowLogits(
+            scaled * (share * factor),
+            likelihood.centre[0],
+            likelihood.weights[0] * (likelihood.sharpness * factor),
+            likelihood.bias[0] * factor + log_shares,
+        )
+    anchors = anchored(rows, names, options, None)
+    assert anchors.s is not None
+    sums, mass = anchors.s[0], ANCHOR_ROWS + rows.shots[0]
+    if found is not None:
+        W = found.probabilities[0].square()
+        sums, mass = sums + W.mT @ anchors.x[0], mass + W.sum(0)
+    w = sums / mass.unsqueeze(-1)
+    sharpness = anchors.factor * (ANCHOR_SHARPNESS / 2)
+    return RowLogits(
+        scaled if names.calibration is None else scaled * anchors.factor,
+        anchors.centre[0, 0],
+        2 * sharpness * w,
+        log_shares - sharpness * w.square().sum(-1),
+    )

@@ -1,4 +1,4 @@
-"""The function `adaptive`: for tensors, files and several processes."""
+"""The function `adaptive`, for tensors and files."""
 
 from __future__ import annotations
 
@@ -9,24 +9,15 @@ from torch import Tensor
 
 from .. import check
 from ..large.arguments import Source, check_top, comes_in_chunks, queries_of, returns_all
-from ..large.sources import Rows
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
 from ..solvers.adapt import no_tasks
-from ..task import (
-    Task,
-    batched,
-    detached,
-    how_many,
-    merged,
-    without_autocast,
-    without_batch,
-)
+from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from . import names
-from .engines import classify
+from .classify import classify
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
-from .likelihood import Likelihood, calibration_count, uses_full_metric
+from .learn import calibration_count, uses_full_metric
 
 METRICS = ("auto", "diagonal")
 
@@ -109,43 +100,40 @@ def adaptive(
     metric, max_iter, tol = check_options(metric, max_iter, tol)
     label_noise = check_label_noise("label_noise", label_noise)
     check.classes(num_classes, check.flag("validate", validate))
-    support, support_labels, query = check.tensors(support, support_labels, query)
     top = check_top(return_assignments, top)
-    check.dense(support, support_labels, support if comes_in_chunks(query) else cast(Tensor, query))
-    rows = queries_of(query, support)
+    support, support_labels, query = check.tensors(support, support_labels, query)
+    from_file = comes_in_chunks(query)
+    check.dense(support, support_labels, support if from_file else cast(Tensor, query))
+    rows = cast(Tensor, query) if not from_file else queries_of(query, support)
     if validate:
-        seen = query if isinstance(query, Tensor) else support[:1]
-        num_classes = check.dense_values(support, support_labels, seen, num_classes)
+        visible = support[:1] if from_file else cast(Tensor, query)
+        num_classes = check.dense_values(support, support_labels, visible, num_classes)
     assert num_classes is not None
-    Q = rows.shape[-2]
-    B = len(query) if isinstance(query, Tensor) and query.dim() == 3 else None
-    dtype = computing_dtype(support)
+    *batch, Q, _ = rows.shape
     measures = None
     if prior is not None:
-        measures = measures_of(prior, num_classes, B, support).values
-    all_classes = returns_all(return_assignments, Q, num_classes)
-    if isinstance(query, Tensor) and query.dim() == 3 and len(query) == 0:
-        none = query.new_empty(0, Q, num_classes)
-        return no_tasks(none, None if all_classes else top)
-    labelled = batched(detached(support, dtype), 3)
-    labels = batched(detached(support_labels, torch.int64), 2)
-    chosen: dict[str, Any] = {
+        measures = measures_of(prior, num_classes, batch[0] if batch else None, support).values
+    options: dict[str, Any] = {
         "max_iter": max_iter,
         "tol": tol,
-        "all_classes": all_classes,
+        "all_classes": returns_all(return_assignments, Q, num_classes),
         "top": top,
     }
+    if batch == [0]:
+        none = support.new_empty(0, Q, num_classes)
+        return no_tasks(none, None if options["all_classes"] else top)
+    labelled = batched(detached(support, computing_dtype(support)), 3)
+    labels = batched(detached(support_labels, torch.int64), 2)
     with torch.no_grad(), without_autocast(support):
-        if isinstance(query, Tensor):
-            task = Task(
-                labelled, labels, batched(query.detach(), 3), num_classes, measures=measures
-            )
-            found = solve_tasks(task, metric, label_noise=label_noise, **chosen)
-            return found if query.dim() == 3 else without_batch(found)
-        likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
-        from_file = cast(Rows, rows)
-        found, _ = classify(likelihood, from_file, measures=measures, **chosen, validate=validate)
-    return without_batch(found)
+        if isinstance(rows, Tensor):
+            rows = batched(rows.detach(), 3)
+            task = Task(labelled, labels, rows, num_classes, measures=measures)
+            solution = solve_tasks(task, metric, label_noise=label_noise, **options)
+        else:
+            likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
+            options["validate"] = validate
+            solution, _ = classify(likelihood, rows, measures=measures, **options)
+    return solution if batch else without_batch(solution)
 
 
 def check_options(metric: str, max_iter: int, tol: float) -> tuple[str, int, float]:
@@ -173,31 +161,24 @@ def solve_tasks(
     """
     if task.prototypes is not None or task.logits is not None:
         return names.solution(task, metric, logit_scale, **options)
-    B = len(task.query)
+    B, K = len(task.query), task.num_classes
     step = how_many(bytes_per_task(task, metric, label_noise), task.query)
-    shared = likelihood_of_task(task, metric, label_noise) if len(task.support) == 1 else None
     validate = task.check_values is not None
-    found, finite = [], []
+    likelihood, solutions, finite = None, [], []
     for start in range(0, B, step):
         part = task if step >= B else task.part(slice(start, start + step))
-        likelihood = shared or likelihood_of_task(part, metric, label_noise)
-        solution, sure = classify(
+        if likelihood is None or len(task.support) > 1:
+            rows = part.support, part.support_labels
+            likelihood = noisy_likelihood(*rows, K, metric, label_noise)
+        solution, finite_queries = classify(
             likelihood, part.query, measures=part.measures, **options, validate=validate
         )
-        found.append(solution)
-        finite += [x for x in (likelihood.finite, sure) if x is not None]
+        solutions.append(solution)
+        finite += [x for x in (likelihood.finite, finite_queries) if x is not None]
     # Only now does the caller wait for the device.
     if task.check_values is not None and finite and not bool(torch.cat(finite).all()):
         task.check_values()
-    return merged(found)
-
-
-def likelihood_of_task(
-    task: Task, metric: str = "auto", label_noise: float | str = 0.0
-) -> Likelihood:
-    """The likelihood learned from the labelled rows of tasks; it does not depend on the queries."""
-    rows = task.support, task.support_labels, task.num_classes
-    return noisy_likelihood(*rows, metric, label_noise)
+    return merged(solutions)
 
 
 def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:

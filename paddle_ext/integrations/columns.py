@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..adaptive_rule.correction import MOST_ENTRIES, left_out
+from ..adaptive_rule.correction import left_out
+from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..rows import class_means, evenly_spread
 
 MOST_ROWS = 1024  # labelled rows, and as many unlabelled ones, used for statistics of columns
@@ -79,7 +80,7 @@ def columns_for(
     scale = torch.where(deviation > 0, 1 / deviation, 0).clamp(max=1 / TINY)
     found = Columns(centre, scale)
     gain = 0.0
-    if num_classes < len(labels) and len(labels) * num_classes <= MOST_ENTRIES:
+    if num_classes < len(labels) and len(labels) * num_classes <= MOST_LEFT_OUT:
         gain = sure_gain(support, found.of(support), labels, num_classes)
     if gain == 0:
         gain = FEW + support.shape[1] / SHARE - effective

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
-from ..adaptive_rule.engines import classify
 from ..adaptive_rule.likelihood import Likelihood
-from ..adaptive_rule.named_rows import RowLogits, row_logits
+from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
 from ..large.arguments import returns_all
 from ..native import devices
 from ..prior import measures_of
 from ..rows import class_means, class_sums, parts, unit_rows
-from ..scaling import Coordinates, coordinates
+from ..scaling import RowScaling, row_scaling
 from ..solution import Solution
 from ..solvers import solve
 from ..task import Task, without_batch
@@ -133,7 +133,7 @@ class FittedPaddle:
     """Prototypes in the coordinates of the fit, and a preference for each class."""
 
     unit: bool
-    factor: Tensor  # [1] or [D]: `unit` and `factor` are the fields of `Coordinates`
+    factor: Tensor  # [1] or [D]: `unit` and `factor` are the fields of `RowScaling`
     prototypes: Tensor  # [K, D]
     preference: Tensor  # [K]
     temperature: float
@@ -143,7 +143,7 @@ class FittedPaddle:
         centre = here.prototypes.mean(0)
         w = (here.prototypes - centre).clamp(-CLAMP, CLAMP)
         for part in parts(len(rows), sum(w.shape)):
-            z = Coordinates(here.unit, here.factor).of(rows[part]) - centre
+            z = RowScaling(here.unit, here.factor).apply(rows[part]) - centre
             z = z.clamp(-CLAMP, CLAMP)
             distance = w.square().sum(-1) - 2 * z @ w.mT  # minus ||z||^2, the same for all classes
             behind = distance - distance.amin(-1, keepdim=True)
@@ -207,8 +207,8 @@ def fit_labelled(known: Examples, method: str, options: dict[str, Any]) -> Fit:
         fitted = FittedAdaptive.on_cpu(learned(known, options), torch.log(shares))
     else:
         warn_of_lost_length(support, options["scaling"])
-        space = coordinates(support, labels, support, K, options["scaling"])
-        w = class_means(space.of(support), labels, K)
+        space = row_scaling(support, labels, support, K, options["scaling"])
+        w = class_means(space.apply(support), labels, K)
         preference = 1 + torch.log(proportions + options["epsilon"])
         fitted = fitted_paddle(space, w, preference, options, len(labels))
     return Fit(fitted, means_of(replace(known, support=support.double())), proportions, None)
@@ -219,14 +219,14 @@ def fit_paddle(known: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
     warn_of_lost_length(support, options["scaling"])
     solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
     assert solution.prototypes is not None
-    space = coordinates(support, labels, query, K, options["scaling"])
+    space = row_scaling(support, labels, query, K, options["scaling"])
     w = space.prototypes(support, labels, query, solution.probabilities)
     fitted = fitted_paddle(space, w, solution.dual.double(), options, len(query))
     return Fit(fitted, solution.prototypes, solution.proportions, solution)
 
 
 def fitted_paddle(
-    space: Coordinates, prototypes: Tensor, dual: Tensor, options: dict[str, Any], count: int
+    space: RowScaling, prototypes: Tensor, dual: Tensor, options: dict[str, Any], count: int
 ) -> FittedPaddle:
     weight = 1.0 if options["lam"] is None else options["lam"] / count
     fitted = FittedPaddle(*space, prototypes, weight * dual, options["temperature"])

@@ -151,8 +151,8 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
 
 
 @dataclass(frozen=True)
-class LateStep:
-    """The late step of one large task: the options of `adaptive_rule.kernels.posterior`."""
+class AbsorbStep:
+    """The absorb step of one large task, as in `adaptive_rule.classify.posterior`."""
 
     weight: float  # of a query in the counts
     trust: float  # the weight of a query in a prototype, if its probability is 1

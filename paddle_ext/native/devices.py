@@ -146,12 +146,12 @@ def on_cpu_without_gpu_code(function: Callable[P, Result]) -> Callable[P, Result
 
 
 def on_cpu(x: Any) -> Any:
-    return x.cpu() if isinstance(x, Tensor) else x
+    return x.to("cpu") if hasattr(x, "to") else x
 
 
 def moved_to(result: Any, device: torch.device) -> Any:
-    """Move a tensor, or the tensors of a list or a named tuple, to a device."""
-    if isinstance(result, Tensor):
+    """Move a tensor, a likelihood, or the members of a list or tuple to a device."""
+    if hasattr(result, "to"):
         return result.to(device)
     if isinstance(result, list):
         return [moved_to(x, device) for x in result]

@@ -5,9 +5,8 @@ A `Solution` itself says which classes are present and which labels are doubtful
 """
 
 from .hierarchy import RolledUp, roll_up
-from .suggest import Suggestions, suggest
+from .labels import LabelDoubt, Suggestions, label_doubt, suggest
 from .unknown import novelty, strangers
-from .wrong_labels import LabelDoubt, label_doubt
 
 __all__ = [
     "LabelDoubt",

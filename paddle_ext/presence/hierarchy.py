@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,9 @@ def roll_up(
     >>> roll_up(found, parents, 0.8, classes=["oak", "elm", "fern"]).names()
     ['oak', 'tree', None]
     """
-    confidence = check_confidence(confidence)
+    confidence = check.real("confidence", confidence, most=1)
+    if confidence <= 0.5:
+        raise check.ArgumentValueError("confidence", f"must be above 0.5, got {confidence:g}")
     whole = solution.proportions if isinstance(solution, Solution) else solution.probabilities
     K = whole.shape[-1]
     names = tuple(range(K)) if classes is None else tuple(classes)
@@ -68,13 +71,6 @@ def roll_up(
         raise ValueError(f"classes must be the {K} of the solution, got {len(names)}")
     kept = solution.classes if isinstance(solution, Solution) else None
     return Hierarchy.of(parents, names).roll_up(solution.probabilities, confidence, kept)
-
-
-def check_confidence(confidence: float) -> float:
-    found = check.real("confidence", confidence, most=1)
-    if found <= 0.5:
-        raise check.ArgumentValueError("confidence", f"must be above 0.5, got {confidence}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -103,19 +99,17 @@ class Hierarchy:
             raise ValueError(
                 f"parents must have a parent for every class, got none for {listed(orphans)}"
             )
+        # Parents first, so that the depth of each is known before those below it.
+        order = TopologicalSorter({name: (parent,) for name, parent in parents.items()})
         depth: dict[Hashable, int] = {}
-        for name in nodes:
-            chain: dict[Hashable, None] = {}
-            while name in parents and name not in depth:
-                if name in chain:
-                    raise ValueError(
-                        f"parents must be a tree, got a cycle: {name!r} is its own ancestor"
-                    )
-                chain[name] = None
-                name = parents[name]
-            start = depth.setdefault(name, 0)
-            for step, below in enumerate(reversed(chain), start=1):
-                depth[below] = start + step
+        try:
+            for name in order.static_order():
+                depth[name] = depth[parents[name]] + 1 if name in parents else 0
+        except CycleError as error:
+            name = error.args[1][0]
+            raise ValueError(
+                f"parents must be a tree, got a cycle: {name!r} is its own ancestor"
+            ) from None
         place = {name: at for at, name in enumerate(nodes)}
         above = tuple(place[parents[name]] if name in parents else -1 for name in nodes)
         return cls(nodes, above, tuple(depth[name] for name in nodes))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.likelihood import likelihood_of
+from ..adaptive_rule.learn import likelihood_of
 from ..methods import Prediction
 from ..native.coordinates import coordinates
 from ..rows import (
@@ -25,7 +25,7 @@ from ..rows import (
 from ..solution import Solution
 
 ALONE = "support_labels must have a class of two rows or more, got one of each"
-MOST_ROWS = 1024  # limit on labelled rows that queries are compared with
+MOST_ORDINARY = 1024  # limit on labelled rows that queries are compared with
 NO_SPREAD = 1e-6  # a smaller deviation is rounding
 SPREAD_SHARE = 0.25  # the deviation expected a priori, as a share of the mean
 PRIOR_ROWS = 8  # weight of a prior, in rows
@@ -204,7 +204,7 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
         return None
     unit = unit_rows(rows.double()).to(rows.dtype)
     found = KnownClasses.of(rows, unit, labels, K)
-    m = min(len(with_peers), MOST_ROWS)
+    m = min(len(with_peers), MOST_ORDINARY)
     chosen = with_peers[evenly_spread(m, len(with_peers), labels.device)]
     pieces = [chosen[part] for part in parts(m, 3 * rows.shape[1] + 5 * K)]
     # A batch corrects some of the labels that single rows get, so scores with either label count.
@@ -212,12 +212,12 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
         torch.cat([found.signs(unit[i], labels[i] if true else None, labels[i]) for i in pieces])
         for true in (False, True)
     )
-    weights = discriminant(alone, judged_as_strange(rows, unit, labels, chosen, K))
+    weights = discriminant(alone, signs_as_strangers(rows, unit, labels, chosen, K))
     ordinary = (alone + corrected) @ weights / 2
     return Familiar(**vars(found), weights=weights, ordinary=ordinary.sort().values)
 
 
-def judged_as_strange(
+def signs_as_strangers(
     rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor, num_classes: int
 ) -> Tensor:
     """Signs of the chosen rows [n, 3] when a fifth of the classes, theirs included, is unknown.
@@ -227,7 +227,7 @@ def judged_as_strange(
     K = num_classes
     folds = min(FOLDS, K) if K > 2 else 0
     fold = torch.arange(K, device=labels.device) % max(1, folds)
-    judged = [rows.new_empty(0, 3, dtype=torch.float64)]
+    signs = [rows.new_empty(0, 3, dtype=torch.float64)]
     for number in range(folds):
         rest = fold != number
         among = rest[labels]
@@ -235,8 +235,8 @@ def judged_as_strange(
         known = KnownClasses.of(rows[among], unit[among], places, int(rest.sum()))
         strange = chosen[~among[chosen]]
         for part in parts(len(strange), 3 * rows.shape[1] + 5 * K):
-            judged.append(known.signs(unit[strange[part]], None))
-    return torch.cat(judged)
+            signs.append(known.signs(unit[strange[part]], None))
+    return torch.cat(signs)
 
 
 def discriminant(known: Tensor, strange: Tensor) -> Tensor:
@@ -269,11 +269,6 @@ def rank(ordinary: Tensor, scores: Tensor) -> Tensor:
     """The share of sorted `ordinary` scores [m] below each score, interpolated and extrapolated.
 
     It increases strictly with the score, so that the order is preserved.
-
-    Examples
-    --------
-    >>> rank(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-9.0, 0.0, 0.5, 2.0, 99.0]))
-    tensor([0.0250, 0.2500, 0.3750, 0.7500, 0.9974], dtype=torch.float64)
     """
     ordinary, scores = ordinary.double(), scores.double()
     m = len(ordinary)

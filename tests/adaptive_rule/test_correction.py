@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from paddle_ext.adaptive_rule import correction
+from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import (
     corrected_likelihood,
     correction_of,
     left_out,
     uses_correction,
 )
-from paddle_ext.adaptive_rule.engines import classify
-from paddle_ext.adaptive_rule.likelihood import Likelihood, likelihood_of, reweighted
+from paddle_ext.adaptive_rule.learn import likelihood_of
+from paddle_ext.adaptive_rule.likelihood import Likelihood, reweighted
 
 
 def rows(K: int, D: int, shots: int, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -45,7 +46,7 @@ def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None
     assert (found.logits[own] < plain[own]).all()
     if likelihood.shares is None or likelihood.shares[0, 0] == 0:
         torch.testing.assert_close(found.logits[~own], plain[~own])
-        x = likelihood.coordinates(support[None])[0]
+        x = likelihood.centred(support[None])[0]
         away = x - likelihood.prototypes[0][labels]
         square = ((away @ metric_of(likelihood)) * away).sum(-1)
         farther = 2 / (shots - 1) * square * likelihood.sharpness / 2
@@ -70,10 +71,10 @@ def test_the_correction_is_a_minimum(dtype: torch.dtype, monkeypatch: pytest.Mon
     support, labels = rows(5, 8, 20)
     support = support.to(dtype)
     weights = torch.linspace(0.5, 1.5, len(labels))
-    _, judged = left_out(support, labels, 5)
-    W = correction_of(judged, weights).double().requires_grad_()
+    _, rest = left_out(support, labels, 5)
+    W = correction_of(rest, weights).double().requires_grad_()
     frequent = labels.bincount(weights.double()).log()
-    logits = judged.logits.double() + frequent + judged.x.double() @ W[:-1] + W[-1]
+    logits = rest.logits.double() + frequent + rest.x.double() @ W[:-1] + W[-1]
     wrong = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
     (W[:-1].square().sum() / 2 + 3 * (weights * wrong).sum()).backward()
     assert W.grad is not None
@@ -111,16 +112,6 @@ def test_frequent_classes_are_not_preferred() -> None:
     assert min(recalls) > 0.85
 
 
-def test_batches_do_not_depend_on_each_other() -> None:
-    support, labels = rows(3, 6, 20)
-    known = corrected_likelihood(support, labels, 3)
-    query = rows(3, 6, 8, seed=1)[0].view(2, 12, 6)
-    together = classify(known, query)[0].probabilities
-    for b in range(2):
-        alone = classify(known, query[b : b + 1])[0].probabilities
-        torch.testing.assert_close(alone[0], together[b])
-
-
 @pytest.mark.parametrize(
     ("S", "D", "K", "worth"),
     [
@@ -154,7 +145,7 @@ def test_weights_move_class_means(shots: int) -> None:
     likelihood = likelihood_of(support[None], labels[None], 3)
     weights = torch.ones(len(labels), dtype=torch.float64)
     weights[labels == 1] = torch.tensor([1e-12] * (shots - 1) + [1.0], dtype=torch.float64)
-    x = likelihood.coordinates(support[None])[0]
+    x = likelihood.centred(support[None])[0]
     found = reweighted(likelihood, x[None], labels[None], weights[None])
     last = int((labels == 1).nonzero()[-1])
     torch.testing.assert_close(found.prototypes[0, 1], x[last])

@@ -7,11 +7,10 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import BatchClassifier, PaddleClassifier, presence, reference
+from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out
-from paddle_ext.adaptive_rule.engines import classify
-from paddle_ext.adaptive_rule.label_noise import noisy_likelihood, weigh_labels
-from paddle_ext.adaptive_rule.likelihood import learned, likelihood_of
-from paddle_ext.adaptive_rule.weighted_rows import WeightedRows
+from paddle_ext.adaptive_rule.label_noise import WeightedRows, noisy_likelihood, weigh_labels
+from paddle_ext.adaptive_rule.learn import learned, likelihood_of
 from paddle_ext.methods import create
 
 K = 8
@@ -39,11 +38,10 @@ def task(
 @pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
 def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: int) -> None:
     support, labels, *_ = task(D, shots, 0.0, spread=2.0)
-    known = likelihood_of(support[None], labels[None], K)
-    native = learned(support[None], labels[None], K, every=True).left_out
+    known, native = learned(support[None], labels[None], K, left_out=True)
     assert native is not None
     even = torch.ones(1, len(labels), dtype=support.dtype)
-    rows = WeightedRows.of(known, known.coordinates(support[None]), labels[None], even)
+    rows = WeightedRows.of(known, known.centred(support[None]), labels[None], even)
     assert rows.full is not None
     assert rows.full.shares is not None
     assert known.shares is not None
@@ -63,7 +61,7 @@ def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
     """Compared with the metric of the other rows, for a mean scatter that stays the same."""
     support, labels, *_ = task(D, 4, 0.0, spread=2.0)
     known = likelihood_of(support[None], labels[None], K)
-    x, y = known.coordinates(support[None]), labels[None]
+    x, y = known.centred(support[None]), labels[None]
     weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)[None]
     rows = WeightedRows.of(known, x, y, weights)
     assert rows.full is not None
@@ -142,7 +140,7 @@ def test_weights_of_rows_and_of_labels_multiply() -> None:
     plain = likelihood_of(support[None], labels[None], K)
     found = weigh_labels(support[None], labels[None], K, "auto", given=given[None])
     total = found.weights[0] * given
-    x = plain.coordinates(support[None])[0]
+    x = plain.centred(support[None])[0]
     for k in range(K):
         own = labels == k
         mean = (total[own].unsqueeze(-1) * x[own]).sum(0) / total[own].sum()
@@ -193,5 +191,3 @@ def test_bad_values_get_a_sentence(value: object, error: type[Exception], match:
         paddle_ext.adaptive(support, labels, query, label_noise=value)  # type: ignore[arg-type]
     with pytest.raises(error, match=match):
         create("adaptive", label_noise=value)
-    with pytest.raises(error, match=match):
-        PaddleClassifier(label_noise=value).fit(support.numpy(), labels.numpy())

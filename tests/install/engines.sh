@@ -9,8 +9,7 @@ python=${PYTHON:-python3}
 folder=$PWD/build/engines
 mkdir -p "$folder"
 
-declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open-clip,onnx,text)
-declare -A more=([ray]="" [spark]="" [encoders]=onnx) # what the tests write models with
+declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open-clip,text)
 declare -A tests=(
     [ray]="tests/integrations/test_batch_engines.py -k not(spark)"
     [spark]="tests/integrations/test_batch_engines.py -k not(ray)"
@@ -20,7 +19,7 @@ declare -A tests=(
 declare -A needs=(
     [ray]=ray
     [spark]="pyspark|Java"
-    [encoders]="transformers|open_clip|onnx|sentence|gt-all"
+    [encoders]="transformers|open_clip|sentence|gt-all"
 )
 
 if ! wheel=$(ls "$folder"/dist/*.whl 2>/dev/null) || [[ -n $(find csrc paddle_ext -newer "$wheel" -type f -not -name '*.pyc') ]]; then
@@ -35,8 +34,7 @@ for name in ${ENGINES:-ray spark encoders}; do
     environment=$folder/$name
     [[ -x $environment/bin/python ]] || "$python" -m venv "$environment"
     pip=("$environment/bin/python" -m pip --disable-pip-version-check install --quiet -c constraints.txt)
-    # shellcheck disable=SC2086
-    "${pip[@]}" "${wheel}[test,${extras[$name]}]" ${more[$name]}
+    "${pip[@]}" "${wheel}[test,${extras[$name]}]"
     "${pip[@]}" --no-deps --force-reinstall "$wheel"
     # Spark starts Java and compiles its queries: minutes, where cores are shared with other work.
     # A test skipped for want of what this environment is made for has not passed.

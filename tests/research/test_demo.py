@@ -9,15 +9,14 @@ import pytest
 import torch
 from toy_images import one_thread  # noqa: F401
 
-pytest.importorskip("typer", reason="needs typer")
+pytest.importorskip("cyclopts", reason="needs cyclopts")
 pytest.importorskip("safetensors", reason="needs safetensors")
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 pytest.importorskip("PIL", reason="needs Pillow")
 
-from typer.testing import CliRunner
+from commands import run_command
 
 from paddle_ext import TaskSampler, methods
-from paddle_ext.app.cli.app import app
 from paddle_ext.research import demo
 from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.demo import Batch, Demo, group_sheet, sheet, task_count
@@ -93,9 +92,9 @@ def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> 
     before = (network / "best.safetensors").stat().st_mtime_ns
     kept = sorted(path.name for path in (cache / "features").iterdir())
     picture = tmp_path / "new" / "demo.png"
-    arguments = ["demo", "--quick", "--n-tasks", "4", "--classes", "12", "--k_eff", "3"]
+    arguments = ["demo", "--quick", "--n-tasks", "4", "--num-classes", "12", "--k_eff", "3"]
     arguments += ["--cache", str(cache), "--output", str(picture), "--device", "cpu"]
-    result = CliRunner().invoke(app, arguments)
+    result = run_command(*arguments)
     assert result.exit_code == 0, result.output
     assert str(network) in result.output
     assert (network / "best.safetensors").stat().st_mtime_ns == before
@@ -119,7 +118,7 @@ def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> 
         (["--num-classes", "25"], 1, "--num-classes must be at most the number of classes, 24"),
         (["--k-eff", "13"], 1, "--k-eff must be at most the number of candidate classes, 12"),
         (["--shots", "60"], 1, "samples for the queries"),
-        (["--n-tasks", "0"], 2, "--n-tasks"),
+        (["--n-tasks", "0"], 1, "--n-tasks must be an integer in [1,"),
         (["--output", "demo.txt"], 2, "--output must end in"),
     ],
 )
@@ -127,7 +126,8 @@ def test_refused_before_the_training(
     arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "train", Mock(side_effect=AssertionError))
-    result = CliRunner().invoke(app, ["demo", "--num-classes", "12", *arguments])
+    few = () if "--num-classes" in arguments else ("--num-classes", 12)
+    result = run_command("demo", *few, *arguments)
     assert result.exit_code == code
     assert message in result.output
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import paddle_ext
 from paddle_ext import check
-from paddle_ext.adaptive_rule.kernels import likelihood
+from paddle_ext.adaptive_rule.learn import learned
 from paddle_ext.native import call as calls
 from paddle_ext.native import load as native
 from paddle_ext.research import sampler
@@ -124,8 +124,12 @@ def test_same_results_without_undocumented_functions(
     call = solve_call(device)
 
     def results() -> list[Tensor]:
-        found = likelihood(call["support"], call["support_labels"], 4, 8)
-        everything = *found, *paddle_ext.solve(**call), *paddle_ext.adapt(call["query"])
+        found, _ = learned(call["support"], call["support_labels"], 4, "diagonal")
+        everything = (
+            *found.tensors().values(),
+            *paddle_ext.solve(**call),
+            *paddle_ext.adapt(call["query"]),
+        )
         return [x for x in everything if isinstance(x, Tensor)]
 
     usual = results()

@@ -11,11 +11,11 @@ import sys
 def main() -> None:
     """Run the command with the arguments of the process."""
     try:
-        from .app import app
+        from .app import run
 
-        app(prog_name="paddle-ext")
+        sys.exit(run(sys.argv[1:]))
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        if error.name not in ("cyclopts", "rich"):
             raise
         sys.exit(
             f"the command needs {error.name}, which is not installed: pip install 'paddle_ext[cli]'"

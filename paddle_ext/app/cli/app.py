@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
+from cyclopts import App, CycloptsError, Group
 
 from ...text import printable
-from . import classify, demo, evaluating, info, pictures
-from .arguments import normalised
+from ...version import version
+from . import classify, demo, evaluating, images, info
+from .options import DEFAULTS, UsageError
 
-FAILED, INTERRUPTED = 1, 130
-NOTHING_KEPT = "interrupted: nothing was saved, the same command starts over"
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+NOTHING_SAVED = "interrupted: nothing was saved, the same command starts over"
 # Environment of libraries, set before they are loaded unless the user has set it.
 QUIET = {
     "TQDM_DISABLE": "1",
@@ -25,65 +27,74 @@ QUIET = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# Command-line options whose Python arguments have other names; the rest are the same.
+# Arguments of Python functions whose options have other names; the rest are the same.
 OTHER_ARGUMENTS = {
     "fresh": ("resume", "resume=False"),
     "recipe": ("name",),
     "method": ("name",),
     "arch": ("architecture",),
-    "embedding": ("features",),
-    "row_names": ("name",),
-    "template": ("templates",),
-    "sep": ("separator",),
     "export": ("label_studio",),
 }
+REMOVED = {
+    "reproduce": "reproduce must be run from a checkout: python benchmarks/reproduce",
+    "--opts": "--opts must be given as options of their own, such as --k-eff 5 --shots 5,10",
+    "--n-ways": "--n-ways is now --num-classes",
+    "--classes": "--classes is now --num-classes",
+    "--number-tasks": "--number-tasks is now --n-tasks",
+}
+
+app = App(
+    name="paddle-ext",
+    help="Label the rest: from a few labelled samples, or from class names. And compare methods.",
+    help_format="markdown",
+    help_epilogue="Each command has examples: paddle-ext classify --help\n\n"
+    "--traceback, anywhere, or PADDLE_EXT_TRACEBACK=1 shows the traceback of an error.",
+    version=version,
+    default_parameter=DEFAULTS,
+    group_parameters=Group("Options", sort_key=0),  # above the panels of `Settings`
+)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    classify.classify,
+    demo.demo,
+    info.info,
+    images.train,
+    images.extract,
+    evaluating.evaluate,
+    evaluating.tune,
+)
+for number, command in enumerate(COMMANDS):
+    lines = (inspect.getdoc(command) or "").partition("Examples\n--------\n")[2].splitlines()
+    app.command(command, sort_key=number, help_epilogue="\n\n".join(["Examples:", *lines]))
 
 
-class Commands(TyperGroup):
-    """Accepts other spellings; reports errors in one sentence."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # The flag belongs to all commands, so it may appear anywhere.
-        anywhere = "--traceback"
-        rest = [item for item in args if item != anywhere]
-        return super().parse_args(ctx, [anywhere] * (len(rest) < len(args)) + normalised(rest))
-
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().make_context(*args, **options)
-        except KeyboardInterrupt:
-            complain(NOTHING_KEPT)
-            raise typer.Exit(INTERRUPTED) from None
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return without_types(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name == "reproduce":
-            raise typer.BadParameter(
-                "reproduce must be run from a checkout: python benchmarks/reproduce EXPERIMENT BANK"
-            )
-        command: Any = super().get_command(ctx, cmd_name)
-        if command is not None:
-            own = command.get_params
-            command.get_params = lambda context: without_types(own(context))
-        return command
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            with quiet_libraries():
-                return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, BrokenPipeError):
+def run(words: Sequence[str]) -> int:
+    """Run a command and return its exit code; errors are one sentence on stderr."""
+    given = [word for word in words if word != "--traceback"]
+    wanted = os.environ.get("PADDLE_EXT_TRACEBACK", "") not in ("", "0")
+    traceback = wanted or len(given) < len(words)
+    try:
+        for word in given:
+            name = word.partition("=")[0].replace("_", "-")
+            if name in REMOVED and (name.startswith("--") or word == given[0]):
+                raise UsageError(REMOVED[name])
+        command, bound, _ = app.parse_args(given, exit_on_error=False, print_error=False)
+        with quiet_libraries():
+            command(*bound.args, **bound.kwargs)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt as error:
+        complain(str(error) or NOTHING_SAVED)
+        return INTERRUPTED
+    except (CycloptsError, UsageError) as error:
+        complain(f"error: {' '.join(str(error).split())}")
+        return MISUSED
+    except (TypeError, ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        if traceback:
             raise
-        except KeyboardInterrupt as error:
-            complain(str(error) or NOTHING_KEPT)
-            raise typer.Exit(INTERRUPTED) from None
-        except (TypeError, ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-            if ctx.params["traceback"]:
-                raise
-            names = option_names(self.commands[ctx.invoked_subcommand])
-            complain(f"error: {error_sentence(error, names)}")
-            raise typer.Exit(FAILED) from None
+        complain(f"error: {error_sentence(error, option_names(given))}")
+        return FAILED
+    return 0
 
 
 @contextmanager
@@ -104,21 +115,15 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
-def without_types(params: list[Any]) -> list[Any]:
-    """Flags take no value, so the help shows no type."""
-    for param in params:
-        if getattr(param, "is_flag", False) and param.metavar is None:
-            param.metavar = ""
-    return params
-
-
-def option_names(command: Any) -> dict[str, str]:
-    """Command-line names of the arguments of Python functions."""
-    found: dict[str, str] = {}
-    for param in command.params:
-        shown = param.opts[0] if param.param_type_name == "option" else param.name.upper()
-        found |= dict.fromkeys((param.name, *OTHER_ARGUMENTS.get(param.name, ())), shown)
-    return found
+def option_names(words: Sequence[str]) -> dict[str, str]:
+    """Command-line names of the arguments of Python functions, if a command is given."""
+    names: dict[str, str] = {}
+    if not words or words[0].startswith("-"):
+        return names
+    for argument in app[words[0]].assemble_argument_collection():
+        own = argument.field_info.name
+        names |= dict.fromkeys((own, *OTHER_ARGUMENTS.get(own, ())), argument.name)
+    return names
 
 
 def error_sentence(error: Exception, names: Mapping[str, str]) -> str:
@@ -135,44 +140,7 @@ def error_sentence(error: Exception, names: Mapping[str, str]) -> str:
 
 
 def complain(text: str) -> None:
-    """A line on stderr."""
-    typer.secho(f"paddle-ext: {printable(text)}", fg=typer.colors.RED, err=True)
-
-
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def show_version(wanted: bool) -> None:
-    if wanted:
-        from ...version import version
-
-        typer.echo(version())
-        raise typer.Exit
-
-
-@app.callback(epilog="Each command has examples: paddle-ext classify --help")
-def common(
-    traceback: Annotated[
-        bool,
-        typer.Option(
-            "--traceback",
-            envvar="PADDLE_EXT_TRACEBACK",
-            help="Show the traceback of an error; may appear anywhere.",
-        ),
-    ] = False,
-    version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=show_version, help="Show the version."),
-    ] = False,
-) -> None:
-    """Label the rest: from a few labelled samples, or from class names. And compare methods."""
-
-
-for module in (classify, demo, info, pictures, evaluating):
-    module.register(app)
+    """A line on stderr, red in a terminal."""
+    line = f"paddle-ext: {printable(text)}"
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    sys.stderr.write(f"\x1b[31m{line}\x1b[0m\n" if coloured else f"{line}\n")

@@ -2,142 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...text import plural
-from . import classify_options as options
+from ..settings import COMPUTING, REVIEW, Settings
+from . import options as o
 from . import show
-from .arguments import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..classify import Report, Settings, StreamReport
-    from ..classify.labelled_check import Expected
+    from ..classify import Report, StreamReport
+    from ..labelled_check import Expected
+    from ..read.input_check import Finding
 
-EXAMPLES = """Examples:
-
-paddle-ext classify labelled.npz unlabelled.npz
-
-paddle-ext classify photos/labelled photos/new --output results
-
-paddle-ext classify table.csv --label intent --text sentence
-
-paddle-ext classify known.parquet new.parquet --label class --embedding f0:f383 --id name
-
-paddle-ext classify known.npz big.parquet --output answers.parquet
-
-paddle-ext classify tickets.csv --text sentence --names intents.txt
-
-paddle-ext classify photos --names names.txt --encoder models/clip
-
-paddle-ext classify photos/labelled photos/new --names names.txt --encoder models/clip
-
-paddle-ext classify features.npz --names text.npz
-
-paddle-ext classify photos/labelled photos/june --save trees.npz
-
-paddle-ext classify photos/july --model trees.npz
-
-paddle-ext classify photos/labelled photos/june --corrected corrected.csv --final all.csv
-
-paddle-ext classify photos/labelled photos/june --sort-into sorted
-
-paddle-ext classify photos/labelled photos/june --suggest 20
-
-paddle-ext classify photos/labelled photos/june --parents families.csv
-
-paddle-ext classify photos/labelled photos/june --prior species-here.csv
-"""
-MOST_CLASSES = 25  # in the terminal
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(classify)
+MOST_CLASSES, MOST_UNREADABLE = 25, 5  # in the terminal
 
 
 def classify(
-    labelled: options.Labelled,
-    unlabelled: options.Unlabelled = None,
-    output: options.Output = Path(),
-    label: options.Label = None,
-    labels: options.Labels = None,
-    embedding: options.Embedding = None,
-    text: options.Text = None,
-    row_names: options.RowNames = None,
-    truth: options.Truth = None,
-    sep: options.Separator = None,
-    encoding: options.Encoding = None,
-    names: options.Names = None,
-    template: options.Template = None,
-    logit_scale: options.LogitScale = None,
-    parents: options.Parents = None,
-    prior: options.Prior = None,
-    label_noise: options.LabelNoise = "auto",
-    corrected: options.Corrected = None,
-    final: options.Final = None,
-    sort_into: options.SortInto = None,
-    export: options.Export = None,
-    suggest: options.Suggest = None,
-    save: options.Save = None,
-    model: options.Model = None,
-    backbone: options.Backbone = "efficientnet_lite0",
-    encoder: options.Encoder = None,
-    batch: options.BatchSize = None,
-    one_batch: options.OneBatch = False,
-    device: Device = None,
-    cache: options.Cache = None,
-    no_cache: options.NoCache = False,
-    check: options.Check = False,
+    labelled: Annotated[
+        Path,
+        o.about(
+            "Embeddings (.npz, .npy, .safetensors, .pt), a table (.csv, .tsv, .parquet, .xlsx, "
+            ".jsonl, .json), maybe with missing labels, or a folder with one folder of images per "
+            "class. With names: the data to classify, if nothing is labelled."
+        ),
+    ],
+    unlabelled: Annotated[Path | None, o.about("Embeddings or images to classify.")] = None,
+    /,
+    *,
+    output: Annotated[
+        Path,
+        o.about(
+            "Folder for answers.csv and answers.html; or one .parquet, .csv or .xlsx file, for "
+            "data of any size."
+        ),
+    ] = Path(),
+    settings: Settings | None = None,
+    export: Annotated[
+        tuple[Literal["label-studio"], Path] | None,
+        REVIEW,
+        o.about(
+            "label-studio FILE.json: tasks for Label Studio with the predictions, of images or "
+            "texts, and FILE.xml, its labelling interface. --corrected reads what it exports."
+        ),
+    ] = None,
+    one_batch: Annotated[
+        bool, COMPUTING, o.about("Treat all samples as one batch, if --output is a file.")
+    ] = False,
+    check: Annotated[bool, o.about("Only check the input, and print what is odd.")] = False,
 ) -> None:
-    """Classify your own data from a few labels, or from class names: writes a table and a page."""
-    from ...files import user_cache
-    from ..classify import Columns, Settings
+    """Classify your own data from a few labels, or from class names: writes a table and a page.
 
-    settings = Settings(
-        columns=Columns(embedding, text, label, row_names, truth),
-        labels=labels,
-        separator=sep,
-        encoding=encoding,
-        names=names,
-        templates=tuple(template or ()),
-        logit_scale=logit_scale,
-        parents=parents,
-        prior=prior,
-        label_noise=number_or_text(label_noise),
-        corrected=tuple(corrected or ()),
-        final=final,
-        sort_into=sort_into,
-        label_studio=label_studio_file(export),
-        suggest=suggest,
-        save=save,
-        model=model,
-        backbone=backbone,
-        encoder=encoder,
-        batch=batch,
-        device=device,
-        cache=None if no_cache else cache or user_cache("classify"),
-        progress=True,
-    )
-    show_check(labelled, unlabelled, settings)
+    Examples
+    --------
+    paddle-ext classify labelled.npz unlabelled.npz
+    paddle-ext classify photos/labelled photos/new --output results
+    paddle-ext classify table.csv --label intent --text sentence
+    paddle-ext classify known.parquet new.parquet --label class --embedding f0:f383 --id name
+    paddle-ext classify known.npz big.parquet --output answers.parquet
+    paddle-ext classify tickets.csv --text sentence --names intents.txt
+    paddle-ext classify photos --names names.txt --encoder models/clip
+    paddle-ext classify photos/labelled photos/new --names names.txt --encoder models/clip
+    paddle-ext classify features.npz --names text.npz
+    paddle-ext classify photos/labelled photos/june --save trees.npz
+    paddle-ext classify photos/july --model trees.npz
+    paddle-ext classify photos/labelled photos/june --corrected corrected.csv --final all.csv
+    paddle-ext classify photos/labelled photos/june --sort-into sorted
+    paddle-ext classify photos/labelled photos/june --suggest 20
+    paddle-ext classify photos/labelled photos/june --parents families.csv
+    paddle-ext classify photos/labelled photos/june --prior species-here.csv
+    """
+    tasks = None if export is None else export[1]
+    if tasks is not None and tasks.suffix != ".json":
+        raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
+    settings = replace(settings or Settings(), label_studio=tasks, progress=True)
     if not check:
         classify_and_show(labelled, unlabelled, output, settings, one_batch)
-
-
-def show_check(labelled: Path, unlabelled: Path | None, settings: Settings) -> None:
-    """Print what is odd about the input."""
-    from ..classify.input_check import check_input
-    from ..classify.run import existing
+        return
+    from ..read.input_check import check_input
+    from ..read.opening import open_data
+    from ..run import existing
 
     paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
-    found = check_input(*paths, settings)
-    if found:
-        show.table(["input", "found", "advice"], found, text_columns=(0, 1, 2))
+    show_findings(check_input(open_data(*paths, settings)))
+
+
+def show_findings(findings: list[Finding]) -> None:
+    """Print what is odd about the input."""
+    if findings:
+        show.table(["input", "found", "advice"], findings, text_columns=(0, 1, 2))
 
 
 def classify_and_show(
@@ -148,13 +106,16 @@ def classify_and_show(
 
     try:
         if streams(output):
-            show_streamed(stream(labelled, unlabelled, output, settings, one_batch=one_batch))
+            report = stream(
+                labelled, unlabelled, output, settings, one_batch=one_batch, show=show_findings
+            )
+            show_streamed(report)
             return
         if one_batch:
             raise ArgumentValueError(
                 "one_batch", "must be omitted unless the output is a file, got True"
             )
-        show_report(classify(labelled, unlabelled, output, settings))
+        show_report(classify(labelled, unlabelled, output, settings, show=show_findings))
         if settings.label_studio is not None:
             interface = settings.label_studio.with_suffix(".xml")
             show.say(f"written: {settings.label_studio}, {interface}")
@@ -168,114 +129,39 @@ def classify_and_show(
         raise
 
 
-def label_studio_file(export: tuple[str, Path] | None) -> Path | None:
-    if export is None:
-        return None
-    if export[0] != "label-studio" or export[1].suffix != ".json":
-        raise typer.BadParameter(
-            f"--export must be label-studio and a .json file, got {export[0]} {export[1]}"
-        )
-    return export[1]
-
-
-def number_or_text(value: str) -> float | str:
-    try:
-        return float(value)
-    except ValueError:
-        return value
-
-
-def show_classes(
-    report: Report | StreamReport,
-    names: tuple[str, ...],
-    counts: Tensor,
-    sure: Tensor,
-    note: str,
-    more: Mapping[str, Callable[[int], str]],
-) -> None:
-    """Print the classes found, with the number and mean probability of their samples.
-
-    `more` has further columns: their titles, and their cells by class.
-    """
-    total = len(report)
-    order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
-    cells = [
-        [
-            names[k],
-            f"{counts[k]}",
-            f"{100 * float(counts[k]) / total:.1f} %",
-            f"{sure[k]:.2f}" if sure[k] > 0 else "",
-            *(cell(k) for cell in more.values()),
-        ]
-        for k in order[:MOST_CLASSES]
-    ]
-    title = (
-        f"{plural(total, 'sample')}, {len(order)} of {len(names)} classes found{note}, "
-        f"{report.seconds:.1f} s"
-    )
-    show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
-    if len(order) > MOST_CLASSES:
-        show.say(f"and {len(order) - MOST_CLASSES} other classes")
-    for line in report.notes:
-        show.say(f"note: {line}")
-
-
-def show_unreadable(report: Report | StreamReport, where: str) -> None:
-    for path, why in list(report.unreadable.items())[:5]:
-        show.say(f"unreadable: {path}: {why}")
-    if len(report.unreadable) > 5:
-        show.say(f"unreadable: {plural(len(report.unreadable) - 5, 'other')}{where}")
-
-
 def show_streamed(report: StreamReport) -> None:
-    show_classes(report, report.class_names, report.counts, report.probability, "", {})
-    show_unreadable(report, "")
+    show_classes(report, report.class_names, report.counts, report.probability)
+    show_unreadable(report.unreadable, "")
     if report.known:
         right = 100 * report.right / report.known
         show.say(f"accuracy: {right:.2f} % of {report.known} samples with a true label")
     show.say(f"written: {report.output}")
 
 
-def columns_of_review(report: Report) -> dict[str, Callable[[int], str]]:
-    """Columns of the table of classes: samples to check, and the expected accuracy."""
-    outcome = report.outcome
-    check = outcome.to_check_of_class().tolist()
-    columns: dict[str, Callable[[int], str]] = {}
-    if any(check):
-        columns["to check"] = lambda k: f"{check[k]}"
-    if outcome.accuracy is not None:
-        columns["expected accuracy"] = lambda k: percents(outcome.expected(k))
-    return columns
-
-
-def percents(expected: Expected | None) -> str:
-    """An accuracy and its 90 % interval."""
-    if expected is None:
-        return ""
-    share, low, high = (100 * x for x in expected[:3])
-    return f"{share:.0f} % ({low:.0f} to {high:.0f})"
-
-
 def show_report(report: Report) -> None:
-    from ..classify.page_sections import unsure_note
+    from ..write.page import unsure_note
 
-    answers = report.answers
+    answers, outcome = report.answers, report.outcome
     counts, own = answers.counts(), answers.predicted()
     labels = answers.labels[own]
-    sure = labels.bincount(answers.probability[own], len(counts)) / labels.bincount(
-        minlength=len(counts)
-    )
+    sure = labels.bincount(answers.probability[own], len(counts))
+    sure /= labels.bincount(minlength=len(counts))
     unknown = sum(label == "unknown" for label in answers.corrected.values())
     note = unsure_note(answers) + (f", {unknown} labelled unknown" if unknown else "")
-    show_classes(report, answers.class_names, counts, sure, note, columns_of_review(report))
-    show_unreadable(report, ", listed on the page")
+    more: dict[str, list[str]] = {}
+    to_check = outcome.to_check_of_class().tolist()
+    if any(to_check):
+        more["to check"] = [f"{number}" for number in to_check]
+    if outcome.accuracy is not None:
+        more["expected accuracy"] = [percents(outcome.expected(k)) for k in range(len(counts))]
+    show_classes(report, answers.class_names, counts, sure, note, more)
+    show_unreadable(report.unreadable, ", listed on the page")
     accuracy = answers.accuracy()
     if accuracy is not None:
         right, known, foreign = accuracy
-        more = f", {foreign} of them of an unknown class" if foreign else ""
-        show.say(
-            f"accuracy: {100 * right:.2f} % of {plural(known, 'sample')} with a true label{more}"
-        )
+        rest = f", {foreign} of them of an unknown class" if foreign else ""
+        samples = plural(known, "sample")
+        show.say(f"accuracy: {100 * right:.2f} % of {samples} with a true label{rest}")
     show_trust(report)
     if report.suggested is not None:
         show.say(report.suggested.line())
@@ -292,32 +178,71 @@ def show_report(report: Report) -> None:
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 
+def show_classes(
+    report: Report | StreamReport,
+    names: Sequence[str],
+    counts: Tensor,
+    sure: Tensor,
+    note: str = "",
+    more: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Print the classes found, and the number and mean probability of their samples.
+
+    `more` has further columns, by their titles: a cell for each class.
+    """
+    total = len(report)
+    order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
+    cells = []
+    for k in order[:MOST_CLASSES]:
+        share = f"{100 * float(counts[k]) / total:.1f} %"
+        mean = f"{sure[k]:.2f}" if sure[k] > 0 else ""
+        cells.append([names[k], f"{counts[k]}", share, mean, *(own[k] for own in more.values())])
+    classes = f"{len(order)} of {len(names)} classes found{note}"
+    title = f"{plural(total, 'sample')}, {classes}, {report.seconds:.1f} s"
+    show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
+    if len(order) > MOST_CLASSES:
+        show.say(f"and {len(order) - MOST_CLASSES} other classes")
+    for line in report.notes:
+        show.say(f"note: {line}")
+
+
+def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
+    for path, why in list(unreadable.items())[:MOST_UNREADABLE]:
+        show.say(f"unreadable: {path}: {why}")
+    if len(unreadable) > MOST_UNREADABLE:
+        show.say(f"unreadable: {plural(len(unreadable) - MOST_UNREADABLE, 'other')}{where}")
+
+
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
-    from ..classify.review import to_check_words
+    from ..review import to_check_words
 
-    answers = report.answers
-    error = answers.calibration_error()
+    answers, outcome = report.answers, report.outcome
+    error, expected = answers.calibration_error(), outcome.expected()
     if error is not None:
         mean = float(answers.probability[answers.predicted()].mean())
         show.say(
             f"calibration: probabilities are off by {100 * error:.1f} points on average, "
             f"{100 * mean:.1f} % in the mean"
         )
-    expected = report.outcome.expected()
     if expected is not None:
         show.say(
             f"expected accuracy: {percents(expected)} of samples of known classes, from "
-            f"{expected.samples} labelled samples, each classified by the others"
-            f"{report.outcome.caution}"
+            f"{expected.samples} labelled samples, each classified by the others{outcome.caution}"
         )
-    check = report.outcome.to_check()
+    check, suspects = outcome.to_check(), outcome.suspects()
     if check:
         words = to_check_words(check)
         show.say(f"to check: {plural(len(check), 'sample')}, see the page: {words}")
-    silent = report.outcome.about_strangers()
-    if silent:
-        show.say(f"note: {silent}")
-    suspects = report.outcome.suspects()
+    if outcome.about_strangers():
+        show.say(f"note: {outcome.about_strangers()}")
     if suspects:
         show.say(f"labels that look wrong: {len(suspects)}, see {report.labelled}")
+
+
+def percents(expected: Expected | None) -> str:
+    """An accuracy and its 90 % interval."""
+    if expected is None:
+        return ""
+    share, low, high = (100 * x for x in expected[:3])
+    return f"{share:.0f} % ({low:.0f} to {high:.0f})"

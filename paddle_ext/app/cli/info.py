@@ -8,21 +8,11 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from . import options as o
 from . import show
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-EXAMPLES = """Examples:
-
-paddle-ext info
-
-paddle-ext info bank.npz
-
-paddle-ext info --method tim
-"""
 
 # The purpose of each library, and the extra that installs it.
 LIBRARIES = {
@@ -39,16 +29,20 @@ LIBRARIES = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(info)
-
-
 def info(
-    bank: Annotated[Path | None, typer.Argument(help="Describe this feature bank.")] = None,
-    method: Annotated[str | None, typer.Option(help="List the options of this method.")] = None,
+    bank: Annotated[Path | None, o.about("Describe this feature bank.")] = None,
+    /,
+    *,
+    method: Annotated[str | None, o.about("List the options of this method.")] = None,
 ) -> None:
-    """Show the installation, describe a feature bank, or list the options of a method."""
+    """Show the installation, describe a feature bank, or list the options of a method.
+
+    Examples
+    --------
+    paddle-ext info
+    paddle-ext info bank.npz
+    paddle-ext info --method tim
+    """
     if bank is not None:
         describe_bank(bank)
     if method is not None:
@@ -74,10 +68,9 @@ def describe_installation() -> None:
     ]
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
-            found = torch.cuda.get_device_properties(number)
-            rows.append(
-                ("device", f"cuda:{number}, {found.name}, {found.total_memory / 2**30:.0f} GiB")
-            )
+            gpu = torch.cuda.get_device_properties(number)
+            memory = f"{gpu.total_memory / 2**30:.0f} GiB"
+            rows.append(("device", f"cuda:{number}, {gpu.name}, {memory}"))
     for name, (purpose, extra) in LIBRARIES.items():
         there = importlib.util.find_spec(name) is not None
         state = "installed" if there else f"missing: pip install 'paddle_ext[{extra}]'"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from classify_data import embedding_files, strange_files
+from classify_data import embedding_files, small_network, strange_files
 from scripts import script
 
 
@@ -23,3 +23,9 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture
 def strange(tmp_path: Path) -> tuple[Path, Path]:
     return strange_files(tmp_path)
+
+
+@pytest.fixture
+def quick_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for a network, which takes seconds to load."""
+    monkeypatch.setattr("paddle_ext.app.read.opening.open_network", lambda *_: small_network())

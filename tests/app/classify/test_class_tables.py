@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from classify_data import settings, table
 
-from paddle_ext.app.classify import classify
-from paddle_ext.app.classify.class_tables import read_pairs
-from paddle_ext.app.classify.streaming import check_settings
+from paddle_ext.app.classify import classify, stream
+from paddle_ext.app.read.names import read_pairs
 
 NAMES = ("oak", "elm", "newt", "frog")
 TREE = "class,parent\noak,tree\nelm,tree\nnewt,animal\nfrog,animal\ntree,alive\nanimal,alive\n"
@@ -55,11 +54,6 @@ def test_a_corrected_class_may_lack_a_parent(files: tuple[Path, Path], tmp_path:
     assert all((row["node"] == "") == (row["node_probability"] == "") for row in rows)
 
 
-def test_without_parents_there_is_no_column(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", settings())
-    assert "node" not in report.table.read_text(encoding="utf-8").splitlines()[0]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -82,7 +76,7 @@ def test_tables_need_a_file_and_a_folder(tmp_path: Path) -> None:
         read_pairs(tmp_path / "none.csv", "parents", "parent")
     for name in ("parents", "prior"):
         with pytest.raises(ValueError, match=f"{name} must be omitted unless the output is a fol"):
-            check_settings(settings(**{name: tmp_path / "tree.csv"}), one_batch=False)
+            stream(tmp_path, None, tmp_path / "all.csv", settings(**{name: tmp_path / "tree.csv"}))
 
 
 # --- a prior --------------------------------------------------------------------------------------

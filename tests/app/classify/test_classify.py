@@ -17,14 +17,13 @@ from classify_data import (
     feature_columns,
     settings,
     table,
-    table_with_gaps,
     write_table,
 )
 from encoder_models import stand_in_sentences
 
 from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
-from paddle_ext.app.classify.samples import named_labels, rebatched
-from paddle_ext.app.classify.text_embedding import TextEmbedder
+from paddle_ext.app.read.encoders import open_text_model
+from paddle_ext.app.read.samples import named_labels, rebatched
 
 SETTINGS = settings()
 
@@ -160,15 +159,6 @@ def labelled() -> Labelled:
     )
 
 
-def test_small_batches_agree() -> None:
-    _, _, query, truth = embeddings()
-    names = [str(row) for row in range(40)]
-    rows = Batch(names, torch.from_numpy(query), [""] * 40, None)
-    found = answer(labelled(), [rows], batch=16)
-    assert found.labels.tolist() == truth.tolist()
-    assert found.names == names
-
-
 def test_ten_thousand_classes(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     centres = random.normal(size=(10_000, 16)).astype(np.float32)
@@ -246,7 +236,7 @@ def test_messages_of_tables(
 def test_tables_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table.parquet").write_bytes(b"whatever")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"a .parquet file needs pyarrow, which is not installed"):
+    with pytest.raises(ImportError, match=r"needs pyarrow, which is not installed"):
         classify(tmp_path / "table.parquet", None, tmp_path, SETTINGS)
 
 
@@ -260,10 +250,9 @@ def test_texts_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_each_text_is_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for sentence-transformers, which sees only what is not cached."""
     asked = stand_in_sentences(monkeypatch, lambda text: [text.count("a"), text.count("b")])
-    embedder = TextEmbedder("model", torch.device("cpu"), tmp_path)
-    assert embedder.model.given == ("model", "cpu")
-    assert embedder(["aab", "b", "aab"]).tolist() == [[2, 1], [0, 1], [2, 1]]
-    again = TextEmbedder("model", torch.device("cpu"), tmp_path)
+    encode = open_text_model("model", torch.device("cpu"), tmp_path)
+    assert encode(["aab", "b", "aab"]).tolist() == [[2, 1], [0, 1], [2, 1]]
+    again = open_text_model("model", torch.device("cpu"), tmp_path)
     assert again(["b", "a"]).tolist() == [[0, 1], [1, 0]]
     assert asked == ["aab", "b", "a"]
 
@@ -286,16 +275,6 @@ def test_texts(tmp_path: Path) -> None:
         classify(tmp_path / "table.csv", None, tmp_path, chosen)
         assert [row["label"] for row in read_answers(tmp_path)] == ["weather", "music"]
     assert "will it rain tomorrow" in (tmp_path / "answers.html").read_text()
-
-
-def test_texts_with_embeddings(tmp_path: Path) -> None:
-    """With both, the numbers are the features and the texts are shown; no model is needed."""
-    texts = [f"utterance {row}" for row in range(64)]
-    path = table_with_gaps(tmp_path / "table.csv", text=texts)
-    chosen = settings(columns=Columns(features="f", text="text"))
-    report = classify(path, None, tmp_path, chosen)
-    assert report.answers.labels.tolist() == embeddings()[3].tolist()
-    assert texts[-1] in (tmp_path / "answers.html").read_text()
 
 
 def test_memory_does_not_grow_with_the_features() -> None:

@@ -94,6 +94,7 @@ def test_no_escape_bytes_in_the_output(tmp_path: Path) -> None:
     said(source, *options, "--corrected", corrected)
 
 
+@pytest.mark.usefixtures("quick_network")
 def test_no_escape_bytes_of_image_names(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     (labelled / "discs").rename(labelled / f"di{ESCAPE}scs")
@@ -114,7 +115,7 @@ def test_a_model_that_does_not_exist(files: tuple[Path, Path], tmp_path: Path) -
     assert "none.npz, which does not exist" in told
 
 
-@pytest.mark.parametrize("option", ["folder", "file", "save"])
+@pytest.mark.parametrize("option", ["folder", "file", "excel", "save"])
 def test_a_full_disk_is_reported_with_the_file(
     files: tuple[Path, Path], tmp_path: Path, option: str
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_full_disk_is_reported_with_the_file(
     words, name, largest = {
         "folder": (["--output", tmp_path], "answers.csv", 500),
         "file": (["--output", tmp_path / "all.csv"], "all.csv", 500),
+        "excel": (["--output", tmp_path / "all.xlsx"], "all.xlsx", 500),
         "save": (["--output", tmp_path, "--save", tmp_path / "kept.npz"], "kept.npz", 2500),
     }[option]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -132,16 +134,6 @@ def test_a_full_disk_is_reported_with_the_file(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"error: {tmp_path / name}: {os.strerror(errno.EFBIG)}" in told
     assert not list(tmp_path.glob(".partial-*"))
-
-
-def test_a_full_disk_and_excel(
-    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The archive is complete before it is written, as one that fails complains twice."""
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=full))
-    told = refused(*files, "--output", tmp_path / "all.xlsx")
-    assert f"error: {tmp_path / 'all.xlsx'}: {os.strerror(errno.ENOSPC)}" in told
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
@@ -175,10 +167,11 @@ def test_nothing_of_others_is_removed(files: tuple[Path, Path], tmp_path: Path) 
     assert [path.name for path in folder.glob(".partial-*")] == [".partial-download"]
 
 
+@pytest.mark.usefixtures("quick_network")
 def test_an_interruption_says_that_features_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddle_ext.app.classify.run.answer", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("paddle_ext.app.run.answer", Mock(side_effect=KeyboardInterrupt))
     words = (*picture_folders(tmp_path), "--output", tmp_path)
     for cache, message in (
         (("--cache", tmp_path / "cache"), "interrupted: run the same command to continue"),
@@ -190,7 +183,7 @@ def test_an_interruption_says_that_features_are_kept(
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("library", ["typer", "torch"])
+@pytest.mark.parametrize("library", ["cyclopts", "torch"])
 def test_an_interruption_during_start_up(library: str) -> None:
     """While the libraries of the command line are loaded, and while torch is."""
     code = (

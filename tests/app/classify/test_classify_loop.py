@@ -10,14 +10,12 @@ from classify_data import STRANGE, pattern, settings
 from pages import FRAME, made, probed, shown_by, with_probe
 
 from paddle_ext.app.classify import Answers, Labelled, classify
-from paddle_ext.app.classify import page as module
-from paddle_ext.app.classify.correcting import DataNames, corrected_source
-from paddle_ext.app.classify.corrections import read_corrections
-from paddle_ext.app.classify.outcome import Outcome
-from paddle_ext.app.classify.page import page
-from paddle_ext.app.classify.page_samples import caption
-from paddle_ext.app.classify.pictures import thumbnail
-from paddle_ext.app.classify.samples import Source
+from paddle_ext.app.corrections import DataNames, corrected_source, read_corrections
+from paddle_ext.app.outcome import Outcome
+from paddle_ext.app.read.pictures import thumbnail
+from paddle_ext.app.read.samples import Source
+from paddle_ext.app.write import page as module
+from paddle_ext.app.write.page import caption, page
 
 FILE = """
 const exportedFile = async () => {

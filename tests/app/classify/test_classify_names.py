@@ -11,7 +11,6 @@ from classify_data import (
     embeddings,
     feature_columns,
     refused,
-    said,
     settings,
     table,
     write_table,
@@ -19,8 +18,9 @@ from classify_data import (
 from encoder_models import COLOURS, stand_in_folder, stand_in_sentences
 from PIL import Image
 
-from paddle_ext.app.classify import Batch, Columns, Labelled, Report, answer, answering, classify
-from paddle_ext.app.classify.class_names import ClassPrompts, embedded, read_names
+from paddle_ext.app import answering
+from paddle_ext.app.classify import Batch, Columns, Labelled, Report, answer, classify
+from paddle_ext.app.read.names import ClassPrompts, embedded, read_names
 
 Arrays = dict[str, np.ndarray]
 
@@ -405,13 +405,3 @@ def test_the_command_names_its_options(
     monkeypatch.chdir(tmp_path)
     assert message in refused("rows.npz", *options)
     assert not Path("answers.csv").exists()
-
-
-def test_the_command(tmp_path: Path) -> None:
-    _, _, query, truth, text = centred()
-    np.savez(tmp_path / "rows.npz", features=query, labels=truth)
-    np.savez(tmp_path / "text.npz", text=text, class_names=NAMES)
-    options = ("--names", tmp_path / "text.npz", "--truth", "labels", "--logit-scale", 50)
-    shown = said(tmp_path / "rows.npz", *options, "--output", tmp_path)
-    assert "60 samples, 2 of 6 classes found" in shown
-    assert "accuracy: 100.00 % of 60 samples with a true label" in shown

@@ -1,4 +1,4 @@
-"""The page of ``paddle-ext classify`` in a browser, and the command itself."""
+"""The page of ``paddle-ext classify``, in a browser and as text."""
 
 import csv
 import http.server
@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from classify_data import embedding_files, refused, said
+from classify_data import refused, said
 from pages import CLASSES, FRAME, dumped, made, probed, shown_by, told, with_probe
 
-from paddle_ext.app.classify import page as module
-from paddle_ext.app.classify.corrections import read_corrections
-from paddle_ext.app.classify.page import MOST_OF_A_CLASS, MOST_TO_CHECK
+from paddle_ext.app.corrections import read_corrections
+from paddle_ext.app.write import page as module
+from paddle_ext.app.write.page import MOST_OF_A_CLASS, MOST_TO_CHECK
 
 # What only a browser knows.
 LOOK = """
@@ -56,7 +56,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
+@pytest.mark.parametrize("kind", ["pictures", "texts"])
 def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     """From disk: the classes, the counts, the search; nothing is loaded; names are not markup."""
     shown = probed(browser, written(tmp_path, made(kind)), LOOK, 1200)
@@ -72,7 +72,7 @@ def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     assert shown["width"] <= shown["inner"] == 1200
 
 
-@pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
+@pytest.mark.parametrize("kind", ["pictures", "rows"])
 def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
     """Nothing is wider than the screen; headless windows are at least 500 pixels wide."""
     inside = with_probe(made(kind), REPORT)
@@ -113,23 +113,18 @@ report.how = !at("how").hidden;
 """
 
 
-@pytest.mark.parametrize("kind", ["pictures", "rows"])
-def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str, kind: str) -> None:
+def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str) -> None:
     """A sample is enlarged; its new label is exported to a file for `--corrected`."""
-    shown = probed(browser, written(tmp_path, made(kind)), CORRECT, 1200)
-    assert shown["open"] is True
-    assert shown["large"] is (kind == "pictures")
+    shown = probed(browser, written(tmp_path, made("pictures")), CORRECT, 1200)
+    for name in ("open", "large", "disabled", "marked", "same", "how"):
+        assert shown[name] is True, name
     assert shown["offered"] == len(CLASSES) + 1  # and unknown
     assert shown["asked"] == "New class '=new, \"one\"'?"
     assert shown["before"] == CLASSES[0]
-    assert shown["disabled"] is True
-    assert shown["marked"] is True
     assert shown["mine"] == 'changed to =new, "one"'
     assert str(shown["next"]).startswith(f"predicted: {CLASSES[1]}, ")
     assert shown["button"] == "Export 2 corrected labels"
     assert shown["download"] == "corrected.csv"
-    assert shown["same"] is True
-    assert shown["how"] is True
     (tmp_path / "corrected.csv").write_bytes(str(shown["file"]).encode())
     found = read_corrections(tmp_path / "corrected.csv")
     assert list(found.values()) == ['=new, "one"', CLASSES[1]]
@@ -156,8 +151,8 @@ window.addEventListener("load", () => parent.postMessage(
 </script></body>"""
 
 
-def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
-    """Even injected markup could load nothing: the policy forbids it."""
+def test_markup_that_got_into_the_page_does_nothing(tmp_path: Path, browser: str) -> None:
+    """The policy allows the script of the page alone, and lets nothing reach the network."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -170,31 +165,19 @@ def test_names_cannot_reach_the_network(tmp_path: Path, browser: str) -> None:
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    run = "document.body.dataset.shown = 'obeyed'"
+    smuggled = f'<script>{run}</script><img src="data:," onerror="{run}">'
+    smuggled += f'<img src="http://127.0.0.1:{server.server_port}/leak"></body>'
+    ours = made("rows").replace("</body>", smuggled)
+    free = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", ours)
+    assert free != ours
     try:
-        smuggled = f'<img src="http://127.0.0.1:{server.server_port}/leak">'
-        plain = tmp_path / "plain.html"
-        plain.write_text(f"<!doctype html><body>{smuggled}</body>")
-        ours = tmp_path / "answers.html"
-        ours.write_text(made("rows").replace("</body>", f"{smuggled}</body>"), encoding="utf-8")
-        for path in (ours, plain):
-            dumped(browser, path, 800)
-            assert asked == ([] if path == ours else ["/leak"])
+        for text, done, requests in ((ours, "", []), (free, "obeyed", ["/leak"])):
+            assert told(dumped(browser, written(tmp_path, text), 800)) == done
+            assert asked == requests
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_markup_that_got_into_the_page_runs_nothing(tmp_path: Path, browser: str) -> None:
-    """The policy identifies the script of the page by its digest, and allows no other."""
-    run = "document.body.dataset.shown = 'obeyed'"
-    smuggled = f'<script>{run}</script><img src="data:," onerror="{run}"></body>'
-    text = made("rows").replace("</body>", smuggled)
-    free = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    assert free != text
-    for name, content, shown in (("ours", text, ""), ("free", free, "obeyed")):
-        path = tmp_path / f"{name}.html"
-        path.write_text(content, encoding="utf-8")
-        assert told(dumped(browser, path, 800)) == shown
 
 
 # --- without a browser --------------------------------------------------------------------------
@@ -250,17 +233,6 @@ def test_markup_is_escaped_and_complete() -> None:
     assert "What is in &lt;new&gt;" in text
     assert text.count("<section") == text.count("</section>") == 5
     assert not re.search(r'(src|href)="(?!data:|#)', text)
-
-
-def test_command(tmp_path: Path) -> None:
-    known, new = embedding_files(tmp_path)
-    shown = said(known, new, "--truth", "labels", "--output", tmp_path / "out")
-    assert "40 samples, 2 of 6 classes found" in shown
-    assert "accuracy: 100.00 % of 40 samples with a true label" in shown
-    assert (tmp_path / "out" / "answers.html").is_file()
-    failed = refused(known, tmp_path / "nowhere.npz")
-    assert "nowhere.npz must be a file or a folder, but does not exist" in failed
-    assert "Traceback" not in failed
 
 
 @pytest.mark.parametrize(

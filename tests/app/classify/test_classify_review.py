@@ -22,8 +22,8 @@ from classify_data import (
 )
 
 from paddle_ext.app.classify import classify
-from paddle_ext.app.classify.corrections import Key, read_corrections
-from paddle_ext.app.classify.table_files import open_table
+from paddle_ext.app.corrections import Key, read_corrections
+from paddle_ext.app.read.tables import open_table
 
 # --- corrections accumulate -----------------------------------------------------------------------
 
@@ -39,47 +39,37 @@ def test_corrections_stay(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert "new class 'ginkgo', 1 corrected sample" in told
     again = said(*files, "--output", out)
     assert "corrected labels: 4 (1 as unknown): 4 from" in again
-    rows = {row["row"]: row for row in table(out / "answers.csv")}
-    assert list(rows) == [str(row) for row in range(40)]
-    labels = {name: row["label"] for name, row in rows.items() if row["source"] == "corrected"}
+    rows = table(out / "answers.csv")
+    assert [row["row"] for row in rows] == [str(row) for row in range(40)]
+    labels = {row["row"]: row["label"] for row in rows if row["source"] == "corrected"}
     assert labels == {"3": "ginkgo", "4": "fir", "7": "birch", "9": "unknown"}
-    assert {row["source"] for row in rows.values()} == {"corrected", "predicted"}
     third = tmp_path / "c.csv"
     third.write_text("name,label,data\n3,,new.npz\n5,elm,new.npz\n")  # withdrawn, and a new one
     said(*files, "--output", out, "--corrected", third)
-    kept = read_corrections(out / "corrected.csv")
-    assert {key.name: label for key, label in kept.items()} == {
-        "4": "fir",
-        "5": "elm",
-        "7": "birch",
-        "9": "unknown",
-    }
+    kept = {key.name: label for key, label in read_corrections(out / "corrected.csv").items()}
+    assert kept == {"4": "fir", "5": "elm", "7": "birch", "9": "unknown"}
 
 
 def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
     """By the given labels alone: no correction predicts itself."""
-    before = {
-        row["row"]: row["label"] for row in table(classify(*files, tmp_path, settings()).table)
-    }
+    before = [row["label"] for row in table(classify(*files, tmp_path, settings()).table)]
     path = tmp_path / "a.csv"
     write_table(path, {"name": range(6), "label": ["ginkgo"] * 6})
     report = classify(*files, tmp_path / "out", settings(corrected=path))
     rows = table(report.table)[:6]
     assert [row["label"] for row in rows] == ["ginkgo"] * 6
-    assert [row["prediction"] for row in rows] == [before[str(row)] for row in range(6)]
+    assert [row["prediction"] for row in rows] == before[:6]
     assert "ginkgo" in report.answers.class_names
 
 
 def test_corrected_samples_are_predicted_one_by_one(tmp_path: Path) -> None:
     """They were corrected because they are odd, so they say nothing about one another."""
-    files, found = strange_files(tmp_path), []
+    files, path, found = strange_files(tmp_path), tmp_path / "a.csv", []
     for rows in (STRANGE[:1], [3, *STRANGE]):
-        write_table(tmp_path / "a.csv", {"name": rows, "label": ["unknown"] * len(rows)})
-        found.append(
-            classify(*files, tmp_path / f"{len(rows)}", settings(corrected=tmp_path / "a.csv"))
-        )
-    first, second = (table(report.table)[STRANGE[0]] for report in found)
-    assert first["probability"] == second["probability"]
+        write_table(path, {"name": rows, "label": ["unknown"] * len(rows)})
+        report = classify(*files, tmp_path / f"{len(rows)}", settings(corrected=path))
+        found.append(table(report.table)[STRANGE[0]]["probability"])
+    assert found[0] == found[1]
 
 
 def test_unknown_is_no_class(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -114,15 +104,13 @@ def test_labelled_samples_are_corrected(files: tuple[Path, Path], tmp_path: Path
     assert "corrected labels: 3 (2 of labelled samples, 1 as unknown)" in told
     rows = table(tmp_path / "all.csv")
     assert len(rows) == 24 + 40
-    known = [row for row in rows if row["data"] == "known.npz"]
-    assert [row["label"] for row in known[:3]] == ["fir", "unknown", "ash"]
-    assert [row["source"] for row in known[:3]] == ["corrected", "corrected", "given"]
-    new = [row for row in rows if row["data"] == "new.npz"]
-    assert (new[0]["label"], new[0]["source"], new[1]["source"]) == (
-        "elm",
-        "corrected",
-        "predicted",
-    )
+    of = {"known.npz": [], "new.npz": []}
+    for row in rows:
+        of[row["data"]].append((row["label"], row["source"]))
+    assert of["known.npz"][:2] == [("fir", "corrected"), ("unknown", "corrected")]
+    assert of["known.npz"][2] == ("ash", "given")
+    assert of["new.npz"][0] == ("elm", "corrected")
+    assert of["new.npz"][1][1] == "predicted"
     labelled = table(tmp_path / "labelled.csv")
     assert len(labelled) == 24 - 1 + 1
     assert sum(row["label"] == "ash" for row in labelled) == 2
@@ -144,12 +132,9 @@ def test_all_rows_of_one_table(tmp_path: Path) -> None:
     said(source, *options)
     found = table(final)
     assert [row["who"] for row in found] == names
-    labels_of = {row["who"]: (row["label"], row["source"]) for row in found}
-    assert labels_of[one] == ("yew", "corrected")
-    assert labels_of[other] == ("fir", "corrected")
-    for row in found:
-        if row["who"] not in (one, other):
-            assert row["source"] == ("given" if row["who"] in given else "predicted")
+    corrected = {row["who"]: row["label"] for row in found if row["source"] == "corrected"}
+    assert corrected == {one: "yew", other: "fir"}
+    assert {row["who"] for row in found if row["source"] == "given"} == given - {one}
     numbered = tmp_path / "numbers.csv"
     said(source, "--embedding", "f", "--final", numbered, "--output", tmp_path / "other")
     assert [row["row"] for row in table(numbered)] == [str(row) for row in range(len(names))]
@@ -163,7 +148,7 @@ def test_the_final_table_in_other_formats(
 ) -> None:
     path = tmp_path / f"all{suffix}"
     said(*files, "--output", tmp_path, "--final", path)
-    parts = list(open_table(path, None, None).parts(["data", "label", "probability"], 2048))
+    parts = list(open_table(path).parts(["data", "label", "probability"]))
     labels = [cell for part in parts for cell in part.cells("label")]
     assert len(labels) == 24 + 40
     answers = [row["label"] for row in table(tmp_path / "answers.csv")]
@@ -273,9 +258,9 @@ def test_corrections_of_named_classes(tmp_path: Path) -> None:
 # --- photos ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_network")
 def test_photos_are_sorted(tmp_path: Path) -> None:
     """Copies in class folders; nothing is moved or overwritten."""
-    pytest.importorskip("efficientnet_lite_pytorch")
     labelled, new = picture_folders(tmp_path)
     (tmp_path / "a.csv").write_text(
         "file,label\ndeep/chess/0.jpg,unknown\ndeep/chess/1.jpg,a/b\nstripes/0.png,unknown\n"
@@ -305,11 +290,11 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
     assert "--sort-into must be omitted unless folders of images are given" in rows_only
 
 
+@pytest.mark.usefixtures("quick_network")
 def test_a_disk_that_is_full_while_photos_are_sorted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left, so that the same command may be repeated; the error names the folder."""
-    pytest.importorskip("efficientnet_lite_pytorch")
     labelled, new = picture_folders(tmp_path)
     target, copied = tmp_path / "sorted", list[object]()
     arguments = (labelled, new, "--output", tmp_path, "--sort-into", target)

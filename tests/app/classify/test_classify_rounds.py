@@ -20,9 +20,8 @@ from classify_data import (
 )
 
 from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
-from paddle_ext.app.classify.labelled_check import check_labelled
-from paddle_ext.app.classify.model import load_model
-from paddle_ext.app.classify.run import page_title
+from paddle_ext.app.labelled_check import check_labelled
+from paddle_ext.app.read.model import load_model
 
 CPU = torch.device("cpu")
 
@@ -94,18 +93,6 @@ def test_calibration_error_by_hand(files: tuple[Path, Path], tmp_path: Path) -> 
     assert some.calibration_error() == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("count", "kind", "title"),
-    [(1, "texts", "june: 1 text, 1 class"), (40, "rows", "june: 40 samples, 2 classes")],
-)
-def test_title(count: int, kind: str, title: str, tmp_path: Path) -> None:
-    support, labels, query, _ = embeddings()
-    known = Labelled(torch.from_numpy(support), torch.from_numpy(labels), tuple(NAMES), ("",) * 24)
-    names = [str(row) for row in range(count)]
-    batch = Batch(names, torch.from_numpy(query[:count]), [""] * count, None)
-    assert page_title(Path("data/june.npz"), answer(known, [batch]), kind) == title
-
-
 # --- the labelled samples -------------------------------------------------------------------------
 
 
@@ -127,13 +114,6 @@ def test_wrong_labels_are_reported(files: tuple[Path, Path], tmp_path: Path) -> 
     page = report.page.read_text()
     assert "Labelled samples that look wrong" in page
     assert f"labelled <b>{NAMES[labels[5]]}</b>, probably <b>{NAMES[1]}</b>" in page
-
-
-def test_right_labels_are_left_alone(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", settings())
-    assert report.checked is not None
-    assert report.checked.suspects() == []
-    assert "look wrong" not in report.page.read_text()
 
 
 def test_classes_without_samples_are_not_suggested() -> None:

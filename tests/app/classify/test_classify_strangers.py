@@ -8,10 +8,10 @@ import pytest
 import torch
 from classify_data import NAMES, STRANGE, embeddings, said, settings, table
 
+from paddle_ext.app.answering import merged
 from paddle_ext.app.classify import Answers, classify
-from paddle_ext.app.classify.alike import merged
-from paddle_ext.app.classify.labelled_check import ExpectedAccuracy
-from paddle_ext.app.classify.review import to_check
+from paddle_ext.app.labelled_check import ExpectedAccuracy
+from paddle_ext.app.review import to_check
 
 # --- one list -------------------------------------------------------------------------------------
 

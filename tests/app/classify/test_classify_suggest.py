@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from classify_data import NAMES, embeddings, settings, table
-from typer.testing import CliRunner
+from commands import run_command
 
 from paddle_ext import presence
 from paddle_ext.app.classify import classify
-from paddle_ext.app.cli.app import app
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
     known, new = map(str, files)
     common = ["classify", known, new, "--device", "cpu", "--no-cache", "--output"]
-    result = CliRunner().invoke(app, [*common, str(tmp_path / "out"), "--suggest", "8"])
+    result = run_command(*common, tmp_path / "out", "--suggest", 8)
     assert result.exit_code == 0, result.output
     rows = table(tmp_path / "out" / "suggestions.csv")
     assert list(rows[0]) == ["row", "label", "probability", "reason"]
@@ -41,10 +40,10 @@ def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert strange["reason"] == "possibly of an unknown class, like 3 others"
     assert f"label next: {', '.join(names[:5])} and 3 others" in " ".join(result.output.split())
     assert "suggestions.csv" in result.output
-    result = CliRunner().invoke(app, [*common, str(tmp_path / "out")])
+    result = run_command(*common, tmp_path / "out")
     assert "suggestions.csv is of an earlier run" in " ".join(result.output.split())
     assert table(tmp_path / "out" / "suggestions.csv") == rows
-    result = CliRunner().invoke(app, [*common, str(tmp_path / "other")])
+    result = run_command(*common, tmp_path / "other")
     assert result.exit_code == 0, result.output
     assert "label next" not in result.output
     assert not (tmp_path / "other" / "suggestions.csv").exists()
@@ -79,11 +78,11 @@ def test_corrected_samples_are_not_suggested(files: tuple[Path, Path], tmp_path:
 
 def test_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     known, new = map(str, files)
-    result = CliRunner().invoke(app, ["classify", known, new, "--suggest", "0"])
+    result = run_command("classify", known, new, "--suggest", 0)
     assert result.exit_code != 0
     assert "--suggest must be an integer in [1," in " ".join(result.output.split())
     output = str(tmp_path / "answers.parquet")
-    result = CliRunner().invoke(app, ["classify", known, new, "--output", output, "--suggest", "3"])
+    result = run_command("classify", known, new, "--output", output, "--suggest", 3)
     assert result.exit_code != 0
     assert "--suggest must be omitted unless the output is a folder" in " ".join(
         result.output.split()

@@ -13,17 +13,12 @@ from classify_data import pattern
 from encoder_models import (
     StandInModel,
     open_clip_folder,
-    save_onnx_texts,
-    save_onnx_towers,
     save_transformers,
     stand_in_folder,
     usable,
 )
 
-from paddle_ext.app.classify.encoders import check_widths, open_encoder
-from paddle_ext.app.classify.encoders.opening import EXPECTED
-from paddle_ext.app.classify.encoders.towers import of_open_clip, of_transformers
-from paddle_ext.app.classify.networks import Preparation
+from paddle_ext.app.read.encoders import EXPECTED, open_encoder, open_text_model
 
 CPU = torch.device("cpu")
 # Ignore warnings of other libraries during import.
@@ -33,12 +28,8 @@ pytestmark = [
 ]
 
 
-def pixels_of(encoder: Any, picture: Any) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(encoder.images.square(picture)).copy()).unsqueeze(0)
-
-
 def cosines(encoder: Any, picture: Any, texts: list[str]) -> torch.Tensor:
-    images = encoder.image_tower()(pixels_of(encoder, picture))
+    images = encoder.image_tower()(encoder.images.prepare(picture).unsqueeze(0))
     return (
         torch.nn.functional.normalize(images)
         @ torch.nn.functional.normalize(encoder.text_tower()(texts)).mT
@@ -50,16 +41,15 @@ def cosines(encoder: Any, picture: Any, texts: list[str]) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_transformers(tmp_path: Path, kind: str) -> None:
-    """The logits equal those of the model with its own tokenizer and processor."""
+    """The logits equal those of the model with its own tokenizer, and with pixels by hand."""
     usable("transformers", "CLIPModel")
     model, tokenizer = save_transformers(tmp_path, kind)
     encoder = open_encoder(str(tmp_path), CPU)
-    check_widths(encoder)
+    encoder.check_widths()
     texts = ["a photo of a cat.", "a photo of a very large polar bear."]
-    picture = pattern(0, 0, (50, 40))
-    size = encoder.images.preparation.size
-    pixels = pixels_of(encoder, picture)
-    normal = (pixels.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    picture = pattern(0, 0, (32, 32))  # needs no scaling
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).unsqueeze(0)
+    normal = (pixels / 255 - 0.5) / 0.25
     fill = {"padding": "max_length", "max_length": 12} if kind == "siglip" else {"padding": True}
     tokens = tokenizer(texts, return_tensors="pt", **fill)
     wanted = ("input_ids",) if kind == "siglip" else ("input_ids", "attention_mask")
@@ -67,9 +57,9 @@ def test_transformers(tmp_path: Path, kind: str) -> None:
         expected = model(pixel_values=normal, **{name: tokens[name] for name in wanted})
     bias = float(model.logit_bias) if kind == "siglip" else 0.0
     found = encoder.logit_scale * cosines(encoder, picture, texts) + bias
-    assert pixels.shape == (1, size, size, 3)
     torch.testing.assert_close(found, expected.logits_per_image, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found[:, 0], found[:, 1], atol=1e-6)
+    assert encoder.images.prepare(pattern(0, 0, (90, 41))).shape == (3, 32, 32)
 
 
 def test_transformers_without_a_text_tower(tmp_path: Path) -> None:
@@ -93,11 +83,11 @@ def test_open_clip(tmp_path: Path) -> None:
 
     model = open_clip_folder(tmp_path / "tiny")
     encoder = open_encoder(str(tmp_path / "tiny"), CPU)
-    check_widths(encoder)
-    picture, texts = pattern(1, 0, (50, 40)), ["a cat", "a dog on a hill"]
-    normal = (pixels_of(encoder, picture).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    encoder.check_widths()
+    picture, texts = pattern(1, 0, (32, 32)), ["a cat", "a dog on a hill"]
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).unsqueeze(0)
     with torch.no_grad():
-        images = model.encode_image(normal, normalize=True)
+        images = model.encode_image((pixels / 255 - 0.5) / 0.25, normalize=True)
         tokens = open_clip.get_tokenizer("ViT-B-32", context_length=16)(texts)
         words = model.encode_text(tokens, normalize=True)
     torch.testing.assert_close(cosines(encoder, picture, texts), images @ words.mT)
@@ -111,42 +101,6 @@ def test_open_clip(tmp_path: Path) -> None:
     torch.testing.assert_close(again.text_tower()(texts), encoder.text_tower()(texts))
 
 
-@pytest.mark.parametrize("batch", [None, 1])
-def test_onnx(tmp_path: Path, batch: int | None) -> None:
-    """A folder, and two files, with any batch or a fixed one."""
-    usable("onnxruntime", "InferenceSession")
-    usable("tokenizers", "Tokenizer")
-    image_weights, words = save_onnx_towers(tmp_path, batch=batch)
-    encoder = open_encoder(str(tmp_path), CPU)
-    check_widths(encoder)
-    picture = pattern(2, 0, (50, 40))
-    normal = pixels_of(encoder, picture).permute(0, 3, 1, 2) / 255
-    expected = normal.mean((2, 3)) @ torch.from_numpy(image_weights)
-    torch.testing.assert_close(encoder.images(pixels_of(encoder, picture)), expected)
-    # "cat" is word 2 of the tokenizer, "dog" word 3; padding is masked.
-    rows = encoder.text_tower()(["cat", "cat dog", "dog"])
-    torch.testing.assert_close(rows, torch.from_numpy(words[[2, 2, 3]] + words[[0, 3, 0]]))
-    files = f"{tmp_path / 'onnx/vision_model.onnx'},{tmp_path / 'onnx/text_model.onnx'}"
-    assert torch.equal(open_encoder(files, CPU).text_tower()(["dog"]), rows[2:])
-
-
-def test_onnx_towers_that_do_not_fit(tmp_path: Path) -> None:
-    usable("onnxruntime", "InferenceSession")
-    usable("tokenizers", "Tokenizer")
-    save_onnx_towers(tmp_path)
-    save_onnx_texts(tmp_path / "onnx" / "text_model.onnx", np.eye(5, 7, dtype=np.float32), None)
-    with pytest.raises(
-        ValueError, match=r"towers of one width, .* 4 features per image and 7 per text"
-    ):
-        check_widths(open_encoder(str(tmp_path), CPU))
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"^encoder must have a tokenizer.json next to its text"):
-        open_encoder(str(tmp_path), CPU)
-    (tmp_path / "onnx" / "text_model.onnx").unlink()
-    with pytest.raises(ValueError, match=r"without one for texts"):
-        open_encoder(str(tmp_path), CPU).text_tower()
-
-
 # --- what needs no library ----------------------------------------------------------------------
 
 
@@ -155,28 +109,20 @@ def test_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_folder(tmp_path, monkeypatch)
     encoder = open_encoder(str(tmp_path), CPU)
     assert encoder.logit_scale == pytest.approx(StandInModel.SCALE)
-    check_widths(encoder)
+    encoder.check_widths()
     other = open_encoder(str(tmp_path), CPU)
     assert other.images.key == encoder.images.key
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
     assert open_encoder(str(tmp_path), CPU).images.key != encoder.images.key
 
 
-def test_towers_of_two_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in_folder(tmp_path, monkeypatch, text_width=5)
-    with pytest.raises(ValueError, match=r"^encoder must have towers of one width, got .* with 6"):
-        check_widths(open_encoder(str(tmp_path), CPU))
-
-
 def test_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "weights.pt").write_bytes(b"")
-    (tmp_path / "image.onnx").write_bytes(b"")
     kinds = {
         "transformers": (str(tmp_path), "clip"),
         "open_clip": (f"open_clip:ViT-B-32:{tmp_path / 'weights.pt'}", "open-clip"),
-        "onnxruntime": (str(tmp_path / "image.onnx"), "onnx"),
     }
     for module, (name, extra) in kinds.items():
         monkeypatch.setitem(sys.modules, module, None)
@@ -184,11 +130,37 @@ def test_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             open_encoder(name, CPU)
 
 
+def test_a_broken_torchvision_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers imports it wherever it is installed, and works without it."""
+    seen: list[object] = []
+
+    class SentenceTransformer:
+        def __init__(self, *_: object, **__: object) -> None:
+            seen.append(sys.modules["torchvision"])
+
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "torchvision":
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+    library = SimpleNamespace(SentenceTransformer=SentenceTransformer)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    monkeypatch.delitem(sys.modules, "torchvision")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    open_text_model("model", CPU, None)
+    assert seen == [None]
+
+
 def test_paths_that_are_not_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nowhere", str(tmp_path), "open_clip:ViT-B-32:nowhere.pt", "open_clip:ViT-B-32"):
+    (tmp_path / "text.onnx").write_bytes(b"")
+    onnx = str(tmp_path / "text.onnx")
+    names = ("nowhere", str(tmp_path), "open_clip:ViT-B-32:nowhere.pt", "open_clip:ViT-B-32")
+    for name in (*names, onnx, f"{onnx},{onnx}"):
         with pytest.raises(ValueError, match=r"^encoder must be an image-text model on disk") as no:
             open_encoder(name, CPU)
         assert EXPECTED in str(no.value)
+    assert "ONNX files are not read" in str(no.value)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     broken = ModuleType("transformers")
@@ -200,22 +172,3 @@ def test_paths_that_are_not_an_encoder(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "transformers", broken)
     with pytest.raises(ValueError, match=r"which cannot be loaded: damaged$"):
         open_encoder(str(tmp_path), CPU)
-
-
-def test_preparations() -> None:
-    """Crops in configurations: the central square, a share of it, or the whole image squashed."""
-    clip = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}
-    assert of_transformers(clip, 99) == Preparation()
-    assert of_transformers({"size": 256, "crop_size": 224, "resample": 2}, 99) == Preparation(
-        share=224 / 256, resampling=2
-    )
-    siglip = {
-        "size": {"height": 384, "width": 384},
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-    }
-    half = (0.5, 0.5, 0.5)
-    assert of_transformers(siglip, 99) == Preparation(384, squash=True, mean=half, std=half)
-    assert of_transformers({"image_processor": siglip}, 99).size == 384
-    assert of_transformers({}, 99).size == 99
-    assert of_open_clip({"size": [64, 64], "resize_mode": "squash"}) == Preparation(64, squash=True)

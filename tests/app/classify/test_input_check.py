@@ -19,8 +19,8 @@ from classify_data import (
     write_table,
 )
 
-from paddle_ext.app.classify import input_check
 from paddle_ext.app.cli import show
+from paddle_ext.app.read import input_check
 
 SENTENCES = [f"please tell me about {word}" for word in ("cards", "cash", "rates", "fees", "loans")]
 
@@ -159,7 +159,7 @@ def test_a_forgotten_option_for_texts(tmp_path: Path, suffix: str) -> None:
 
 def test_the_table_comes_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = Mock(side_effect=ValueError("the work began"))
-    monkeypatch.setattr("paddle_ext.app.classify.run.open_source", began)
+    monkeypatch.setattr("paddle_ext.app.run.encoded", began)
     files = embedding_files(tmp_path)
     told = refused(*files, "--output", tmp_path)
     assert told.index("24 samples of 6 classes") < told.index("the work began")

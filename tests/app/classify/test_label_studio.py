@@ -24,7 +24,7 @@ from classify_data import (
     table_with_gaps,
 )
 
-from paddle_ext.app.classify.label_studio import read_label_studio
+from paddle_ext.app.label_studio import read_label_studio
 
 
 def texts(folder: Path) -> list[object]:
@@ -218,4 +218,4 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     assert not (tmp_path / "answers.csv").exists()
     done = run(*files, "--export", "prodigy", tmp_path / "tasks.json")
     assert done.exit_code == 2
-    assert "--export must be label-studio and a .json file" in done.output
+    assert 'Invalid value "prodigy" for --export. Choose from: "label-studio".' in done.output

@@ -25,18 +25,17 @@ from PIL import Image
 
 from paddle_ext import decoding
 from paddle_ext.app.classify import Report, Settings, classify
-from paddle_ext.app.classify import pictures as pictures_module
-from paddle_ext.app.classify.cache import FeatureCache, digest, digest_of_files
-from paddle_ext.app.classify.model import load_model
-from paddle_ext.app.classify.pictures import PictureReader
-from paddle_ext.app.classify.text_embedding import TextEmbedder
+from paddle_ext.app.read import pictures as pictures_module
+from paddle_ext.app.read.cache import FeatureCache, digest
+from paddle_ext.app.read.encoders import digest_of_files, open_text_model
+from paddle_ext.app.read.pictures import PictureReader, images_of
 from paddle_ext.decoding import UnreadableError, open_picture, read_picture_file
 from paddle_ext.files import cache_or_temporary, user_cache
 
 
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.app.classify.opening.open_network", lambda *_: small_network())
+    monkeypatch.setattr("paddle_ext.app.read.opening.open_network", lambda *_: small_network())
 
 
 @pytest.fixture
@@ -184,15 +183,12 @@ def test_only_one_large_image_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not decoding.one_large_picture.locked()
 
 
-def test_files_next_to_the_class_folders_are_listed(tmp_path: Path) -> None:
-    labelled, new = picture_folders(tmp_path)
-    pattern(0, 0).save(labelled / "lost.png")
-    assert reasons(run(labelled, new, tmp_path)) == {
-        "lost.png": "it is not in the folder of a class"
-    }
-
-
 # --- the cache ------------------------------------------------------------------------------------
+
+
+def features_of(path: Path, cache: Path | None = None, weight: float = 1.0) -> torch.Tensor:
+    reader = PictureReader(small_network(weight), cache, {})
+    return reader(images_of(path.parent, [path], None)).features
 
 
 def test_an_image_that_changes_while_it_is_read(
@@ -206,31 +202,26 @@ def test_an_image_that_changes_while_it_is_read(
     path.write_bytes(old.read_bytes())
     digests = pictures_module.file_digest
 
-    def replaced(given: Path) -> bytes | str:
+    def replaced(given: str) -> bytes | str:
         found = digests(given)
         path.write_bytes(new.read_bytes())  # between its digest and its decoding
         return found
 
     cache = tmp_path / "cache"
     monkeypatch.setattr(pictures_module, "file_digest", replaced)
-    numbers, features = PictureReader(small_network(), cache, {}).batch([path])
+    features = features_of(path, cache)
     monkeypatch.undo()
-    expected = {
-        name: PictureReader(small_network(), None, {}).batch([name])[1] for name in (old, new)
-    }
-    assert numbers == [0]
+    expected = {name: features_of(name) for name in (old, new)}
     assert torch.equal(features, expected[new])
     for name in (old, new):
-        found = PictureReader(small_network(), cache, {}).batch([name])[1]
-        assert torch.equal(found, expected[name])
+        assert torch.equal(features_of(name, cache), expected[name])
 
 
 def test_a_network_that_was_trained_further(tmp_path: Path) -> None:
     """The cache depends on weights, not on names."""
     pattern(0, 0).save(tmp_path / "a.png")
     cache = tmp_path / "cache"
-    first = PictureReader(small_network(1.0), cache, {}).batch([tmp_path / "a.png"])[1]
-    second = PictureReader(small_network(2.0), cache, {}).batch([tmp_path / "a.png"])[1]
+    first, second = (features_of(tmp_path / "a.png", cache, weight) for weight in (1.0, 2.0))
     assert torch.allclose(second, 2 * first)
 
 
@@ -255,11 +246,11 @@ def test_a_text_model_that_was_trained_further(
     place = torch.device("cpu")
     for scale in (1.0, 3.0):
         (model / "scale").write_text(str(scale))
-        embedder = TextEmbedder(str(model), place, tmp_path / "cache")
-        assert embedder(["abc"]).tolist() == [[3 * scale, scale]]
+        encode = open_text_model(str(model), place, tmp_path / "cache")
+        assert encode(["abc"]).tolist() == [[3 * scale, scale]]
     (model / "tokenizer.json").write_text("{}")
-    other = TextEmbedder(str(model), place, tmp_path / "cache")
-    assert other.cache.path != embedder.cache.path
+    open_text_model(str(model), place, tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
 def test_digests_of_files_know_where_one_ends(tmp_path: Path) -> None:
@@ -268,7 +259,7 @@ def test_digests_of_files_know_where_one_ends(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         for name, text in contents.items():
             (folder / name).write_text(text)
-        return digest_of_files(sorted(folder.iterdir()))
+        return digest_of_files(folder)
 
     assert made(a="12", b="3") != made(a="1", b="23")
     assert made(a="12", b="3") == made(a="12", b="3")
@@ -291,8 +282,8 @@ def test_a_cache_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.Monk
     notes: list[str] = []
     cache = FeatureCache(tmp_path, "key", notes)
     assert cache.path is not None
-    read_only = f"file:{cache.path}?mode=ro"
-    monkeypatch.setattr(cache, "connect", lambda: sqlite3.connect(read_only, uri=True))
+    read_only, connect = f"file:{cache.path}?mode=ro", sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *_, **__: connect(read_only, uri=True))
     assert torch.equal(cache.get([digest(b"a")])[digest(b"a")], torch.ones(2))
     for _ in range(2):
         cache.put({digest(b"b"): torch.zeros(2)})
@@ -318,18 +309,6 @@ def test_damaged_rows_of_a_cache_count_as_missing(tmp_path: Path) -> None:
     assert torch.equal(cache.get([one])[one], torch.ones(2))
 
 
-def test_a_cache_of_another_kind(tmp_path: Path) -> None:
-    path = FeatureCache(tmp_path, "key").path
-    with sqlite3.connect(str(path)) as database:
-        database.execute("DROP TABLE features")
-        database.execute("CREATE TABLE features (a INT)")
-    notes: list[str] = []
-    cache = FeatureCache(tmp_path, "key", notes)
-    assert cache.get([digest(b"a")]) == {}
-    cache.put({digest(b"a"): torch.ones(2)})
-    assert notes == [f"features are not cached: {path}: no such column: digest"]
-
-
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
@@ -340,10 +319,3 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert cache_or_temporary("demo").is_dir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_or_temporary("demo") == tmp_path / "paddle_ext" / "demo"
-
-
-def test_a_saved_model_that_is_a_pipe(tmp_path: Path) -> None:
-    path = tmp_path / "model.npz"
-    os.mkfifo(path)
-    with pytest.raises(ValueError, match="must be a file written by classify --save"):
-        load_model(path)

@@ -17,14 +17,16 @@ from classify_data import (
     embeddings,
     feature_columns,
     picture_folders,
-    said,
     settings,
     table,
     write_table,
 )
 
 import paddle_ext
-from paddle_ext.app.classify import Columns, classify, output_files, stream, streaming, tables
+from paddle_ext.app import streaming
+from paddle_ext.app.classify import Columns, classify, stream
+from paddle_ext.app.read import tables
+from paddle_ext.app.write import tables as written
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -70,8 +72,9 @@ def assert_equal(table: Any, expected: tuple[Any, Any, Any]) -> None:
     np.testing.assert_allclose(table["doubt"].to_numpy(), expected[2], atol=1e-6)
 
 
-@pytest.mark.parametrize("batch", [None, 33, QUERIES, 10**6])
-@pytest.mark.parametrize("at_once", [1, 250, 2048])
+@pytest.mark.parametrize(
+    ("batch", "at_once"), [(None, 1), (33, 250), (QUERIES, 2048), (10**6, 250)]
+)
 def test_the_same_predictions_as_in_memory(
     files: tuple[Path, Path, Path],
     tmp_path: Path,
@@ -82,7 +85,7 @@ def test_the_same_predictions_as_in_memory(
     """Wherever parts are cut."""
     known, new, output = files
     monkeypatch.setattr(tables, "READ_AT_ONCE", at_once)
-    monkeypatch.setattr(output_files, "WRITTEN_AT_ONCE", 64 * at_once)
+    monkeypatch.setattr(written, "ROW_GROUP_BYTES", 64 * at_once)
     report = stream(known, new, output, settings(batch=batch, columns=Columns(truth="truth")))
     table = pq.read_table(output)
     assert_equal(table, in_memory(known, new, tmp_path / "folder", batch=batch))
@@ -115,17 +118,6 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
     )
 
 
-def test_features_in_columns_of_numbers(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    known, new, output = files
-    path, other = tmp_path / "columns.parquet", tmp_path / "other.parquet"
-    pq.write_table(pa.table(feature_columns(ROWS) | {"label": NAMES[LABELS]}), path)
-    pq.write_table(pa.table(feature_columns(NEW)), other)
-    stream(path, other, output, settings())
-    answers = pq.read_table(output)
-    assert answers["row"].to_pylist() == list(range(QUERIES))  # there is nothing else to tell them
-    assert_equal(answers, in_memory(known, new, tmp_path / "folder"))
-
-
 def test_names_and_other_formats_of_labelled_rows(
     files: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
@@ -137,14 +129,6 @@ def test_names_and_other_formats_of_labelled_rows(
     np.savez(tmp_path / "known.npz", features=ROWS, labels=NAMES[LABELS])
     stream(tmp_path / "known.npz", new, output, settings())
     assert_equal(pq.read_table(output), in_memory(tmp_path / "known.npz", new, tmp_path / "folder"))
-
-
-def test_a_saved_model(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    known, new, output = files
-    model = tmp_path / "model.npz"
-    expected = in_memory(known, new, tmp_path / "folder", save=model)
-    stream(new, None, output, settings(model=model))
-    assert_equal(pq.read_table(output), expected)
 
 
 def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -163,19 +147,6 @@ def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -
         stream(new, None, output, settings(names=tmp_path / "text.npz"), one_batch=True)
     with pytest.raises(ValueError, match="batch must be omitted if all rows are one batch"):
         stream(known, new, output, settings(batch=10), one_batch=True)
-
-
-def test_predictions_as_csv(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    known, _, output = files
-    new = write_new(tmp_path / "new.parquet", note=["=1+1", None] * (QUERIES // 2))
-    stream(known, new, output, settings())
-    stream(known, new, output.with_suffix(".csv"), settings())
-    found, lines = pq.read_table(output), table(output.with_suffix(".csv"))
-    assert [line["label"] for line in lines] == found["label"].to_pylist()
-    assert [int(line["id"]) for line in lines] == found["id"].to_pylist()
-    assert [line["note"] for line in lines[:2]] == ["'=1+1", ""]  # no formula
-    written = [float(line["doubt"]) for line in lines]
-    np.testing.assert_allclose(written, found["doubt"].to_numpy(), atol=6e-5)
 
 
 def test_columns_that_the_output_also_has(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -238,7 +209,7 @@ def test_bad_files_leave_nothing(
 ) -> None:
     """Even if most of the output has been written."""
     monkeypatch.setattr(tables, "READ_AT_ONCE", 100)
-    monkeypatch.setattr(output_files, "WRITTEN_AT_ONCE", 1)
+    monkeypatch.setattr(written, "ROW_GROUP_BYTES", 1)
     known, new, output = files
     write(new)
     output.write_bytes(b"of before")
@@ -279,7 +250,8 @@ def test_an_unreadable_image_in_one_batch(tmp_path: Path) -> None:
     found = {row["file"]: row["label"] for row in table(output)}
     assert len(found) == 6
     assert all(Path(name).parent.name == label for name, label in found.items())
-    source = streaming.open_data(labelled, new, kept, torch.device("cpu"))
+    opened = streaming.open_data(labelled, new, kept)
+    source = streaming.encoded(opened, torch.device("cpu"))
     with pytest.raises(ValueError, match="must not change while it is in use, got 6 samples ins"):
         list(streaming.complete(source.unlabelled, source))
 
@@ -310,7 +282,9 @@ def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_pa
     output.write_bytes(b"of before")
     code = """
 import sys, threading, time
-from paddle_ext.app.classify import Settings, stream, streaming, tables
+from paddle_ext.app import streaming
+from paddle_ext.app.classify import Settings, stream
+from paddle_ext.app.read import tables
 tables.READ_AT_ONCE = 1
 once = streaming.answer_table
 
@@ -339,12 +313,3 @@ except KeyboardInterrupt:
     assert lines[-1] == "[]"
     assert output.read_bytes() == b"of before"
     assert sorted(tmp_path.iterdir()) == sorted([known, new, output])
-
-
-def test_the_command(files: tuple[Path, Path, Path]) -> None:
-    known, new, output = files
-    told = said(known, new, "--output", output, "--truth", "truth")
-    assert f"{QUERIES:,} samples, " in told
-    assert f"% of {QUERIES} samples with a true label" in told
-    assert f"written: {output}" in told
-    assert len(pq.read_table(output)) == QUERIES

@@ -21,7 +21,7 @@ from classify_data import (
     write_table,
 )
 
-from paddle_ext.app.classify.row_files import read_rows
+from paddle_ext.app.read.tables import excel_rows
 
 openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -107,9 +107,9 @@ def test_one_file_of_every_format_is_written(tmp_path: Path, suffix: str, target
 
 def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
     said(write(tmp_path / "table.csv"), "--output", tmp_path / "all.xlsx")
-    found = read_rows(tmp_path / "all.xlsx")
-    assert found.names == KEPT
-    assert column(read(tmp_path / "all.xlsx"), "note")[0] == found.cells[0][2] == "=1+24"
+    names, lines, _ = excel_rows(tmp_path / "all.xlsx")
+    assert names == KEPT
+    assert column(read(tmp_path / "all.xlsx"), "note")[0] == lines[0][2] == "=1+24"
 
 
 def test_images_and_arrays_into_one_file(tmp_path: Path) -> None:
@@ -122,12 +122,6 @@ def test_images_and_arrays_into_one_file(tmp_path: Path) -> None:
         said(*words, *more)
         assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
     assert column(read(tmp_path / "all.csv"), "row") == list(map(str, range(40)))
-
-
-def test_all_rows_of_a_csv_as_one_batch(tmp_path: Path) -> None:
-    """The file does not say how many there are."""
-    said(write(tmp_path / "table.csv"), "--output", tmp_path / "all.csv", "--one-batch")
-    assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
 
 
 def test_lists_in_json(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from classify_data import NAMES, embeddings, refused, said, settings, write_table
+from classify_data import refused, said, settings, write_table
 
-from paddle_ext.app.classify import Columns, Report, classify
-from paddle_ext.app.classify.arrays import read_labels
-from paddle_ext.app.classify.text_encodings import sniffed_encoding, sniffed_separator
+from paddle_ext.app.classify import Report, classify
+from paddle_ext.app.read.arrays import read_labels
+from paddle_ext.app.read.text_files import sniffed_encoding, sniffed_separator
 
 ROWS = ["0.1,2.5", "0.3,2.1", "2.2,0.4", "2.6,0.2", "0.2,2.4", "2.5,0.3"]
 LABELS = ["owl", "owl", "cat", "cat", "", ""]
@@ -65,13 +64,6 @@ def test_a_single_column_is_a_feature_whatever_its_name(tmp_path: Path) -> None:
     assert answers(run(tmp_path, text)) == ["x", "y"]
 
 
-def test_a_requested_id_column_is_a_feature(tmp_path: Path) -> None:
-    ids = [str(k) for k in (1, 1, 3, 3, 1, 3)]
-    text = table("id,a,b,label", ids)
-    report = run(tmp_path, text, columns=Columns(features="id,a"))
-    assert report.notes == ["features: 2 columns, id to a"]
-
-
 def test_the_unit_of_a_column_does_not_matter(tmp_path: Path) -> None:
     salary, found = (512, 487, 501, 493, 704, 301), []
     for unit in (1, 100):
@@ -81,8 +73,7 @@ def test_the_unit_of_a_column_does_not_matter(tmp_path: Path) -> None:
     assert found[0].tolist() == pytest.approx(found[1].tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("gap", ["", " ", "NA", "NaN", "nan", "None", "null"])
-@pytest.mark.parametrize("row", [1, 4])
+@pytest.mark.parametrize(("gap", "row"), [("", 1), (" ", 4), ("NA", 1), ("nan", 4), ("null", 1)])
 def test_a_missing_feature_is_an_error(tmp_path: Path, gap: str, row: int) -> None:
     """A single empty cell must not drop its column."""
     rows = list(ROWS)
@@ -92,7 +83,7 @@ def test_a_missing_feature_is_an_error(tmp_path: Path, gap: str, row: int) -> No
         run(tmp_path, "\n".join(["a,b,label", *lines, ""]))
 
 
-@pytest.mark.parametrize("cell", ["inf", "-inf", "1e39", "x"])
+@pytest.mark.parametrize("cell", ["-inf", "1e39", "x"])
 def test_an_odd_cell_in_the_features_is_an_error(tmp_path: Path, cell: str) -> None:
     rows = "".join(f"{k % 7},{k % 5},{'xy'[k % 2]}\n" for k in range(150))
     text = f"a,b,label\n{rows}1,{cell},\n"
@@ -120,7 +111,7 @@ def test_gaps_in_parquet(tmp_path: Path) -> None:
 # --- one rule for no label ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gap", ["", "-1", "NA", "NaN", "None", "<NA>"])
+@pytest.mark.parametrize("gap", ["", "-1", "NA"])
 def test_no_label_in_every_format(tmp_path: Path, gap: str) -> None:
     """The same words mean a missing label in a table, an array and a file of labels."""
     labels = ["none", "none", "cat", "cat", gap, gap]
@@ -164,23 +155,13 @@ def test_labels_that_count_nothing(tmp_path: Path) -> None:
             classify(tmp_path / "known.npz", tmp_path / "new.npy", tmp_path)
 
 
-def test_files_of_torch(tmp_path: Path) -> None:
-    support, labels, query, truth = embeddings()
-    torch.save({"features": torch.from_numpy(query)}, tmp_path / "new.pt")
-    for known in (
-        {"labels": NAMES[labels].tolist()},
-        {"labels": torch.from_numpy(labels), "class_names": NAMES.tolist()},
-    ):
-        torch.save({"features": torch.from_numpy(support), **known}, tmp_path / "known.pt")
-        report = classify(tmp_path / "known.pt", tmp_path / "new.pt", tmp_path, settings())
-        assert answers(report) == NAMES[truth].tolist()
-
-
 # --- separators and encodings -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "utf-16"])
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(
+    ("separator", "encoding"),
+    [(",", "utf-8"), (";", "utf-8-sig"), ("\t", "latin-1"), ("|", "cp1252"), (";", "utf-16")],
+)
 def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str) -> None:
     names = ["Käuzchen", "Käuzchen", "Müller’s" if encoding != "latin-1" else "Müller", "cat"]
     lines = [f"{row},{label}" for row, label in zip(ROWS, [*names, "", ""], strict=True)]

@@ -13,29 +13,18 @@ import pytest
 import torch
 from banks import gaussian_bank
 
-pytest.importorskip("typer", reason="needs typer")
+pytest.importorskip("cyclopts", reason="needs cyclopts")
 
-from typer import BadParameter
-from typer.testing import CliRunner
+from commands import Result
+from commands import run_command as run
 
 import paddle_ext
 from paddle_ext import methods
 from paddle_ext.app.cli import app as app_module
 from paddle_ext.app.cli import info as info_module
-from paddle_ext.app.cli.app import app
-from paddle_ext.app.cli.arguments import (
-    class_count,
-    comma_separated,
-    method_options,
-    normalised,
-    numbers,
-)
+from paddle_ext.app.cli.options import method_options
 
-COMMANDS = ("classify", "demo", "train", "extract", "evaluate", "tune", "info")
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(item) for item in arguments])
+COMMANDS = [command.__name__ for command in app_module.COMMANDS]
 
 
 @pytest.fixture
@@ -49,33 +38,130 @@ def bank(tmp_path: Path) -> Path:
     return tmp_path / "bank.npz"
 
 
-# --- help and near misses ------------------------------------------------------------------------
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stands in for the evaluation, which is interrupted at once."""
+    mock = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("paddle_ext.research.evaluate.evaluate", mock)
+    return mock
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_flags_show_no_type(command: str) -> None:
-    shown = run(*command.split(), "--help").stdout
-    assert "--help" in shown
-    assert "bool" not in shown
+# --- help and information ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str) -> None:
+    """Each option has a description, and flags have no type; examples are at the end."""
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    options, _, examples = result.stdout.partition("Examples:")
+    assert f"paddle-ext {command}" in examples
+    assert "bool" not in options.lower()
+    for one in app_module.app[command].assemble_argument_collection(parse_docstring=True):
+        if one.show:
+            assert one.parameter.help, one.name
+            assert one.name in options
+
+
+def test_panels_of_the_help() -> None:
+    shown = run("classify", "--help").stdout
+    titles = ("Arguments", "Tables and arrays", "What is known of the classes", "Review", "Comput")
+    places = [shown.index(f"╭─ {title}") for title in titles]
+    assert places == sorted(places)
+    assert "[default: efficientnet_lite0]" in " ".join(shown.replace("│", "").split())
+
+
+def test_help_lists_all_commands() -> None:
+    for words in ((), ("--help",), ("-h",)):
+        result = run(*words)
+        assert result.exit_code == 0
+        assert all(command in result.output for command in COMMANDS)
+    assert run("--version")[:2] == (0, f"{paddle_ext.__version__}\n")
+
+
+def test_info() -> None:
+    result = run("info")
+    assert result.exit_code == 0
+    for name in (paddle_ext.__version__, torch.__version__, *methods.available()):
+        assert name in result.output
+
+
+def test_info_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(info_module.LIBRARIES, "no_such_library", ("nothing", "data"))
+    assert "missing: pip install 'paddle_ext[data]' (nothing)" in run("info").output
+
+
+def test_info_of_a_bank(bank: Path, tmp_path: Path) -> None:
+    shown = [" ".join(line.split()) for line in run("info", bank).stdout.splitlines()]
+    assert "rows 360, 1 without a class" in shown
+    assert "features 16, float32" in shown
+    assert "classes 12 with rows, of 12" in shown
+    assert "rows per class 29 to 30, median 30" in shown
+    assert "split query 180 rows, 12 classes" in shown
+    assert "base mean none" in shown
+    # A split, or the whole bank, may have only rows of no class.
+    for labels in (torch.tensor([0, 1, -1, -1]), torch.full((4,), -1)):
+        path = tmp_path / "other.npz"
+        split = ["train", "train", "oos", "oos"]
+        paddle_ext.FeatureBank(torch.rand(4, 3), labels, split=split).save(path)
+        assert "split oos 2 rows, 0 classes" in run("info", path).words()
+
+
+def test_info_of_a_method() -> None:
+    result = run("info", "--method", "ici")
+    assert result.exit_code == 0
+    for option in methods.describe("ici"):
+        assert option.name in result.output
+        assert repr(option.default) in result.output
+    assert "--preset tiered: dimension=5" in result.output
+
+
+# --- spellings -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "meant"),
+    ("words", "expected"),
     [
-        (["evalute", "bank.npz"], "evaluate"),
-        (["evaluate", "bank.npz", "--shot", "5"], "--shots"),
-        (["evaluate", "bank.npz", "--methods", "padle"], "paddle"),
-        (["evaluate", "bank.npz", "--option", "padle.lam=3"], "paddle"),
-        (["evaluate", "bank.npz", "--option", "paddle.max_itr=3"], "max_iter"),
-        (["info", "--method", "simpleshott"], "simpleshot"),
+        (["--k_eff", "7"], {"k_eff": (7,)}),
+        (["--k-eff=7"], {"k_eff": (7,)}),
+        (["--shots", "5", "10", "20"], {"shots": (5, 10, 20)}),
+        (["--shots", "5,10", "--shots", "20"], {"shots": (5, 10, 20)}),
+        (["--shots", "[5,10]"], {"shots": (5, 10)}),
+        (["--shots", "all"], {"shots": None}),
+        (["--tasks", "7"], {"n_tasks": 7}),
+        (["--num-classes", "full"], {"num_classes": None}),
+        (["--num_classes", "11"], {"num_classes": 11}),
+        (["--fresh"], {"resume": False}),
     ],
 )
-def test_did_you_mean(arguments: list[str], meant: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code != 0
-    said = " ".join(result.output.split())
-    assert "ou mean" in said or "ossible options" in said
-    assert meant in said.partition("ou mean")[2] or f"options: {meant}" in said
+def test_spellings(bank: Path, evaluated: Mock, words: list[str], expected: dict) -> None:
+    assert run("evaluate", bank, *words).exit_code == 130
+    given = evaluated.call_args.kwargs
+    assert {name: given[name] for name in expected} == expected
+
+
+def test_names_of_methods(bank: Path, evaluated: Mock) -> None:
+    run("evaluate", bank, "--methods", "paddle, tim", "--methods", "ici")
+    assert list(evaluated.call_args.args[1]) == ["paddle", "tim", "ici"]
+
+
+def test_method_options() -> None:
+    options = method_options(
+        [
+            "paddle.lam=none",
+            "paddle.scaling=auto",
+            "tim.weights=1,0.5,1",
+            "tim.normalize=false",
+            "ici.dimension=5",
+        ]
+    )
+    assert options == {
+        "paddle": {"lam": None, "scaling": "auto"},
+        "tim": {"weights": (1, 0.5, 1), "normalize": False},
+        "ici": {"dimension": 5},
+    }
+    for name, given in options.items():
+        methods.create(name, **given)
 
 
 def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +181,115 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "my_method" in result.stdout
     result = run("evaluate", bank, "--methods", "module_of_mine:YourMethod", *tasks)
     assert result.exit_code == 1
-    assert "no YourMethod" in " ".join(result.output.split())
+    assert "has no attribute 'YourMethod'" in result.words()
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("evalute a.npz", 'Unknown command "evalute". Did you mean "evaluate"?'),
+        ("evaluate", "BANK requires an argument"),
+        ("evaluate a.npz b.npz", "Unused Tokens: ['b.npz']"),
+        ("evaluate a.npz --shot 5", "Unknown option: --shot. Did you mean --shots?"),
+        ("evaluate a.npz --shots 5,five", "--shots: must be integers such as 5,10,20, got 5,five"),
+        ("evaluate a.npz --k-eff all", "--k-eff must be integers such as 2,5,10, got all"),
+        (
+            "evaluate a.npz --num-classes all",
+            'Invalid value for --num-classes: unable to convert "',
+        ),
+        ("evaluate a.npz --seed one", 'Invalid value for --seed: unable to convert "one" into int'),
+        ("evaluate a.npz --option paddle.lam", "METHOD.NAME=VALUE, got 'paddle.lam'"),
+        ("evaluate a.npz --option paddle.lam=many", "such as None, got 'paddle.lam=many'"),
+        ("evaluate a.npz --option padle.lam=3", "got 'padle' (did you mean 'paddle'?)"),
+        ("evaluate a.npz --option paddle.max_itr=3", "got 'max_itr' (did you mean 'max_iter'?)"),
+        ("evaluate a.npz --methods tim --option ici.step=3", "a chosen method, tim, got 'ici'"),
+        ("evaluate a.npz --figure a.doc", "--figure must end in .png"),
+        ("evaluate a.npz --opts k_eff 5", "--opts must be given as options of their own"),
+        ("evaluate a.npz --n_ways 5", "--n-ways is now --num-classes"),
+        ("reproduce table1 --bank a.npz", "python benchmarks/reproduce"),
+        ("train --layout npz", "ROOT, the images, must be given with --layout npz"),
+        ("train . --layout glyphs", "ROOT must not be given with --layout glyphs"),
+        ("extract no.safetensors . --output a.csv", "--output must end in"),
+        ("classify a b --lable x", "Unknown option: --lable. Did you mean --label?"),
+    ],
+)
+def test_usage_errors(words: str, message: str) -> None:
+    result = run(*words.split())
+    assert_one_sentence(result, message)
+    assert result.exit_code == 2
+
+
+def assert_one_sentence(result: Result, message: str) -> None:
+    (line,) = result.output.splitlines()
+    assert line.startswith("paddle-ext: error: ")
+    assert message in line
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--n-tasks 0", "--n-tasks must be an integer in [1,"),
+        ("--n-query 0", "--n-query must be an integer in [1,"),
+        ("--shots 70", "--shots must be at most the rows of every class"),
+        ("--k-eff 13", "--k-eff must be at most the number of candidate classes, 12"),
+        ("--num-classes 13", "--num-classes must be at most the number of classes, 12, got 13"),
+        ("--sampling even", "--sampling must be one of 'uniform', 'balanced', 'dirichlet'"),
+        ("--alpha 0", "--alpha must be finite and > 0, got 0.0"),
+        ("--seed -1", "--seed must be an integer in [0,"),
+        ("--preset cub", "--preset must be one of 'paper', 'mini', 'tiered', 'inat'"),
+        ("--methods padle", "--methods must be one of 'all', 'adaptive', 'alpha_tim'"),
+        ("--support x", "--support must be rows or a split of the bank ('query', 'support')"),
+        ("--split x", "--split must be one of 'query', 'support', got 'x'"),
+        ("--device tpu", "--device must be the CPU or a CUDA device, got 'tpu'"),
+        ("--memory 0", "--memory must be finite and > 0, got 0.0"),
+    ],
+)
+def test_errors_name_options(bank: Path, words: str, message: str) -> None:
+    result = run("evaluate", bank, *words.split())
+    assert_one_sentence(result, f"error: {message}")
+    assert result.exit_code == 1
+
+
+def test_fresh_means_not_to_resume(bank: Path, tmp_path: Path) -> None:
+    arguments = ["evaluate", bank, "--methods", "simpleshot", "--shots", "2", "--tasks", "3"]
+    arguments += ["--n-query", "20", "--output", tmp_path / "out", "--device", "cpu"]
+    assert run(*arguments).exit_code == 0
+    refused = run(*arguments, "--seed", "1")
+    assert_one_sentence(refused, "--output must be a folder of the same evaluation to resume")
+    assert refused.output.rstrip().endswith("(or pass --fresh)")
+    assert run(*arguments, "--seed", "1", "--fresh").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a\n  b"), "error: a b"),
+        (TypeError("x must be a y"), "error: x must be a y"),
+        (ImportError("pip install it"), "error: pip install it"),
+        (MemoryError(), "error: not enough memory"),
+        (torch.cuda.OutOfMemoryError("4 GiB"), "not enough memory (--memory"),
+        (PermissionError(13, "Permission denied", "x.npz"), "error: x.npz: Permission denied"),
+    ],
+)
+def test_errors(error: Exception, text: str, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info_module, "describe_bank", Mock(side_effect=error))
+    result = run("info", bank)
+    assert result.exit_code == 1
+    assert_one_sentence(result, text)
+
+
+def test_traceback_may_appear_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_one_sentence(run("info", "no.npz"), "error: no.npz: No such file or directory")
+    for words in (["--traceback", "info", "no.npz"], ["info", "no.npz", "--traceback"]):
+        with pytest.raises(FileNotFoundError):
+            run(*words)
+    monkeypatch.setenv("PADDLE_EXT_TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError):
+        run("info", "no.npz")
 
 
 def test_warnings_of_libraries_are_one_line(
@@ -118,295 +312,32 @@ def test_warnings_of_libraries_are_one_line(
     assert warnings.showwarning is before
 
 
-# --- spellings -----------------------------------------------------------------------------------
+# --- interruptions, and what a process of its own does ------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (["--k_eff", "5"], ["--k-eff", "5"]),
-        (["--k_eff=5", "a_b.npz"], ["--k-eff=5", "a_b.npz"]),
-        (["--shots", "5", "10", "20"], ["--shots", "5,10,20"]),
-        (["--shots", "[5,", "10,", "20]", "a.npz"], ["--shots", "[5,10,20]", "a.npz"]),
-        (["--shots", "5", "--seed", "3", "7"], ["--shots", "5", "--seed", "3", "7"]),
-        (["--shots", "5,10", "--shots", "20"], ["--shots", "5,10", "--shots", "20"]),
-        (
-            ["--opts", "k_eff", "5", "shots", "[5,10,20]", "n_ways", "full", "--seed", "1"],
-            ["--k-eff", "5", "--shots", "[5,10,20]", "--num-classes", "full", "--seed", "1"],
-        ),
-        (
-            ["--opts", "shots", "[5,", "10]", "n_query", "75"],
-            ["--shots", "[5,10]", "--n-query", "75"],
-        ),
-        (["--number_tasks", "7"], ["--n-tasks", "7"]),
-        (["--tasks", "7", "--n_tasks=8"], ["--n-tasks", "7", "--n-tasks=8"]),
-        (["--classes", "7", "--n-ways", "8"], ["--num-classes", "7", "--num-classes", "8"]),
-        (["--option", "bd_cspn.empty_class=keep_all"], None),
-        (["--opts"], []),
-        (["--", "--k_eff"], ["--", "--k-eff"]),
-    ],
-)
-def test_spellings(given: list[str], expected: list[str] | None) -> None:
-    assert normalised(given) == (given if expected is None else expected)
-
-
-def test_lists() -> None:
-    assert comma_separated(["paddle,tim", " ici "]) == ["paddle", "tim", "ici"]
-    assert numbers("--shots", ["[1,2]", "(3)"]) == [1, 2, 3]
-    assert class_count("full") is None
-    assert class_count("20") == 20
-    for bad in (["5.0"], ["x"], [""], ["-1"]):
-        with pytest.raises(BadParameter, match="--shots must be"):
-            numbers("--shots", bad)
-    with pytest.raises(BadParameter, match="--num-classes must be an integer or full, got 'all'"):
-        class_count("all")
-
-
-def test_method_options() -> None:
-    found = method_options(
-        [
-            "paddle.lam=none",
-            "paddle.scaling=auto",
-            "tim.weights=1,0.5,1",
-            "tim.normalize=false",
-            "ici.dimension=5",
-        ]
-    )
-    assert found == {
-        "paddle": {"lam": None, "scaling": "auto"},
-        "tim": {"weights": (1, 0.5, 1), "normalize": False},
-        "ici": {"dimension": 5},
-    }
-    for name, options in found.items():
-        methods.create(name, **options)
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("paddle.lam", "METHOD.NAME=VALUE, got 'paddle.lam'"),
-        ("padle.lam=1", "one of the methods .* got 'padle'"),
-        ("paddle.lamb=1", r"an option of paddle \(lam, .* got 'lamb'"),
-        ("paddle.lam=many", "a value such as None, got 'paddle.lam=many'"),
-    ],
-)
-def test_bad_method_options(word: str, message: str) -> None:
-    with pytest.raises(BadParameter, match=message):
-        method_options([word])
-
-
-# --- help and information ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples(command: str) -> None:
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    examples = result.output.partition("Examples:")[2]
-    assert f"paddle-ext {command}" in examples
-    assert "--help" in result.output.partition("Examples:")[0]
-
-
-def test_help_lists_all_commands() -> None:
-    result = run("--help")
-    assert result.exit_code == 0
-    assert all(command in result.output for command in COMMANDS)
-    assert all(command in run().output for command in COMMANDS)
-
-
-def test_version() -> None:
-    result = run("--version")
-    assert (result.exit_code, result.output) == (0, f"{paddle_ext.__version__}\n")
-
-
-def test_info() -> None:
-    result = run("info")
-    assert result.exit_code == 0
-    assert paddle_ext.__version__ in result.output
-    assert torch.__version__ in result.output
-    for name in methods.available():
-        assert name in result.output
-
-
-def test_info_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paddle_ext.app.cli import info
-
-    monkeypatch.setitem(info.LIBRARIES, "no_such_library", ("nothing", "data"))
-    found = run("info").output
-    assert "missing: pip install 'paddle_ext[data]' (nothing)" in found
-
-
-def test_info_of_a_bank(bank: Path) -> None:
-    result = run("info", bank)
-    assert result.exit_code == 0
-    shown = [" ".join(line.split()) for line in result.output.splitlines()]
-    assert "rows 360, 1 without a class" in shown
-    assert "features 16, float32" in shown
-    assert "classes 12 with rows, of 12" in shown
-    assert "rows per class 29 to 30, median 30" in shown
-    assert "split query 180 rows, 12 classes" in shown
-    assert "base mean none" in shown
-
-
-def test_info_of_rows_of_no_class(tmp_path: Path) -> None:
-    """A split, or the whole bank, may have only rows labelled -1."""
-    labels = torch.tensor([0, 1, 0, 1, -1, -1])
-    split = ["train"] * 4 + ["oos"] * 2
-    for name, given in (("some", labels), ("all", torch.full((6,), -1))):
-        path = tmp_path / f"{name}.npz"
-        paddle_ext.FeatureBank(torch.rand(6, 3), given, split=split).save(path)
-        result = run("info", path)
-        assert result.exit_code == 0, result.output
-        shown = [" ".join(line.split()) for line in result.output.splitlines()]
-        assert "split oos 2 rows, 0 classes" in shown
-
-
-def test_info_of_a_method() -> None:
-    result = run("info", "--method", "ici")
-    assert result.exit_code == 0
-    for option in methods.describe("ici"):
-        assert option.name in result.output
-        assert repr(option.default) in result.output
-    assert "--preset tiered: dimension=5" in result.output
-    unknown = run("info", "--method", "icy")
-    assert unknown.exit_code == 1
-    assert "got 'icy'" in unknown.output
-
-
-# --- errors --------------------------------------------------------------------------------------
-
-
-def test_usage_errors() -> None:
-    assert run("no-such-command").exit_code == 2
-    assert run("evaluate", "a.npz", "--bogus").exit_code == 2
-    assert run("evaluate", "a.npz", "--shots", "five").exit_code == 2
-    assert run("evaluate", "a.npz", "--option", "paddle").exit_code == 2
-    assert run("evaluate", "a.npz", "--figure", "a.doc").exit_code == 2
-    assert run("evaluate", "a.npz", "--methods", "tim", "--option", "ici.step=3").exit_code == 2
-
-
-def test_an_error_is_one_sentence(tmp_path: Path) -> None:
-    """In its own process, as a user runs it."""
-    missing = subprocess.run(
-        [sys.executable, "-m", "paddle_ext", "evaluate", str(tmp_path / "missing.npz")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert missing.returncode == 1
-    assert missing.stdout == ""
-    assert missing.stderr.splitlines() == [
-        f"paddle-ext: error: {tmp_path / 'missing.npz'}: No such file or directory"
-    ]
-
-
-def test_traceback_may_appear_anywhere(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = run("evaluate", bank, "--shots", "70")
-    assert plain.exit_code == 1
-    assert "shots must be at most" in plain.output
-    for arguments in (["--traceback", "evaluate", bank], ["evaluate", bank, "--traceback"]):
-        result = run(*arguments, "--shots", "70")
-        assert result.exit_code == 1
-        assert isinstance(result.exception, ValueError)
-    monkeypatch.setenv("PADDLE_EXT_TRACEBACK", "1")
-    assert isinstance(run("evaluate", bank, "--shots", "70").exception, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ValueError("a\n  b"), "error: a b"),
-        (TypeError("x must be a y"), "error: x must be a y"),
-        (RuntimeError("the loss must stay finite"), "error: the loss must stay finite"),
-        (ImportError("pip install it"), "error: pip install it"),
-        (MemoryError(), "error: not enough memory"),
-        (torch.cuda.OutOfMemoryError("4 GiB"), "not enough memory (--memory"),
-        (PermissionError(13, "Permission denied", "x.npz"), "error: x.npz: Permission denied"),
-    ],
-)
-def test_errors(error: Exception, text: str, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.app.cli.info.describe_bank", Mock(side_effect=error))
-    result = run("info", bank)
-    assert result.exit_code == app_module.FAILED == 1
-    assert text in result.output
-    assert len(result.output.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--n-tasks", 0], "--n-tasks must be an integer in [1,"),
-        (["--tasks", 0], "--n-tasks must be an integer in [1,"),
-        (["--n-query", 0], "--n-query must be an integer in [1,"),
-        (["--shots", 70], "--shots must be at most the rows of every class"),
-        (["--k-eff", 13], "--k-eff must be at most the number of candidate classes, 12"),
-        (["--n-ways", 13], "--num-classes must be at most the number of classes, 12, got 13"),
-        (["--sampling", "even"], "--sampling must be one of 'uniform', 'balanced', 'dirichlet'"),
-        (["--alpha", 0], "--alpha must be finite and > 0, got 0.0"),
-        (["--seed", -1], "--seed must be an integer in [0,"),
-        (["--preset", "cub"], "--preset must be one of 'paper', 'mini', 'tiered', 'inat'"),
-        (["--methods", "padle"], "--methods must be one of 'all', 'adaptive', 'alpha_tim'"),
-        (["--support", "x"], "--support must be rows or a split of the bank ('query', 'support')"),
-        (["--device", "tpu"], "--device must be the CPU or a CUDA device, got 'tpu'"),
-        (["--memory", 0], "--memory must be finite and > 0, got 0.0"),
-    ],
-)
-def test_errors_name_options(bank: Path, arguments: list[object], message: str) -> None:
-    shown = run("evaluate", bank, *arguments)
-    assert shown.exit_code == 1
-    assert f"error: {message}" in shown.output
-    assert len(shown.output.splitlines()) == 1
-
-
-def test_fresh_means_not_to_resume(bank: Path, tmp_path: Path) -> None:
-    arguments = ["evaluate", bank, "--methods", "simpleshot", "--shots", "2", "--tasks", "3"]
-    arguments += ["--n-query", "20", "--output", tmp_path / "out", "--device", "cpu"]
-    assert run(*arguments).exit_code == 0
-    refused = run(*arguments, "--seed", "1")
-    assert refused.exit_code == 1
-    assert "error: --output must be a folder of the same evaluation to resume" in refused.output
-    assert refused.output.rstrip().endswith("(or pass --fresh)")
-    assert run(*arguments, "--seed", "1", "--fresh").exit_code == 0
-
-
-def test_errors_of_other_commands_name_their_options(bank: Path) -> None:
-    assert "error: --method must be one of" in run("info", "--method", "icy").output
-    shown = run("tune", bank, "--shots", 70).output
-    assert "error: --shots must be at most the rows of every class" in shown
-
-
-def test_reproduce_has_moved() -> None:
-    result = run("reproduce", "table1", "--bank", "bank.npz")
-    assert result.exit_code == 2
-    assert "benchmarks/reproduce" in result.output
-
-
+@pytest.mark.usefixtures("evaluated")
 def test_interruption(bank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    interrupt = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("paddle_ext.research.evaluate.evaluate", interrupt)
     result = run("evaluate", bank)
     assert result.exit_code == 130
     assert "nothing was saved; with --output FOLDER the same command can resume" in result.output
     result = run("evaluate", bank, "--output", tmp_path / "out")
     assert result.exit_code == 130
     assert f"resumes from {tmp_path / 'out'}" in result.output
-    monkeypatch.setattr("paddle_ext.app.cli.info.describe_bank", interrupt)
+    monkeypatch.setattr(info_module, "describe_bank", Mock(side_effect=KeyboardInterrupt))
     result = run("info", bank)
-    assert (result.exit_code, result.output) == (130, f"paddle-ext: {app_module.NOTHING_KEPT}\n")
+    assert (result.exit_code, result.output) == (130, f"paddle-ext: {app_module.NOTHING_SAVED}\n")
 
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_control_c(bank: Path, tmp_path: Path) -> None:
-    """A real signal to a real process; the same command then resumes."""
+    """A real signal to a real process."""
     arguments = ["evaluate", str(bank), "--methods", "simpleshot", "--shots", "2"]
     arguments += ["--n_query", "20", "--output", str(tmp_path / "out"), "--device", "cpu"]
     command = [sys.executable, "-m", "paddle_ext", *arguments, "--n-tasks", "10000000"]
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    journal = tmp_path / "out" / "journal.jsonl"
     deadline = time.monotonic() + 60
-    while not (journal.is_file() and len(journal.read_text().splitlines()) > 1):
-        assert time.monotonic() < deadline, "no block was finished"
+    while not list((tmp_path / "out").glob("*")):
+        assert time.monotonic() < deadline, "nothing was written"
         assert started.poll() is None, started.communicate()[1]
         time.sleep(0.05)
     started.send_signal(signal.SIGINT)
@@ -418,16 +349,16 @@ def test_control_c(bank: Path, tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-def test_without_typer() -> None:
+def test_without_cyclopts() -> None:
     """The package needs neither it nor rich; the command says what is missing."""
     code = (
-        "import sys, paddle_ext; assert not {'typer', 'rich'} & set(sys.modules); "
-        "sys.modules['typer'] = None; from paddle_ext.app.cli import main; main()"
+        "import sys, paddle_ext; assert not {'cyclopts', 'rich'} & set(sys.modules); "
+        "sys.modules['cyclopts'] = None; from paddle_ext.app.cli import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "the command needs typer, which is not installed: pip install 'paddle_ext[cli]'\n"
+        "the command needs cyclopts, which is not installed: pip install 'paddle_ext[cli]'\n"
     )

@@ -1,0 +1,150 @@
+"""From likelihoods and queries to probabilities; every caller of the rule `adaptive` uses this.
+
+Letters: B tasks, Q queries, K classes, D features; those of likelihoods as there. The equations are
+in docs/adaptive.md.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..large.fixed import is_large
+from ..large.sources import Rows, TensorRows
+from ..native import load as native
+from ..native.call import DTYPES, call_native, packed
+from ..native.devices import on_cpu_without_gpu_code
+from ..solution import Solution
+from ..solvers.adapt import adapt_table, solution_of
+from ..task import merged
+from .large import solve_large
+from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
+
+# The tensors of a likelihood that the native code of `posterior` takes early, and with the queries.
+EARLY = ("squares", "bias", "shots", "variance", "sharpness", "shares", "factor", "solved")
+LATER = ("centre", "scaled", "scale")
+OF_EACH_TASK = ("bias", "sharpness")  # these may have a batch of B even if the others are shared
+
+
+def classify(
+    likelihood: Likelihood,
+    query: Tensor | Rows,
+    added: Tensor | None = None,
+    *,
+    measures: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    all_classes: bool = True,
+    top: int = 5,
+    validate: bool = False,
+) -> tuple[Solution, Tensor | None]:
+    """Classify batches with a likelihood that has been learned from labelled rows.
+
+    The likelihood is that of each batch, or shared by all. The query [B, Q, D] is of any
+    floating-point dtype; `Rows` are one batch. `added` [B, Q, K] are further logits, such as those
+    of names, `measures` [B or 1, n, K] the priors on the proportions to choose from, the first
+    even. Other options are as in `paddle_ext.adaptive`; `validate` checks a large batch for
+    non-finite values, in the first pass over it.
+
+    Returns the solution, with a batch dimension, and [B] bool: True if the queries of a batch are
+    finite, False is inconclusive; None if that was not checked.
+    """
+    is_small = all_classes and not is_large(query.shape[-2], likelihood.bias.shape[-1])
+    if isinstance(query, Tensor) and is_small:
+        query = query.to(likelihood.bias.dtype)
+        return posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
+    options: dict[str, Any] = {
+        "max_iter": max_iter,
+        "tol": tol,
+        "all_classes": all_classes,
+        "top": top,
+        "validate": validate,
+    }
+    if isinstance(query, Tensor):
+        return one_by_one(query, likelihood, added, measures, **options), None
+    assert added is None
+    one = None if measures is None else measures[0]
+    return solve_large(likelihood, query, None, one, **options), None
+
+
+@on_cpu_without_gpu_code
+def one_by_one(
+    query: Tensor,
+    likelihood: Likelihood,
+    added: Tensor | None,
+    measures: Tensor | None,
+    **options: Any,
+) -> Solution:
+    """Classify large tasks [B, Q, D]; arguments as in `classify`."""
+    solutions = [
+        solve_large(
+            likelihood.task(b),
+            TensorRows(rows),
+            None if added is None else packed(added[b]),
+            None if measures is None else measures[b % len(measures)],
+            **options,
+        )
+        for b, rows in enumerate(query)
+    ]
+    return merged(solutions)
+
+
+@on_cpu_without_gpu_code
+def posterior(
+    query: Tensor,
+    likelihood: Likelihood,
+    added: Tensor | None = None,
+    measures: Tensor | None = None,
+    *,
+    max_iter: int,
+    tol: float,
+) -> tuple[Solution, Tensor]:
+    """Classify small tasks [B, Q, D] in one native call; arguments as in `classify`.
+
+    It finds the class proportions and takes the absorb step, in which a query with probability u
+    for class k has the weight ``u^2 Q / (Q + K)`` in it. With s the sum of the labelled rows and
+    the weighted queries of the class, and m their total weight, both without the query itself, its
+    logit is ``temper (share (sharpness (x.s / m - s.s / (2 m^2)) + added + hub_k) + ln(total_k -
+    weight u))``, products in the metric.
+    """
+    (B, Q, D), (L, K), N = query.shape, likelihood.shots.shape, likelihood.scaled.shape[1]
+    factor, real = likelihood.factor, query.dtype
+    if likelihood.correction is not None:
+        correction = likelihood.corrected(likelihood.centred(query))
+        added = correction if added is None else correction.add_(added)
+    if added is not None:
+        added = packed(added)
+    if measures is not None:
+        measures = packed(measures.to(query.dtype).expand(B, -1, K))
+    priors = 0 if measures is None else measures.shape[1]
+    query = packed(query)
+    kinds = native_kinds(query, L=L, K=K, D=D, N=N, M=0 if factor is None else factor.shape[1])
+    tables: dict[str, Any] = {}
+    for name in EARLY + LATER:
+        x, (dtype, shape) = getattr(likelihood, name), kinds[name]
+        if name in OF_EACH_TASK:
+            shape = (B, *shape[1:])
+            x = x.expand(shape)
+        tables[name] = None if x is None else packed(x), dtype, shape
+    make = partial(
+        native.module.posterior_call,
+        dtype=DTYPES[real],
+        sizes=(B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
+        weight=likelihood.weight_of(Q),
+        temper=likelihood.temper,
+        mean_shots=likelihood.mean_shots,
+        max_iter=max_iter,
+        tol=tol,
+        priors=priors,
+    )
+    early = {name: tables[name] for name in EARLY}
+    early["added"] = added, real, (B, Q, K)
+    early["measures"] = measures, real, (B, priors, K)
+    inputs = {NATIVE_TENSORS[name].name or name: tables[name] for name in LATER}
+    inputs["query"] = query, real, (B, Q, D)
+    outputs = {**adapt_table((B, Q), K, real, None), "finite": (torch.bool, (B,))}
+    *results, finite = call_native(make, query, inputs, outputs, early=early)
+    return solution_of(results, measures), finite

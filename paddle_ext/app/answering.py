@@ -1,0 +1,341 @@
+"""From features to predictions, batch by batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..adaptive_rule.classify import classify
+from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.label_noise import AUTO
+from ..methods.adaptive import Adaptive
+from ..presence.hierarchy import Hierarchy, RolledUp
+from ..presence.unknown import Familiar, familiar
+from ..prevalence import from_sums
+from ..prior import measures_of
+from ..progress import Progress
+from ..rows import unit_rows
+from ..solution import Solution
+from ..task import Task
+from .answers import RATE, Answers
+from .read.samples import (
+    Batch,
+    Labelled,
+    check_finite,
+    grouped_by_shape,
+    matched_names,
+    rebatched,
+)
+
+BATCH = 300
+BATCHES = 8  # per call
+MOST_LEFT_OUT = 50_000_000  # limit on the probabilities of a batch
+CONFIDENCE = 0.9  # of the node that a sample is rolled up to
+MOST_GROUPED = 500  # strangers that are compared with each other
+
+
+def answer(
+    labelled: Labelled,
+    batches: Iterable[Batch],
+    *,
+    batch: int | None = None,
+    label_noise: float | str = AUTO,
+    device: str | torch.device = "cpu",
+    source: str = "unlabelled",
+    total: int = 0,
+    progress: bool = False,
+    hierarchy: Hierarchy | None = None,
+    prior: Tensor | None = None,
+    certain: Tensor | None = None,
+) -> Answers:
+    """Classify samples, one batch at a time, with `paddle_ext.methods.Adaptive`.
+
+    Parameters
+    ----------
+    labelled : Labelled
+    batches : iterable of Batch
+        Of any sizes; they are regrouped.
+    batch : int or None
+        Samples classified together; None: 300, fewer with more than 160,000 classes.
+    label_noise : float or "auto"
+        As in `paddle_ext.adaptive`; with class names every label is trusted.
+    device : device
+    source : str
+        The origin of the batches, for messages.
+    total : int
+        Number of samples, for the progress bar; 0: unknown.
+    progress : bool
+    hierarchy : Hierarchy or None
+        Parents of the classes.
+    prior : Tensor [K] or None
+        As in `paddle_ext.adaptive`.
+    certain : Tensor [K] or None
+        Numbers of other samples whose classes are certain, for the shares of the classes.
+
+    Examples
+    --------
+    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> labelled = Labelled(features, torch.tensor([0, 0, 1, 1]), ("cat", "dog"), ("",) * 4)
+    >>> rows = Batch(["a", "b"], torch.tensor([[0.2, 1.0], [0.3, 1.0]]), ["", ""], None)
+    >>> answers = answer(labelled, [rows])
+    >>> [answers.class_names[label] for label in answers.labels]
+    ['dog', 'dog']
+    """
+    place = check.device(device)
+    names: list[str] = []
+    texts: list[str] = []
+    truth: list[str] = []
+    familiar, strange = familiar_classes(labelled, place), Strange()
+    best: list[tuple[Tensor, ...]] = []
+    rolled: list[RolledUp] = []
+    K = len(labelled.class_names)
+    present, sums = torch.zeros(K, dtype=torch.bool), torch.zeros(3, K, dtype=torch.float64)
+    groups = classified(
+        labelled,
+        batches,
+        batch=batch,
+        label_noise=label_noise,
+        prior=prior,
+        place=place,
+        source=source,
+        total=total,
+        progress=progress,
+    )
+    for group, rows, solution in groups:
+        for part in group:
+            names += part.names
+            texts += part.texts
+            truth += matched_names(part.truth or [], labelled.class_names)
+        found = [*solution.probabilities.topk(2), solution.doubt()]
+        if familiar is not None:
+            flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
+            strange.add(rows.flatten(0, 1), flat, flat > 1 - RATE)
+            found.append(flat.view(solution.labels.shape).float())
+        best.append(tuple(x.flatten(0, 1).cpu() for x in found))
+        present |= solution.present().any(0).cpu()
+        sums += solution.class_sums().sum(0).cpu()
+        if hierarchy is not None:
+            rolled.append(hierarchy.roll_up(solution.probabilities, CONFIDENCE))
+    if certain is not None:
+        sums[:2] += certain
+        present |= certain > 0
+    values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
+    return Answers(
+        labelled.class_names,
+        names,
+        texts,
+        classes[:, 0],
+        classes[:, 1],
+        values[:, 0],
+        values[:, 1],
+        doubts,
+        present,
+        truth or None,
+        rest[0] if rest else None,
+        [str(name or "") for part in rolled for name in part.names()] if rolled else None,
+        torch.cat([node_probability(part).cpu() for part in rolled]) if rolled else None,
+        from_sums(sums),
+        strange.groups(labelled, place),
+    )
+
+
+def node_probability(rolled: RolledUp) -> Tensor:
+    """Of all samples, [n]; NaN where there is no node."""
+    return rolled.probability.masked_fill(rolled.node < 0, math.nan).flatten()
+
+
+def classified(
+    labelled: Labelled,
+    batches: Iterable[Batch],
+    *,
+    batch: int | None,
+    label_noise: float | str,
+    prior: Tensor | None = None,
+    place: torch.device,
+    source: str,
+    total: int,
+    progress: bool,
+) -> Iterator[tuple[list[Batch], Tensor, Solution]]:
+    """Batches as they are classified, with their features; arguments as in `answer`.
+
+    The features are [B, n, D], or [B, n, D + 1] in the columns of a table.
+    """
+    size, together = batch_sizes(labelled, batch)
+    solve = solver(labelled, place, label_noise, prior)
+    D, empty = labelled.features.shape[1], True
+    with Progress("classifying", total, show=progress and total > size) as shown:
+        for group in grouped_by_shape(rebatched(batches, size), together):
+            for part in group:
+                check_batch(part, D, labelled.source, source)
+            rows = torch.stack([part.features for part in group])
+            rows = labelled.columns.of(rows.to(place, torch.float32))
+            yield group, rows, solve(rows)
+            shown.advance(rows.shape[0] * rows.shape[1])
+            empty = False
+    if empty:
+        raise ValueError(f"{source} must have at least one sample to classify, got none")
+
+
+def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
+    """How many samples are classified together, and how many such batches per call."""
+    K = len(labelled.class_names)
+    size = check.integer("batch", BATCH if batch is None else batch)
+    if batch is None:
+        size = max(1, min(size, MOST_LEFT_OUT // K))
+    # With names, the likelihoods of the labelled samples are recomputed in each call, so calls have
+    # many batches; and so they have if batches are small.
+    again = labelled.prototypes is not None and len(labelled.labels) > 0
+    together = max(BATCHES if again else 1, BATCH // size)
+    return size, max(1, min(together, MOST_LEFT_OUT // (K * size)))
+
+
+def solver(
+    labelled: Labelled, place: torch.device, label_noise: float | str, prior: Tensor | None
+) -> Callable[[Tensor], Solution]:
+    """The function that classifies batches in the coordinates of `Labelled.rows`."""
+    K = len(labelled.class_names)
+    support = labelled.rows(place)
+    labels = labelled.labels.to(place)
+    measures = None if prior is None else measures_of(prior, K, None, support).values
+    if labelled.prototypes is None:
+        known = corrected_likelihood(support, labels, K, label_noise=label_noise)
+        return lambda rows: classify(known, rows, measures=measures)[0]
+    names = labelled.prototypes.to(place, torch.float32)
+    method = Adaptive(logit_scale=labelled.logit_scale)
+
+    def solve(rows: Tensor) -> Solution:
+        whole = support[None], labels[None], rows, K
+        return method.solution(Task(*whole, prototypes=names[None], measures=measures))
+
+    return solve
+
+
+@dataclass(frozen=True)
+class FamiliarClasses:
+    """Novelty of samples, relative to the labelled samples of the classes that have some."""
+
+    known: Familiar
+    place: Tensor  # [K] int64: index of each class among these; -1: no labelled sample
+
+    def novelty(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Novelty of rows [n, D] with these labels; NaN where a class has fewer than two samples.
+
+        The spread of a class is unknown from one sample, so nothing can be said about others.
+        """
+        place = self.place[labels]
+        found = self.known.novelty(rows, place.clamp(min=0))
+        alone = self.known.shots[place.clamp(min=0)] < 2
+        return found.masked_fill((place < 0) | alone, math.nan)
+
+
+def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses | None:
+    """None if no class has two labelled samples."""
+    classes, number = labelled.classes_with_samples()
+    if not len(classes):
+        return None
+    support = labelled.rows(place)
+    known = familiar(support, number[labelled.labels].to(place), len(classes))
+    return None if known is None else FamiliarClasses(known, number.to(place))
+
+
+def check_batch(part: Batch, D: int, labelled: str, source: str) -> None:
+    if part.features.shape[1] != D:
+        raise ValueError(
+            f"{source} must have as many features as {labelled}, {D}, got {part.features.shape[1]}"
+        )
+    check_finite(part.features, source, part.names)
+
+
+# --- groups of strangers: maybe a class without labels --------------------------------------------
+#
+# Two samples are alike by the product of their unit-norm features. Groups are merged by the mean
+# product of their samples (average linkage) while it is nearer to that of labelled samples of one
+# class than to that of different classes. A group that is more like a known class than its samples
+# are like one another is none.
+
+
+class Strange:
+    """The features of strangers, while batches are classified."""
+
+    def __init__(self) -> None:
+        self.features: list[Tensor] = []
+        self.novelty: list[Tensor] = []
+        self.places: list[Tensor] = []
+        self.count = 0  # of all samples so far
+
+    def add(self, rows: Tensor, novelty: Tensor, chosen: Tensor) -> None:
+        """Add the chosen [n] bool of some rows [n, D], with their novelty."""
+        places = chosen.nonzero().view(-1)
+        self.features.append(rows[places])
+        self.novelty.append(novelty[places])
+        self.places.append(places.cpu() + self.count)
+        self.count += len(rows)
+
+    def groups(self, labelled: Labelled, device: torch.device) -> list[list[int]]:
+        """Numbers of the samples of each group, the largest group first."""
+        if not self.features:
+            return []
+        chosen = torch.cat(self.novelty).argsort(descending=True, stable=True)[:MOST_GROUPED]
+        chosen = chosen.sort().values
+        if len(chosen) < 2:
+            return []
+        rows = unit_rows(torch.cat(self.features)[chosen])
+        places = torch.cat(self.places)[chosen.cpu()].tolist()
+        known, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
+        sums, counts = class_sums(known, labels, len(labelled.class_names))
+        found = [
+            members
+            for members in merged(rows @ rows.mT, same_class_limit(sums, counts))
+            if is_new(rows[members], sums[counts > 0] / counts[counts > 0].unsqueeze(1))
+        ]
+        return [[places[row] for row in members] for members in sorted(found, key=len)[::-1]]
+
+
+def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Sums [K, D] and numbers [K] of the rows of each class."""
+    sums = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, labels, rows)
+    return sums, torch.bincount(labels, minlength=num_classes)
+
+
+def same_class_limit(sums: Tensor, counts: Tensor) -> float:
+    """Half-way between the mean product of rows of one class and of different classes."""
+    n, squares = counts.double(), sums.double().square().sum(1)
+    whole, total = sums.double().sum(0).square().sum(), n.sum()
+    within = (squares - n).sum() / (n * (n - 1)).sum()
+    between = (whole - squares.sum()) / (total.square() - n.square().sum())
+    return float((within + between) / 2)
+
+
+def merged(products: Tensor, limit: float) -> list[list[int]]:
+    """Groups of two or more by average linkage of products [n, n], down to this limit.
+
+    Examples
+    --------
+    >>> merged(torch.tensor([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]]), 0.5)
+    [[0, 1]]
+    """
+    mean = products.double().clone().fill_diagonal_(-torch.inf)
+    groups = [[row] for row in range(len(mean))]
+    while len(mean):
+        one, two = divmod(int(mean.argmax()), len(mean))
+        if not mean[one, two] >= limit:
+            break
+        a, b = len(groups[one]), len(groups[two])
+        joint = (a * mean[one] + b * mean[two]) / (a + b)
+        mean[one], mean[:, one] = joint, joint
+        mean[one, one] = -torch.inf
+        mean[two], mean[:, two] = -torch.inf, -torch.inf
+        groups[one], groups[two] = sorted(groups[one] + groups[two]), []
+    return [group for group in groups if len(group) > 1]
+
+
+def is_new(rows: Tensor, means: Tensor) -> bool:
+    """Whether rows [n, D] are more like one another than like any class, with these means."""
+    n, total = len(rows), rows.double().sum(0)
+    within = (total.square().sum() - n) / (n * (n - 1))
+    return float(within) > float((means.double() @ total / n).max())

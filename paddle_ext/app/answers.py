@@ -1,0 +1,215 @@
+"""What is known about the samples after classification: predictions, and corrected labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..prevalence import Prevalence, from_sums
+from .read.samples import Batch
+
+UNKNOWN = "unknown"  # what the user calls a sample of no class
+BINS = 10  # of the calibration error
+RATE = 0.05  # of samples of known classes that are shown as strangers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Predicted classes of N samples.
+
+    Parameters
+    ----------
+    class_names : tuple of str
+    names, texts : list of N str
+        Names of the samples, and the texts shown to the user.
+    labels, second : Tensor [N] int64
+        The most and the second most probable class.
+    probability, second_probability : Tensor [N]
+    doubt : Tensor [N]
+        In [0, 1], see `paddle_ext.Solution.doubt`.
+    present : Tensor [K] bool
+        Classes present in any batch by the rule of `paddle_ext.Solution.present`; a class that is
+        not may still have a sample or two.
+    truth : list of N str or None
+        Names of the true classes, if known.
+    novelty : Tensor [N] or None
+        In [0, 1], see `paddle_ext.presence.novelty`; NaN where the class has fewer than two
+        labelled samples, which say nothing about its spread. None if no class has two.
+    nodes : list of N str or None
+        The most specific node that is probable enough, see `paddle_ext.presence.roll_up`; empty if
+        none is. None without a hierarchy.
+    node_probability : Tensor [N] or None
+    prevalence : Prevalence or None
+        The share of each class in all samples, with 90 % intervals.
+    alike : list of list of int
+        Groups of strangers that resemble one another, the largest first.
+    corrected : dict of int to str
+        Labels by the user, which may be ``unknown``. The predictions of these samples are by the
+        labelled samples without any of them.
+    no_text : frozenset of int
+        Samples without a text, of which nothing can be said: they have no prediction.
+    """
+
+    class_names: tuple[str, ...]
+    names: list[str]
+    texts: list[str]
+    labels: Tensor
+    second: Tensor
+    probability: Tensor
+    second_probability: Tensor
+    doubt: Tensor
+    present: Tensor
+    truth: list[str] | None = None
+    novelty: Tensor | None = None
+    nodes: list[str] | None = None
+    node_probability: Tensor | None = None
+    prevalence: Prevalence | None = None
+    alike: list[list[int]] = field(default_factory=list)
+    corrected: dict[int, str] = field(default_factory=dict)
+    no_text: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def label(self, row: int) -> str:
+        """The label by the user, or else the predicted one, or ``unknown`` if there is none."""
+        return self.corrected.get(row) or self.prediction(row) or UNKNOWN
+
+    def prediction(self, row: int) -> str:
+        """The predicted class; empty if there is none."""
+        return "" if row in self.no_text else self.class_names[int(self.labels[row])]
+
+    def final(self) -> Tensor:
+        """Indices of these labels, [N]; -1: unknown."""
+        final = self.labels.clone()
+        place = {name: k for k, name in enumerate(self.class_names)}
+        final[list(self.no_text)] = -1
+        for row, label in self.corrected.items():
+            final[row] = -1 if label == UNKNOWN else place[label]
+        return final
+
+    def predicted(self) -> Tensor:
+        """Samples whose label is the predicted class, [N] bool."""
+        own = torch.ones(len(self), dtype=torch.bool)
+        own[torch.tensor([*self.corrected, *self.no_text], dtype=torch.int64)] = False
+        return own
+
+    def counts(self) -> Tensor:
+        """Samples of each class, corrected ones included, unknown ones not, [K]."""
+        final = self.final()
+        return torch.bincount(final[final >= 0], minlength=len(self.class_names))
+
+    def accuracy(self) -> tuple[float, int, int] | None:
+        """Share of correct predictions; numbers of samples with a true and with a foreign class.
+
+        Corrected samples do not count.
+        """
+        if self.truth is None:
+            return None
+        known = [
+            name for name, own in zip(self.truth, self.predicted(), strict=True) if name and own
+        ]
+        classes = set(self.class_names)
+        foreign = len(known) - sum(name in classes for name in known)
+        right = int(self.right()[self.predicted()].sum())
+        return right / max(1, len(known)), len(known), foreign
+
+    def strangers(self) -> Tensor:
+        """Samples that may be of an unknown class, strangest first, [n] int64."""
+        if self.novelty is None:
+            return torch.empty(0, dtype=torch.int64)
+        order = torch.argsort(self.novelty.nan_to_num(-1.0), descending=True, stable=True)
+        return order[(self.novelty[order] > 1 - RATE) & self.predicted()[order]]
+
+    def unjudged(self) -> Tensor:
+        """Samples that cannot be compared with the labelled ones of their class, [n] int64."""
+        if self.novelty is None:
+            return self.predicted().nonzero().view(-1)
+        return (self.novelty.isnan() & self.predicted()).nonzero().view(-1)
+
+    def right(self) -> Tensor:
+        """Whether each prediction is correct, [N]; not if the true class is unknown."""
+        pairs = zip(self.labels.tolist(), self.truth or [], strict=True)
+        return torch.tensor([self.class_names[label] == name for label, name in pairs])
+
+    def calibration_error(self) -> float | None:
+        """Mean gap between probability and share of correct labels, over ten bins."""
+        if self.truth is None:
+            return None
+        known = torch.tensor([bool(name) for name in self.truth]) & self.predicted()
+        if not known.any():
+            return None
+        right = self.right()[known]
+        probability = self.probability[known].double()
+        place = (probability * BINS).long().clamp(max=BINS - 1)
+        gap = torch.zeros(BINS, dtype=torch.float64)
+        gap.index_add_(0, place, probability - right.double())
+        return float(gap.abs().sum()) / len(place)
+
+
+def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
+    """How many of the labels name each class, [K] float64."""
+    place = {name: k for k, name in enumerate(class_names)}
+    known = [place[label] for label in labels if label != UNKNOWN]
+    counts = torch.bincount(torch.tensor(known, dtype=torch.int64), minlength=len(place))
+    return counts.double()
+
+
+def inserted(
+    rest: Answers | None,
+    more: Answers,
+    places: Sequence[int],
+    class_names: tuple[str, ...],
+    counts: Tensor,
+) -> Answers:
+    """All samples in their order: the `rest`, classified as a batch, and at `places` some `more`.
+
+    The classes and shares of the latter do not count. `counts` [K] are the samples of each class
+    whose label is certain, which are all there are without a `rest`.
+    """
+    parts = [more] if rest is None else [more, rest]
+    other = torch.ones(sum(map(len, parts)), dtype=torch.bool)
+    other[torch.tensor(places, dtype=torch.int64)] = False
+    others: list[int] = other.nonzero().view(-1).tolist()
+    order = torch.tensor([*places, *others], dtype=torch.int64).argsort()
+    number = torch.tensor([class_names.index(name) for name in more.class_names])
+    parts[0] = replace(more, labels=number[more.labels], second=number[more.second])
+
+    def tensors(name: str) -> Tensor:
+        values = [(getattr(one, name), len(one)) for one in parts]
+        return torch.cat([torch.full((n,), math.nan) if x is None else x for x, n in values])[order]
+
+    def lists(name: str) -> list[str]:
+        values = [(getattr(one, name), len(one)) for one in parts]
+        both = [text for x, n in values for text in ([""] * n if x is None else x)]
+        return [both[row] for row in order.tolist()]
+
+    columns: dict[str, Any] = {"present": counts > 0}
+    columns["prevalence"] = from_sums(torch.stack([counts, counts, torch.zeros_like(counts)]))
+    if rest is not None:
+        columns = {"present": rest.present, "prevalence": rest.prevalence}
+        columns["alike"] = [[others[row] for row in group] for group in rest.alike]
+        columns["no_text"] = frozenset(others[row] for row in rest.no_text)
+        if rest.nodes is not None:
+            columns["nodes"] = lists("nodes")
+            columns["node_probability"] = tensors("node_probability")
+    if any(one.novelty is not None for one in parts):
+        columns["novelty"] = tensors("novelty")
+    for name in ("labels", "second", "probability", "second_probability", "doubt"):
+        columns[name] = tensors(name)
+    truth = None if more.truth is None else lists("truth")
+    return Answers(class_names, lists("names"), lists("texts"), truth=truth, **columns)
+
+
+def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
+    """Samples of which nothing can be said."""
+    n, K = len(samples.names), len(class_names)
+    none, nan = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
+    absent = torch.zeros(K, dtype=torch.bool)
+    names, texts = samples.names, samples.texts
+    return Answers(class_names, names, texts, none, none, nan, nan, nan, absent, samples.truth)

@@ -1,0 +1,126 @@
+"""Options of several commands, and values of several words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from cyclopts import Parameter
+
+
+def about(text: str, **more: Any) -> Parameter:
+    """The help of an option."""
+    return Parameter(help=text, **more)
+
+
+class UsageError(ValueError):
+    """A command line that is wrong whatever the data are."""
+
+
+def shown_default(value: object) -> str | None:
+    """Flags and options without a default show none."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value)) or None
+    return None if value is None or isinstance(value, bool) else str(value)
+
+
+def words(_: object, tokens: Sequence[Any]) -> tuple[str, ...]:
+    """The items of an option that may be repeated and may contain commas."""
+    text = ",".join(token.value for token in tokens).translate(str.maketrans("", "", "[]()"))
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def numbers(_: object, tokens: Sequence[Any]) -> tuple[int, ...] | None:
+    """Integers, at least one; None for ``all``."""
+    given = words(_, tokens)
+    if given == ("all",):
+        return None
+    if not given or not all(re.fullmatch(r"\d+", word) for word in given):
+        raise ValueError(f"must be integers such as 5,10,20, got {','.join(given) or 'none'}")
+    return tuple(map(int, given))
+
+
+DEFAULTS = Parameter(negative_bool=(), negative_iterable=(), show_default=shown_default)
+LIST = Parameter(consume_multiple=True, converter=words)
+NUMBERS = Parameter(consume_multiple=True, converter=numbers)
+
+Device: TypeAlias = Annotated[str | None, about("cpu, cuda, cuda:1; default: a GPU if any.")]
+Memory: TypeAlias = Annotated[float | None, about("Memory limit of a batch of tasks, in GiB.")]
+Fresh: TypeAlias = Annotated[bool, about("Start over instead of resuming.")]
+
+Bank: TypeAlias = Annotated[Path, about("A feature bank: .npz, .safetensors, .pt.")]
+Methods: TypeAlias = Annotated[
+    tuple[str, ...], LIST, about("Names, such as paddle,tim; or all. Your own: my_module:MyMethod.")
+]
+Tasks: TypeAlias = Annotated[int, about("Tasks per setting.", alias="--tasks")]
+Queries: TypeAlias = Annotated[int, about("Queries per task.")]
+Classes: TypeAlias = Annotated[
+    int | Literal["full"],
+    about("Candidate classes per task: a number, or full.", show_choices=False),
+]
+Sampling: TypeAlias = Annotated[str, about("uniform, balanced or dirichlet.")]
+Alpha: TypeAlias = Annotated[float, about("Parameter of the Dirichlet distribution.")]
+Seed: TypeAlias = Annotated[int, about("Random seed of the tasks.")]
+Preset: TypeAlias = Annotated[
+    str | None, about("Published options of the methods: paper, mini, tiered or inat.")
+]
+Split: TypeAlias = Annotated[str | None, about("Use only these rows of the bank.")]
+MethodOptions: TypeAlias = Annotated[
+    tuple[str, ...], about("An option of a method: METHOD.NAME=VALUE; may be repeated.")
+]
+
+Root: TypeAlias = Annotated[Path | None, about("The images; omit for glyphs.")]
+Layout: TypeAlias = Annotated[
+    str, about("mini, tiered, inatural, folder, npz or glyphs (drawn on the fly).")
+]
+Size: TypeAlias = Annotated[int | None, about("Resize images to squares of this many pixels.")]
+Samples: TypeAlias = Annotated[int, about("Images per class, for the layout glyphs.")]
+Precision: TypeAlias = Annotated[str, about("auto, float32, bfloat16 or float16.")]
+
+
+def method_options(given: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Options of methods, from words such as ``paddle.scaling=auto``.
+
+    Examples
+    --------
+    >>> method_options(["tim.weights=1,0.3,1", "tim.max_iter=500", "paddle.scaling=auto"])
+    {'tim': {'weights': (1, 0.3, 1), 'max_iter': 500}, 'paddle': {'scaling': 'auto'}}
+    """
+    from ...check import did_you_mean
+    from ...methods import available, describe
+
+    options: dict[str, dict[str, object]] = {}
+    for word in given:
+        parts = re.fullmatch(r"(\w+)\.(\w+)=(.+)", word)
+        if parts is None:
+            raise UsageError(f"--option must be METHOD.NAME=VALUE, got {word!r}")
+        method, name, text = parts.groups()
+        if method not in available():
+            near = did_you_mean(method, available())
+            raise UsageError(
+                f"--option must belong to one of the methods {', '.join(available())}, "
+                f"got {method!r}{near}"
+            )
+        defaults = {option.name: option.default for option in describe(method)}
+        if name not in defaults:
+            raise UsageError(
+                f"--option must be an option of {method} ({', '.join(defaults)}), "
+                f"got {name!r}{did_you_mean(name, defaults)}"
+            )
+        options.setdefault(method, {})[name] = option_value(word, text, defaults[name])
+    return options
+
+
+def option_value(word: str, text: str, default: object) -> object:
+    """A value of the same type as the default; the method itself checks its range."""
+    if isinstance(default, str):
+        return text
+    if text.lower() in ("true", "false", "none"):
+        text = text.capitalize()
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise UsageError(f"--option must have a value such as {default!r}, got {word!r}") from None

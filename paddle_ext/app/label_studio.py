@@ -1,0 +1,154 @@
+"""Predictions as tasks of Label Studio, and the labels that people chose there.
+
+Each task has the name of its sample, by which its label comes back. The formats are those that
+Label Studio documents: https://labelstud.io/guide/predictions and https://labelstud.io/guide/export
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import quoteattr
+
+from .. import check
+from ..files import open_regular, readable, replacing
+from ..text import plain_cell
+from ..version import version
+from .answers import UNKNOWN, Answers
+from .read.samples import Source
+from .read.text_files import decoded, table_rows
+from .settings import Settings
+
+CONTROL = "label"  # name of the choices in the labelling interface
+OBJECTS = {"pictures": ("Image", "image"), "texts": ("Text", "text")}  # tag, and key of its data
+COLUMNS = {"annotation_id", "annotator", "lead_time"}  # of every CSV and JSON_MIN export
+NAMED = "as classify --export label-studio writes them"
+
+# --- tasks --------------------------------------------------------------------------------------
+
+
+def check_tasks(kind: str, name: str) -> None:
+    """Reject embeddings, of which there is nothing to show, before they are classified."""
+    if kind not in OBJECTS:
+        raise check.ArgumentValueError(
+            "label_studio", f"must be omitted unless there are images or texts, got {name}"
+        )
+
+
+def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> None:
+    """Write one task per sample with its prediction, and next to it the labelling interface.
+
+    A corrected sample also has an annotation, so its label comes back with the others. An image is
+    where Label Studio serves local files: below the folder that holds the folder of images.
+    """
+    tag, key = OBJECTS[source.kind]
+    root = Path(source.name)
+    made_by = settings.encoder or (settings.backbone if source.kind == "pictures" else "")
+    model = f"paddle_ext {version()} {Path(made_by).name}".strip()
+
+    def task(row: int) -> dict[str, Any]:
+        shown = answers.texts[row]
+        if source.kind == "pictures":
+            place = Path(root.resolve().name) / Path(shown).relative_to(root)
+            shown = f"/data/local-files/?d={quote(os.fsencode(place))}"
+        found: dict[str, Any] = {"data": {"name": answers.names[row], key: shown}}
+        if row not in answers.no_text:
+            score = round(float(answers.probability[row]), 4)
+            result = choice(row, answers.prediction(row))
+            found["predictions"] = [{"model_version": model, "score": score, "result": [result]}]
+        if row in answers.corrected:
+            found["annotations"] = [{"result": [choice(row, answers.label(row))]}]
+        return found
+
+    def choice(row: int, label: str) -> dict[str, Any]:
+        return {
+            "id": f"sample-{row}",
+            "from_name": CONTROL,
+            "to_name": key,
+            "type": "choices",
+            "value": {"choices": [label]},
+        }
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as new, new.open("w", encoding="utf-8") as file:
+        for row in range(len(answers)):
+            file.write(("[" if row == 0 else ",\n") + json.dumps(task(row)))
+        file.write("]\n")
+    with replacing(path.with_suffix(".xml")) as new:
+        new.write_text(interface_of(tag, key, answers.class_names), encoding="utf-8")
+
+
+def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:
+    """The labelling interface for the settings of a project."""
+    names = dict.fromkeys((*class_names, UNKNOWN))
+    choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)
+    return (
+        f'<View>\n  <{tag} name="{key}" value="${key}"/>\n'
+        f'  <Choices name="{CONTROL}" toName="{key}" choice="single">\n{choices}'
+        "  </Choices>\n</View>\n"
+    )
+
+
+# --- labels -------------------------------------------------------------------------------------
+
+
+def read_label_studio(path: Path) -> dict[str, str] | None:
+    """The label of each sample by its name, from an export as JSON, JSON_MIN or CSV.
+
+    The last label of a sample counts, and skipped tasks do not. None: not such a file.
+    """
+    if path.suffix == ".json" and path.is_file():
+        records = list(json_records(path))
+    else:
+        try:
+            rows = table_rows(path)
+        except (UnicodeError, csv.Error, OSError):
+            return None  # reported by whoever reads it next
+        if not rows or not set(rows[0]) >= COLUMNS:
+            return None
+        records = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
+    found: dict[str, str] = {}
+    for record in sorted(records, key=lambda one: str(one.get("updated_at") or "")):
+        label = record.get(CONTROL)
+        if label in (None, "", []) or str(record.get("was_cancelled")).lower() == "true":
+            continue
+        if record.get("name") in (None, ""):
+            raise wrong(path, f"must have tasks with a name, {NAMED}", "one without")
+        found[plain_cell(str(record["name"]))] = one_choice(path, record, label)
+    return found
+
+
+def json_records(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Annotations with the data of their tasks, from JSON or JSON_MIN."""
+    with readable(path, "JSON"), open_regular(path) as file:
+        tasks = json.loads(decoded(file.read()))
+    known = isinstance(tasks, list) and all(isinstance(task, dict) for task in tasks)
+    for task in tasks if known else [{}]:
+        if not isinstance(task.get("data"), dict):
+            if not set(task) >= COLUMNS:
+                raise wrong(path, "must be an export of Label Studio", "something else")
+            yield task
+            continue
+        for annotation in task.get("annotations") or []:
+            for result in annotation.get("result") or []:
+                if result.get("type") == "choices" and result.get("from_name") == CONTROL:
+                    yield {**annotation, **task["data"], CONTROL: result["value"]}
+
+
+def one_choice(path: Path, record: Mapping[str, Any], label: Any) -> str:
+    """The label of a sample; several are a dictionary, which CSV has as JSON."""
+    if isinstance(label, str) and label.startswith('{"choices"'):
+        label = json.loads(label)
+    choices = label.get("choices") if isinstance(label, dict) else [label]
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
+        raise wrong(path, "must have one label for each sample", f"{label} for {record['name']!r}")
+    return choices[0].strip()
+
+
+def wrong(path: Path, sentence: str, got: str) -> ValueError:
+    return check.ArgumentValueError("corrected", f"{sentence}, got {got} in {path}")

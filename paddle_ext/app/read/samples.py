@@ -1,0 +1,273 @@
+"""The types of the application: samples as they are read, what is known, and what to classify."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...integrations.columns import Columns, columns_for
+from ...labels import numbered, sorted_names
+from ...libraries import library
+
+LOGIT_SCALE = 100.0  # of CLIP and most similar models
+
+
+def pyarrow() -> Any:
+    return library("pyarrow", "a table", "'paddle_ext[classify]'")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Samples with known classes, classes known by name, or both.
+
+    Parameters
+    ----------
+    features : Tensor [S, D]
+    labels : Tensor [S] int64
+        Indices into `class_names`; every class has at least one sample, unless there are
+        `prototypes`.
+    class_names : tuple of str
+    texts : tuple of str
+        What the user sees of each sample: a text, the path of an image, or nothing.
+    source : str
+        Their origin, for messages.
+    prototypes : Tensor [K, D] or None
+        Embeddings of the class names, by the encoder that computed the features.
+    logit_scale : float
+        Factor from cosines with the prototypes to logits.
+    names : tuple of str
+        What the samples are called, as in `Batch`; none: their numbers.
+    """
+
+    features: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    texts: tuple[str, ...]
+    source: str = "labelled"
+    prototypes: Tensor | None = None
+    logit_scale: float = LOGIT_SCALE
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.class_names) < 2:
+            found = f"only {self.class_names[0]!r}" if self.class_names else "none"
+            raise ValueError(
+                f"{self.source} must have labelled samples of at least two classes, got {found}"
+            )
+        check_finite(self.features, self.source, range(len(self.features)))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """How columns are standardised: not at all for embeddings, and all that have names."""
+        if self.prototypes is not None:
+            return Columns()
+        return columns_for(self.features, self.labels, len(self.class_names))
+
+    def rows(self, device: torch.device) -> Tensor:
+        """The features in these columns, float32."""
+        return self.columns.of(self.features.to(device, torch.float32))
+
+    def classes_with_samples(self) -> tuple[Tensor, Tensor]:
+        """The classes with a sample, and the index of each class [K] among them, or -1."""
+        there = torch.bincount(self.labels, minlength=len(self.class_names)) > 0
+        return there.nonzero().view(-1), torch.where(there, there.cumsum(0) - 1, -1)
+
+
+class Batch(NamedTuple):
+    """Samples: labelled ones as they are read, or some of those to classify."""
+
+    names: list[str]  # row numbers, files, or the user's names
+    features: Tensor  # [n, D] float32; [n, 0] while they are still to be computed
+    texts: list[str]  # as in `Labelled`
+    truth: list[str] | None  # names of the classes: of labelled samples, or if the user knows them
+    copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data to classify, with messages for the user."""
+
+    labelled: Labelled
+    unlabelled: Iterable[Batch]
+    name: str  # of the unlabelled data in messages
+    kind: str  # "pictures", "texts" or "rows"
+    total: int = 0  # number of unlabelled samples; 0: unknown
+    notes: list[str] = field(default_factory=list)
+    # Files that could not be read, and why; complete once all batches have been read.
+    unreadable: dict[str, str] = field(default_factory=dict)
+    embeds_texts: bool = False  # whether the features are those of the texts
+
+
+def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """Numbers [S] and names of the classes; names that are integers are sorted as numbers.
+
+    Examples
+    --------
+    >>> named_labels(["10", "9", "10"])
+    (tensor([1, 0, 1]), ('9', '10'))
+    """
+    names = sorted_names(values)
+    return numbered(values, names), tuple(names)
+
+
+def spoken_name(name: str) -> str:
+    """The name of a class with spaces instead of underscores."""
+    return " ".join(name.replace("_", " ").split())
+
+
+def matched_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The labels, as they are among the names if they differ only by underscores and spaces.
+
+    Examples
+    --------
+    >>> matched_names(["polar_bear", "cat", "dog"], ["polar bear", "cat"])
+    ['polar bear', 'cat', 'dog']
+    """
+    spoken: dict[str, list[str]] = {}
+    for name in names:
+        spoken.setdefault(spoken_name(name), []).append(name)
+    known = {name: name for name in names}
+    for label in set(labels) - set(known):
+        same = spoken.get(spoken_name(label), [])
+        known[label] = same[0] if len(same) == 1 else label
+    return [known[label] for label in labels]
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Names of several samples, of which a correction cannot mean one."""
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None:
+    """Raise an error at the first sample with NaN, infinity or numbers too large to sum."""
+    bad = ~(features.abs() <= 1e30)
+    if bad.any():
+        row, column = bad.nonzero()[0].tolist()
+        value = features[row, column].item()
+        raise ValueError(
+            f"{source} must have finite features, at most 1e30, "
+            f"got {value:g} in row {names[row]}, feature {column}"
+        )
+
+
+def rebatched(parts: Iterable[Batch], size: int, *, even_end: bool = True) -> Iterator[Batch]:
+    """The same samples in batches of `size`; with `even_end` the last two have about equal sizes.
+
+    A batch is classified as a whole, so a last one of a few samples would be classified poorly.
+    """
+    waiting: list[Batch] = []
+    count, least = 0, 2 * size if even_end else size
+    for part in parts:
+        waiting.append(part)
+        count += len(part.names)
+        if count < least:
+            continue
+        whole, start = concatenated(waiting), 0
+        while count - start >= least:
+            yield part_of(whole, start, start + size)
+            start += size
+        waiting, count = [part_of(whole, start, count)], count - start
+    if count > size:
+        whole = concatenated(waiting)
+        yield part_of(whole, 0, count // 2)
+        yield part_of(whole, count // 2, count)
+    elif count:
+        yield concatenated(waiting)
+
+
+def grouped_by_shape(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
+    """Groups of at most `most` consecutive batches of one shape."""
+    group: list[Batch] = []
+    for batch in batches:
+        if group and batch.features.shape != group[0].features.shape:
+            yield group
+            group = []
+        group.append(batch)
+        if len(group) == most:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def concatenated(parts: Sequence[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    truths = [part.truth for part in parts]
+    copied = [part.copied for part in parts]
+    return Batch(
+        [name for part in parts for name in part.names],
+        torch.cat([part.features for part in parts]),
+        [text for part in parts for text in part.texts],
+        None if truths[0] is None else [name for truth in truths for name in truth or ()],
+        None if copied[0] is None else pyarrow().concat_tables(copied),
+    )
+
+
+def part_of(batch: Batch, start: int, stop: int) -> Batch:
+    return Batch(
+        batch.names[start:stop],
+        batch.features[start:stop],
+        batch.texts[start:stop],
+        None if batch.truth is None else batch.truth[start:stop],
+        None if batch.copied is None else batch.copied.slice(start, stop - start),
+    )
+
+
+def selected_from(batch: Batch, wanted: Sequence[bool]) -> Batch:
+    """These samples of a batch, maybe none."""
+    rows = [row for row, yes in enumerate(wanted) if yes]
+    return Batch(
+        [batch.names[row] for row in rows],
+        batch.features[torch.tensor(rows, dtype=torch.int64)],
+        [batch.texts[row] for row in rows],
+        None if batch.truth is None else [batch.truth[row] for row in rows],
+    )
+
+
+def no_samples() -> Batch:
+    return Batch([], torch.empty(0, 0), [], [])
+
+
+class Changed:
+    """Batches, each of them changed as it is read: encoded, or only some of its samples."""
+
+    def __init__(self, batches: Iterable[Batch], change: Callable[[Batch], Batch]) -> None:
+        self.batches, self.change = batches, change
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for batch in map(self.change, self.batches) if batch.names)
+
+
+# --- samples without a text, of which nothing can be said: neither used nor classified -----------
+
+
+def has_text(texts: Iterable[str]) -> list[bool]:
+    return [bool(text.strip()) for text in texts]
+
+
+class WithText:
+    """The samples that have a text; once all have been read, `others` are known."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+        self.places: list[int] = []  # of the others among all
+        self.others = no_samples()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.places, count, others = [], 0, list[Batch]()
+        for batch in self.batches:
+            there = has_text(batch.texts)
+            if not all(there):
+                self.places += [count + row for row, yes in enumerate(there) if not yes]
+                others.append(selected_from(batch, [not yes for yes in there]))
+            count += len(there)
+            if any(there):
+                yield selected_from(batch, there)
+        self.others = concatenated(others) if others else no_samples()

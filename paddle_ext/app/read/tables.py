@@ -1,0 +1,574 @@
+"""Tables of every format as batches of Arrow: which columns are features, and the samples."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+import zipfile
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ... import check
+from ...files import check_room, current_version, first_line, open_regular, readable, unchanged
+from ...labels import label_text
+from ...libraries import library
+from ...parquet import is_lists, open_parquet, record_batches, vectors, width_of
+from ...text import encodable, plain_cell, plural, without_controls
+from ..settings import Columns
+from .columns import (
+    DECIMAL_COMMA,
+    all_lists,
+    as_list,
+    as_number,
+    cell_text,
+    cell_value,
+    is_gap,
+    is_number,
+    looks_like_text,
+    odd_cells,
+    plain_number,
+    shortened,
+    why_an_id,
+    why_no_feature,
+)
+from .samples import Batch, concatenated, no_samples, pyarrow
+from .text_files import (
+    checked_encoding,
+    checked_separator,
+    csv_reader,
+    decoded,
+    sniffed_encoding,
+    sniffed_separator,
+    text_of,
+)
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".json")
+LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
+EMBEDDING = "embedding"  # a column of lists used by default
+FEW_FEATURES = 2  # numeric columns that hardly are what to classify if there are texts
+ROWS_LOOKED_AT = 100  # to find the numeric columns
+READ_AT_ONCE = 2048  # rows
+LONGEST_ROW = 2**24  # bytes of a row of a CSV file
+
+# The column of labels, and a test of its cells in a group of rows.
+LabelTest: TypeAlias = tuple[str, Callable[[Sequence[object]], bool]]
+
+
+class Part(NamedTuple):
+    """Some rows of a table."""
+
+    batch: Any  # pyarrow.RecordBatch
+    rows: Sequence[int]  # their numbers
+
+    def cells(self, name: str) -> list[Any]:
+        cells: list[Any] = self.batch.column(name).to_pylist()
+        return cells
+
+    def select(self, wanted: Sequence[bool]) -> Part:
+        mask = np.array(wanted)
+        return Part(self.batch.filter(pyarrow().array(mask)), np.array(self.rows)[mask].tolist())
+
+
+class Chosen(NamedTuple):
+    """Feature columns, and why others are left out."""
+
+    names: list[str]
+    left_out: dict[str, str]  # reason for each
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+class Table(ABC):
+    """An open table file; numbers may be texts, unless the format has types."""
+
+    names: list[str]  # of all columns
+    count: int | None = None  # number of rows, if the file says it
+    notes: Sequence[str] = ()  # for the user
+    decimal_commas = False
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.version = path, current_version(path)
+
+    @abstractmethod
+    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
+        """These columns as record batches, or how many rows are left out there."""
+
+    def look(self) -> None:
+        """Find the columns of numbers and of lists, by the first rows."""
+        if len(set(self.names)) < len(self.names) or not self.names:
+            raise ValueError(f"{self.path} must begin with unique column names, got duplicates")
+        first = next(self.parts(self.names, size=ROWS_LOOKED_AT), None)
+        self.first = {name: [] if first is None else first.cells(name) for name in self.names}
+        kinds = {} if first is None else {one.name: one.type for one in first.batch.schema}
+        self.lists = [name for name, kind in kinds.items() if is_lists(kind)]
+        self.numeric = [name for name in self.names if self.is_numeric(name, kinds.get(name))]
+
+    def is_numeric(self, name: str, kind: Any) -> bool:
+        there = [cell for cell in self.as_numbers(self.first[name]) if not is_gap(cell)]
+        return bool(there) and all(as_number(cell) is not None for cell in there)
+
+    def parts(
+        self, names: Sequence[str], labelled: LabelTest | None = None, size: int | None = None
+    ) -> Iterator[Part]:
+        """These columns of all rows; groups of rows that fail the test may be left out."""
+        self.check_version()
+        start, size = 0, size or READ_AT_ONCE
+        for batch in self.batches(names, labelled):
+            if isinstance(batch, int):  # rows left out
+                start += batch
+                continue
+            for first in range(0, len(batch), size):
+                part = batch.slice(first, size)
+                yield Part(part, range(start, start + len(part)))
+                start += len(part)
+        self.check_version()
+
+    def check_version(self) -> None:
+        unchanged(self.path, current_version(self.path), self.version)
+
+    def as_numbers(self, cells: list[Any]) -> list[Any]:
+        """Cells of a column, with decimal points."""
+        return [plain_number(cell) for cell in cells] if self.decimal_commas else cells
+
+    def column(self, name: str, argument: str) -> str:
+        if name not in self.names:
+            shown = ", ".join(map(repr, self.names[:8])) + (", ..." * (len(self.names) > 8))
+            raise check.ArgumentValueError(
+                argument,
+                f"must be a column of {self.path} ({shown}), got {name!r}"
+                f"{check.did_you_mean(name, self.names)}",
+            )
+        return name
+
+    def label_column(
+        self, given: str | None, truth: str | None = None, *, required: bool
+    ) -> str | None:
+        """The given column, or one with a known name, in any case, other than the truth."""
+        if given is not None:
+            return self.column(given, "label")
+        names = {name.lower(): name for name in self.names[::-1] if name != truth}
+        found = next((names[name] for name in LABEL_COLUMNS if name in names), None)
+        if found is None and required:
+            raise check.ArgumentValueError(
+                "label",
+                f"must be a column of {self.path}, which has none called "
+                f"{', '.join(LABEL_COLUMNS)}, got nothing",
+            )
+        return found
+
+    def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
+        """The numeric columns selected by `Columns.features`."""
+        left_out: dict[str, str] = {}
+        if given is None and EMBEDDING in self.lists and EMBEDDING not in others:
+            given = EMBEDDING
+        if given is None:
+            numeric = [name for name in self.numeric if name not in others]
+            ids = {name: why_an_id(name, self.as_numbers(self.first[name])) for name in numeric}
+            left_out = {name: why for name, why in ids.items() if why and len(numeric) > 1}
+            names = [name for name in numeric if name not in left_out]
+            for name in self.names:
+                if name in self.lists and name not in others:
+                    left_out[name] = "it has lists"
+                elif name not in {*numeric, *others}:
+                    left_out[name] = why_no_feature(self.first[name])
+        elif given in self.names:
+            names = [given]
+        elif "," in given:
+            names = [self.column(name.strip(), "features") for name in given.split(",")]
+        elif ":" in given:
+            ends = [self.column(name, "features") for name in given.split(":", 1)]
+            first, last = (self.names.index(name) for name in ends)
+            names = [name for name in self.names[first : last + 1] if name not in others]
+        else:
+            names = [name for name in self.names if name.startswith(given) and name not in others]
+        if given is None and len(names) <= FEW_FEATURES:
+            self.check_text(others)
+        if not names:
+            beginning = "" if given is None else f" starting with {given!r}"
+            raise check.ArgumentValueError(
+                "features",
+                f"must be numeric columns of {self.path}, got none{beginning}",
+                or_pass="text",
+            )
+        return Chosen(names, left_out)
+
+    def check_text(self, others: set[str]) -> None:
+        """Raise an error if there is a column of texts, which is probably what to classify."""
+        for name, cells in self.first.items():
+            if name not in others and looks_like_text(cells):
+                raise check.ArgumentValueError(
+                    "text",
+                    f"must be given, because the column {name!r} of {self.path} looks like text: "
+                    f"add --text {name}",
+                    or_pass="features",
+                )
+
+
+def open_table(path: Path, separator: str | None = None, encoding: str | None = None) -> Table:
+    """A table file; separator and encoding of a CSV file are by default detected."""
+    if path.suffix == ".parquet":
+        return ParquetTable(path)
+    if path.suffix in (".csv", ".tsv"):
+        return CsvTable(path, separator, encoding)
+    return StoredTable(path)
+
+
+class ParquetTable(Table):
+    """A Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with open_parquet(path) as file:
+            self.names, self.count = file.schema_arrow.names, int(file.metadata.num_rows)
+        self.look()
+
+    def is_numeric(self, name: str, kind: Any) -> bool:
+        return is_number(kind)
+
+    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
+        with open_parquet(self.path) as file:
+            groups: list[list[int] | None] = [None]
+            if labelled is not None:
+                groups = [[number] for number in range(file.metadata.num_row_groups)]
+            for group in groups:
+                if labelled is not None:
+                    own = record_batches(file, self.path, READ_AT_ONCE, labelled[:1], group)
+                    labels = [value for batch in own for value in batch.column(0).to_pylist()]
+                    if not labelled[1](labels):
+                        yield len(labels)
+                        continue
+                yield from record_batches(file, self.path, READ_AT_ONCE, names, group)
+
+
+class CsvTable(Table):
+    """A CSV file; every cell is a text, so that ids keep their zeros."""
+
+    def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
+        super().__init__(path)
+        self.encoding = checked_encoding(encoding) if encoding else sniffed_encoding(path)
+        if separator:
+            self.separator = checked_separator(separator)
+        else:
+            self.separator = sniffed_separator(path, self.encoding)
+        # With commas as separators, "1,234" is more than a thousand.
+        self.decimal_commas = self.separator != ","
+        with (
+            self.readable(),
+            open_regular(path) as file,
+            text_of(file, self.encoding) as text,
+        ):
+            self.names = next(csv_reader(text, self.separator), [])
+        self.look()
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (UnicodeError, csv.Error, pyarrow().ArrowInvalid) as error:
+            what = f"a table in {self.encoding}"
+            if "straddling" in str(error):
+                what = f"a table with rows of at most {LONGEST_ROW // 2**20} MiB"
+            raise ValueError(f"{self.path} must be {what}, got: {first_line(error)}") from error
+
+    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
+        arrow, module = pyarrow(), library("pyarrow.csv", "a table", "'paddle_ext[classify]'")
+        odd: list[Any] = []
+
+        def skip(row: Any) -> str:
+            odd.append(row)
+            return "skip"
+
+        with self.readable(), open_regular(self.path) as file:
+            batches = module.open_csv(
+                file,
+                module.ReadOptions(
+                    use_threads=False, block_size=LONGEST_ROW, encoding=self.encoding
+                ),
+                module.ParseOptions(
+                    delimiter=self.separator, newlines_in_values=True, invalid_row_handler=skip
+                ),
+                module.ConvertOptions(
+                    include_columns=list(names),
+                    column_types={name: arrow.string() for name in names},
+                    strings_can_be_null=False,
+                ),
+            )
+            while True:
+                batch = next(batches, None)
+                if odd:
+                    raise ValueError(
+                        f"{self.path} must have {len(self.names)} cells in each row, got "
+                        f"{odd[0].actual_columns} in row {odd[0].number - 2}"
+                    )
+                if batch is None:
+                    return
+                yield batch
+
+
+class StoredTable(Table):
+    """A table that is read as a whole: Excel or JSON."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.names, lines, self.notes = (
+            excel_rows(path) if path.suffix == ".xlsx" else json_rows(path)
+        )
+        self.count = len(lines)
+        cells = zip(*lines, strict=True) if lines else [()] * len(self.names)
+        self.stored = pyarrow().Table.from_arrays(
+            [column_of(list(own)) for own in cells], self.names
+        )
+        self.look()
+
+    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
+        return iter(self.stored.select(list(names)).to_batches())
+
+
+def column_of(cells: list[Any]) -> Any:
+    """A column of Arrow; cells of several types are texts."""
+    arrow = pyarrow()
+    try:
+        column = arrow.array(cells)
+    except (arrow.ArrowException, OverflowError, UnicodeError):
+        column = arrow.nulls(0)
+    if arrow.types.is_null(column.type):
+        texts = (None if cell is None else encodable(str(cell)) for cell in cells)
+        return arrow.array(list(texts), arrow.string())
+    return column
+
+
+def excel_library() -> Any:
+    return library("openpyxl", "an .xlsx file", "'paddle_ext[excel]'")
+
+
+def excel_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
+    """Columns, rows and notes of the first sheet with cells; its first row names the columns."""
+    openpyxl = excel_library()
+    with readable(path, "a workbook of Excel"), open_regular(path) as file:
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                check_room(path, entry.file_size, entry.compress_size, entry.filename)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about styles and formats
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+            title, lines = "", list[list[Any]]()
+            for sheet in book.worksheets:
+                rows = (list(row) for row in sheet.iter_rows(values_only=True))
+                lines = [row for row in rows if any(cell is not None for cell in row)]
+                if lines:
+                    title = sheet.title
+                    break
+            sheets = len(book.worksheets)
+            book.close()
+    last = (max(k for k, cell in enumerate(line, 1) if cell is not None) for line in lines)
+    width = max(last, default=0)
+    lines = [[*line[:width], *[None] * (width - len(line))] for line in lines]
+    names = ["" if cell is None else str(cell) for cell in lines[0]] if lines else []
+    notes = [f"the sheet {title!r} of {path} was read, one of {sheets}"] if sheets > 1 else []
+    return names, lines[1:], notes
+
+
+def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
+    """Columns and rows of objects with the columns as keys: one on each line, or in one list.
+
+    The reader of Arrow refuses columns of several types, and takes texts for dates.
+    """
+    with readable(path, "a text file"), open_regular(path) as file:
+        text = decoded(file.read())
+    records: list[Any] = []
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                with readable(path, f"JSON Lines, with an object in line {number}"):
+                    records.append(json.loads(line))
+    else:
+        with readable(path, "JSON"):
+            records = json.loads(text)
+    wrong = not isinstance(records, list)
+    if wrong or not all(isinstance(record, dict) for record in records):
+        raise ValueError(
+            f"{path} must have objects with the columns as keys, in a list or one per line, "
+            "got something else"
+        )
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return names, [[record.get(name) for name in names] for record in records], []
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+
+class TableSamples:
+    """The samples of a table: all rows, whatever their labels, or those with or without one.
+
+    `chosen` has the columns of numbers; None: the features are those of the texts, which are
+    computed later.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        columns: Columns,
+        chosen: Chosen | None,
+        rows: Literal["all", "labelled", "unlabelled"],
+    ) -> None:
+        self.table, self.columns, self.chosen, self.rows = table, columns, chosen, rows
+        names = [] if chosen is None else chosen.names
+        self.features = [table.column(name, "features") for name in names]
+        self.copied: list[str] | None = None  # columns to copy to the output
+        self.width: int | None = None  # of a column of lists, once a row has been read
+        self.gap_words: Counter[str] = Counter()  # words that counted as missing labels
+        self.padded: Counter[str] = Counter()  # labels with white space around them
+        others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
+        for argument, name in others.items():
+            if name is not None:
+                table.column(name, argument)
+
+    def __iter__(self) -> Iterator[Batch]:
+        wanted = {*self.features, *self.columns.others(), *(self.copied or ())}
+        names = [name for name in self.table.names if name in wanted]
+        label = None if self.rows == "all" else self.columns.label
+        labelled = (label, self.have_labels) if label and self.rows == "labelled" else None
+        for part in self.table.parts(names or self.table.names[:1], labelled):
+            own = part
+            if label is not None:
+                labels = [self.label(value) for value in part.cells(label)]
+                mask = [bool(text) == (self.rows == "labelled") for text in labels]
+                own = part if all(mask) else part.select(mask)
+            if len(own.rows):
+                yield self.batch(own)
+
+    def labelled(self, *, required: bool) -> Batch:
+        """All rows with a label, which is their truth; may be none unless required."""
+        batches = list(self)
+        if required and not batches:
+            raise ValueError(
+                f"{self.table.path} must have rows with a label in column "
+                f"{self.columns.label!r}, got none"
+            )
+        whole = concatenated(batches) if batches else no_samples()
+        if self.columns.text is None:
+            return whole._replace(texts=[f"row {name}" for name in whole.names])
+        return whole
+
+    def order(self) -> dict[str, int]:
+        """Where each row of the table is, by its name; empty if rows are numbered."""
+        column = self.columns.name
+        if column is None:
+            return {}
+        names = (
+            cell_text(cell) for part in self.table.parts([column]) for cell in part.cells(column)
+        )
+        return {name: row for row, name in enumerate(names)}
+
+    def have_labels(self, values: Sequence[object]) -> bool:
+        """Whether there is a label among these; if not, their words are counted here."""
+        before = self.gap_words.copy()
+        there = any(self.label(value) for value in values)
+        if there:
+            self.gap_words = before
+        return there
+
+    def label(self, value: object) -> str:
+        text = label_text(cell_value(value))
+        if not text and isinstance(value, str) and value.strip() not in ("", "-1"):
+            self.gap_words[value.strip()] += 1
+        if text and isinstance(value, str) and value != value.strip():
+            self.padded[value] += 1
+        return text
+
+    def batch(self, part: Part) -> Batch:
+        columns = self.columns
+        names, texts, truth = [str(row) for row in part.rows], [""] * len(part.rows), None
+        if columns.name is not None:
+            names = [without_controls(cell_text(cell)) for cell in part.cells(columns.name)]
+        if columns.text is not None:
+            texts = [cell_text(cell) for cell in part.cells(columns.text)]
+            if self.features:  # otherwise an encoder reads them as they are
+                texts = [without_controls(text) for text in texts]
+        if columns.truth is not None:
+            truth = [label_text(cell_value(cell)) for cell in part.cells(columns.truth)]
+        features = self.numbers(part) if self.features else torch.empty(len(names), 0)
+        return Batch(names, features, texts, truth, self.copies(part))
+
+    def copies(self, part: Part) -> Any:
+        """The columns to copy as a pyarrow.Table; of the row numbers if there is none."""
+        arrow = pyarrow()
+        if self.copied is None:
+            return None
+        if not self.copied:
+            return arrow.table({"row": arrow.array(np.array(part.rows))})
+        own = arrow.Table.from_batches([part.batch]).select(self.copied)
+        if isinstance(self.table, CsvTable):  # formulas are escaped again where it matters
+            texts = ([plain_cell(cell) for cell in part.cells(name)] for name in self.copied)
+            own = arrow.table([arrow.array(cells, arrow.string()) for cells in texts], self.copied)
+        return own
+
+    def numbers(self, part: Part) -> Tensor:
+        """[n, D] float32."""
+        columns = [part.batch.column(name) for name in self.features]
+        kind = getattr(columns[0].type, "storage_type", columns[0].type)
+        # Lists of decimals hold objects.
+        if len(columns) == 1 and is_lists(kind) and is_number(kind.value_type, decimals=False):
+            self.width = width_of(columns[0]) if self.width is None else self.width
+            where = f"{self.table.path}, column {self.features[0]!r},"
+            rows = vectors(columns[0], max(self.width, 1), where, part.rows)
+            return torch.from_numpy(np.array(rows, np.float32))
+        with np.errstate(over="ignore"):  # overflow is reported below
+            arrays = [self.as_floats(column) for column in columns]
+            if all(array is not None for array in arrays):
+                matrix = np.stack(arrays, 1)  # type: ignore[arg-type]
+                if np.isfinite(matrix).all():
+                    return torch.from_numpy(matrix)
+        return self.numbers_of_cells(part)
+
+    def as_floats(self, column: Any) -> npt.NDArray[np.float32] | None:
+        """A column of numbers or of texts that are numbers; None if a cell is not a number."""
+        arrow, compute = pyarrow(), library("pyarrow.compute", "a table", "'paddle_ext[classify]'")
+        if column.null_count:
+            return None
+        if is_number(column.type):
+            return np.array(column.to_numpy(zero_copy_only=False), np.float32)
+        try:
+            if arrow.types.is_string(column.type):
+                column = compute.utf8_trim_whitespace(column)
+            if self.table.decimal_commas:
+                column = compute.replace_substring_regex(column, DECIMAL_COMMA, r"\1.\2")
+            floats = compute.cast(column, arrow.float64()).to_numpy(zero_copy_only=False)
+        except (arrow.ArrowException, TypeError):
+            return None
+        return np.array(floats, np.float32)
+
+    def numbers_of_cells(self, part: Part) -> Tensor:
+        """The same, of lists written as texts and of any type; an error names the cell."""
+        cells = [self.table.as_numbers(part.cells(name)) for name in self.features]
+        try:
+            with np.errstate(over="ignore"):
+                if len(self.features) == 1 and all_lists(cells[0]):
+                    matrix = np.array([as_list(cell) for cell in cells[0]], np.float32)
+                else:
+                    matrix = np.array(cells, np.float32).T.copy()
+            if matrix.ndim == 2 and np.isfinite(matrix).all():
+                return torch.from_numpy(matrix)
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            pass  # reported below, with its position
+        odd = odd_cells(cells, self.features)
+        row, name = next(iter(odd.items()), (0, self.features[0]))
+        cell = cells[self.features.index(name)][row]
+        got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
+        more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
+        raise ValueError(
+            f"{self.table.path} must have a finite number, or as many numbers as in the other "
+            f"rows, in each feature, got {got} in row {part.rows[row]}, column {name!r}{more}: "
+            "fill in such cells, or leave out their rows or columns"
+        )

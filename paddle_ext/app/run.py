@@ -1,0 +1,355 @@
+"""From files, folders or one table to predictions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..presence import Suggestions, suggest
+from ..presence.hierarchy import Hierarchy
+from ..text import plural
+from .answering import answer
+from .answers import Answers, inserted, label_counts, without_prediction
+from .corrections import KEPT, Corrected, DataNames, corrected_source, gathered
+from .label_studio import check_tasks, write_tasks
+from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
+from .outcome import Outcome, Suggested
+from .read.input_check import Finding, check_input
+from .read.model import check_model_path, save_model
+from .read.names import hierarchy_of, prior_of, read_pairs, read_prior
+from .read.opening import encoded, open_data
+from .read.samples import Batch, Labelled, Source, WithText, repeated
+from .read.tables import TableSamples
+from .settings import Settings
+from .write.page import write_page
+from .write.sorting import check_sort_into, sort_into
+from .write.tables import (
+    check_final,
+    write_answers,
+    write_classes,
+    write_corrections,
+    write_final,
+    write_labelled,
+    write_suggestions,
+)
+
+SUGGESTIONS = "suggestions.csv"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `classify`.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        The predictions, the corrections, and what the labelled samples say about both.
+    table, page : Path
+        The files written.
+    notes : list of str
+        Messages for the user.
+    unreadable : dict of str to str
+        Files that could not be read, and why.
+    seconds : float
+    labelled, model, final, sorted_into : Path or None
+        The files with the check of the labelled samples, the saved model and all labels, and the
+        folder of sorted images.
+    suggested : Suggested or None
+        The samples to label next, if asked for, which are in the file `suggestions`.
+    suggestions : Path or None
+    """
+
+    outcome: Outcome
+    table: Path
+    page: Path
+    notes: list[str]
+    unreadable: dict[str, str]
+    seconds: float
+    labelled: Path | None = None
+    model: Path | None = None
+    final: Path | None = None
+    sorted_into: Path | None = None
+    suggested: Suggested | None = None
+    suggestions: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    @property
+    def answers(self) -> Answers:
+        return self.outcome.answers
+
+    @property
+    def classes(self) -> Path:
+        """The file with the shares of the classes."""
+        return self.table.with_name("classes.csv")
+
+    @property
+    def checked(self) -> LabelledCheck | None:
+        """Doubts about the labels of labelled samples; None if no class has two of them."""
+        return self.outcome.checked
+
+
+def classify(
+    labelled: str | Path,
+    unlabelled: str | Path | None = None,
+    output: str | Path = ".",
+    settings: Settings | None = None,
+    *,
+    show: Callable[[list[Finding]], None] | None = None,
+) -> Report:
+    """Classify samples; writes ``answers.csv``, ``answers.html`` and ``labelled.csv``.
+
+    With `Settings.suggest` also ``suggestions.csv``.
+
+    Parameters
+    ----------
+    labelled : path
+        Embeddings (`.npz`, `.npy`, `.safetensors`, `.csv`, `.tsv`, `.parquet`), or a folder with
+        one folder of images per class.
+    unlabelled : path or None
+        The same for the samples to classify; any tree of images. None: they are in `labelled`, as
+        table rows without a label; with names (`Settings.names`, or embeddings of them in the
+        file), also as rows of an embeddings file, or a tree of images. With `Settings.model` the
+        only data is what to classify.
+    output : path
+        The output folder.
+    settings : Settings or None
+    show : callable or None
+        Called with what is odd about the data, before anything expensive.
+
+    Raises
+    ------
+    ValueError, OSError, ImportError
+        A one-sentence error that says what to change.
+
+    Examples
+    --------
+    >>> report = classify("labelled.npz", "unlabelled.npz")  # doctest: +SKIP
+    """
+    settings = settings or Settings()
+    began = time.perf_counter()
+    known, new = existing(labelled), None if unlabelled is None else existing(unlabelled)
+    device, folder = check.device(settings.device), Path(output)
+    files, notes = gathered(folder, settings.corrections)
+    parents = (
+        None if settings.parents is None else read_pairs(settings.parents, "parents", "parent")
+    )
+    weights = None if settings.prior is None else read_prior(settings.prior)
+    check_outputs(settings, (known, new))
+    if settings.suggest is None and (folder / SUGGESTIONS).exists():
+        # It stays, because labels may be written to it.
+        notes.append(f"{folder / SUGGESTIONS} is of an earlier run; --suggest makes a new one")
+    opened = open_data(known, new, settings)
+    if settings.label_studio is not None:
+        check_tasks(opened.kind, opened.name)
+    if show is not None:
+        show(check_input(opened))
+    source = encoded(opened, device)
+    corrected = corrected_source(source, files, data_names(known, new, settings))
+    given, names = source.labelled.class_names, corrected.source.labelled.class_names
+    hierarchy = prior = None
+    if parents is not None:
+        hierarchy, more = hierarchy_of(parents, names, given, settings.parents)
+        notes += more
+    if weights is not None:
+        prior, more = prior_of(weights, names, settings.prior)
+        notes += more
+    features = list[Tensor]()
+    answers = all_answers(corrected, settings, device, hierarchy, prior, features)
+    source = corrected.source
+    checked = check_labelled(source.labelled, device)
+    accuracy = expected_accuracy(checked, source.labelled, len(corrected.before.labels))
+    notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
+    notes += name_notes(answers, corrected, settings.columns.name)
+    corrected = replace(corrected, source=replace(source, notes=notes))
+    outcome = Outcome(answers, corrected, checked, accuracy)
+    title = page_title(new or known, answers, source.kind)
+    order = {}
+    if settings.final is not None and isinstance(opened.samples, TableSamples):
+        order = opened.samples.order()
+    report = write_all(folder, outcome, settings, title, order, began)
+    return report if settings.suggest is None else with_suggestions(report, features, settings)
+
+
+def check_outputs(settings: Settings, data: tuple[Path, Path | None]) -> None:
+    """Reject files that could not be written, before any work."""
+    if settings.save is not None:
+        check_model_path(Path(settings.save))
+    if settings.sort_into is not None:
+        check_sort_into(Path(settings.sort_into), data)
+    if settings.final is not None:
+        check_final(Path(settings.final), data)
+
+
+def data_names(known: Path, new: Path | None, settings: Settings) -> DataNames:
+    """What corrections call the data."""
+    if settings.model is not None:
+        return DataNames.of(Path(settings.model), known)
+    return DataNames.of(known, new)
+
+
+def all_answers(
+    corrected: Corrected,
+    settings: Settings,
+    device: torch.device,
+    hierarchy: Hierarchy | None,
+    prior: Tensor | None,
+    features: list[Tensor],
+) -> Answers:
+    """Predictions of all samples, and those that have no text, in their order.
+
+    Those with a corrected label are predicted by the labelled samples alone, so that the
+    corrections do not predict themselves; and each by itself, without a prior, because samples
+    that needed a correction are not a batch like the others. `features` receives those of the
+    samples that were predicted, if suggestions are asked for.
+    """
+    source, rest = corrected.source, None
+    names, batches = source.labelled.class_names, source.unlabelled
+    texts = WithText(batches) if source.embeds_texts else None
+    batches = batches if texts is None else texts
+    if settings.suggest is not None:
+        batches = remembered(batches, features)
+    certain = label_counts(corrected.labels, names)
+    common = partial(answer, label_noise=settings.label_noise, device=device)
+    if corrected.remaining != 0:
+        rest = common(
+            source.labelled,
+            batches,
+            batch=settings.batch,
+            source=source.name,
+            total=source.total,
+            progress=settings.progress and source.kind != "pictures",
+            hierarchy=hierarchy,
+            prior=prior,
+            certain=certain,
+        )
+    if texts is not None and texts.places:
+        others = without_prediction(texts.others, names)
+        rest = inserted(rest, others, texts.places, names, certain)
+        rest = replace(rest, no_text=frozenset(texts.places))
+    if not corrected.samples.names:
+        assert rest is not None
+        return rest
+    own = common(corrected.before, [corrected.samples], batch=1)
+    answers = inserted(rest, own, corrected.places, names, certain)
+    return replace(answers, corrected=dict(zip(corrected.places, corrected.labels, strict=True)))
+
+
+def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Batch]:
+    """The same batches; their features are added to a list."""
+    for batch in batches:
+        features.append(batch.features)
+        yield batch
+
+
+def write_all(
+    folder: Path,
+    outcome: Outcome,
+    settings: Settings,
+    title: str,
+    order: dict[str, int],
+    began: float,
+) -> Report:
+    """Write the tables, the page, the model and the sorted images."""
+    answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
+    folder.mkdir(parents=True, exist_ok=True)
+    table, page, labelled = (
+        folder / name for name in ("answers.csv", "answers.html", "labelled.csv")
+    )
+    pictures, texts = source.kind == "pictures", source.kind == "texts"
+    column = name_column(source, settings)
+    if settings.corrections:
+        write_corrections(folder / KEPT, corrected.kept)
+    write_answers(table, answers, column, texts=texts)
+    write_classes(folder / "classes.csv", answers, outcome.expected)
+    if outcome.checked is not None:
+        shown = "file" if pictures else "text" if texts else "sample"
+        names = source.labelled.names
+        write_labelled(labelled, outcome.checked, shown, settings.columns.name, names)
+    if settings.label_studio is not None:
+        write_tasks(Path(settings.label_studio), answers, source, settings)
+    if settings.save is not None:
+        save_model(Path(settings.save), source, settings)
+    if settings.final is not None:
+        write_final(Path(settings.final), answers, corrected, column, order, texts=texts)
+    write_page(page, outcome, title, time.perf_counter() - began)
+    if settings.sort_into is not None:
+        sort_into(Path(settings.sort_into), answers)  # last, as a second run would refuse it
+    return Report(
+        outcome,
+        table,
+        page,
+        source.notes,
+        source.unreadable,
+        time.perf_counter() - began,
+        None if outcome.checked is None else labelled,
+        settings.save,
+        settings.final,
+        settings.sort_into,
+    )
+
+
+def with_suggestions(report: Report, features: list[Tensor], settings: Settings) -> Report:
+    """Write the samples to label next, given the features of those that were predicted."""
+    source, rows = report.outcome.source, report.answers.predicted().nonzero().view(-1)
+    if not len(rows):
+        return report
+    assert settings.suggest is not None
+    device = check.device(settings.device)
+    query = source.labelled.columns.of(torch.cat(features).to(device, torch.float32))
+    chosen = suggest(source.labelled.rows(device), query, settings.suggest)
+    chosen = Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu())
+    suggested = Suggested(report.answers, chosen)
+    path = report.table.parent / SUGGESTIONS
+    write_suggestions(path, suggested, name_column(source, settings), texts=source.kind == "texts")
+    return replace(report, suggested=suggested, suggestions=path)
+
+
+def name_column(source: Source, settings: Settings) -> str:
+    """The title of the column of sample names."""
+    return settings.columns.name or ("file" if source.kind == "pictures" else "row")
+
+
+def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> list[str]:
+    """A warning about names that cannot tell samples apart."""
+    known, new = corrected.data
+    others = (one.name for one in corrected.given) if known == new else ()
+    several = [] if column is None else repeated([*others, *answers.names])
+    if not several:
+        return []
+    names = f"names in column {column!r} that several samples have: {len(several):,}"
+    return [f"{names}, such as {several[0]!r}; a correction counts for all of them"]
+
+
+def trust_notes(labelled: Labelled) -> list[str]:
+    """Warnings about the probabilities."""
+    counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
+    if labelled.prototypes is not None or int(counts.max()) > 1:
+        return []
+    note = (
+        "one labelled sample per class: calibration is impossible, so do not trust the "
+        "probabilities; two samples of some classes would fix that"
+    )
+    return [note]
+
+
+def page_title(path: Path, answers: Answers, kind: str) -> str:
+    """Title of the page: what was classified, and the result, as 'june: 1 image, 1 class'."""
+    thing = {"pictures": "image", "texts": "text", "rows": "sample"}[kind]
+    classes = int((answers.counts() > 0).sum())
+    name = path.resolve().name if path.is_dir() else path.stem
+    return f"{name}: {plural(len(answers), thing)}, {plural(classes, 'class')}"
+
+
+def existing(path: str | Path) -> Path:
+    if not Path(path).exists():
+        raise ValueError(f"{path} must be a file or a folder, but does not exist")
+    return Path(path)

@@ -1,0 +1,159 @@
+"""The options of `classify`: fields with their names, types and defaults, and their help.
+
+The command line is made from these classes: each field is an option, and its description in the
+docstring is the help, so an option is written nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from ..files import user_cache
+from ..libraries import library
+
+cyclopts = library("cyclopts", "paddle-ext classify", "'paddle_ext[cli]'")
+Parameter, ordered = cyclopts.Parameter, cyclopts.Group.create_ordered
+
+DEFAULT_NETWORK = "efficientnet_lite0"
+# The panels of the help, in their order.
+TABLES = Parameter(group=ordered("Tables and arrays"))
+CLASSES = Parameter(group=ordered("What is known of the classes"))
+REVIEW = Parameter(group=ordered("Review, and the next round"))
+COMPUTING = Parameter(group=ordered("Computing"))
+NO_OPTION = Parameter(parse=False)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Columns:
+    """The roles of the columns of a table; arrays have only `label` and `truth`.
+
+    Parameters
+    ----------
+    features : str or None
+        Numeric columns: FIRST:LAST, A,B,C, a common prefix, or one column of lists; default: all.
+    text : str or None
+        Column of texts to embed.
+    label : str or None
+        Column, or array, of classes; default: label.
+    name : str or None
+        Column of row names; default: row numbers.
+    truth : str or None
+        Column or array of true classes, to report the accuracy; for images: folder.
+    """
+
+    features: Annotated[str | None, TABLES, Parameter(name=("--embedding", "--features"))] = None
+    text: Annotated[str | None, TABLES] = None
+    label: Annotated[str | None, TABLES] = None
+    name: Annotated[str | None, TABLES, Parameter(name="--id")] = None
+    truth: Annotated[str | None, TABLES] = None
+
+    def others(self) -> set[str]:
+        return {one for one in (self.text, self.label, self.name, self.truth) if one is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Settings:
+    """Options in addition to the data.
+
+    Parameters
+    ----------
+    columns : Columns
+    labels : Path or None
+        File of labels for a .npy: .npy, or one per line.
+    separator : str or None
+        CSV separator: a character, or tab; default: detected.
+    encoding : str or None
+        CSV encoding, such as latin-1; default: detected.
+    names : Path or None
+        Names of the classes, which then need no labels: a text file with one per line (and prompts
+        after tabs), or a .npz with text and class_names.
+    templates : tuple of str
+        Prompt for the encoder, with {} for the name; several are averaged. Default: 'a photo of a
+        {}.' for images, the name alone for texts.
+    logit_scale : float or None
+        Factor on cosines with names; default: the encoder's, or 100.
+    parents : Path or None
+        Table of classes and their parents, any depth: unsure samples get a parent.
+    prior : Path or None
+        Table of classes and their weights, such as the counts of last month; 0: impossible. It
+        counts as far as the samples agree with it.
+    label_noise : float or str
+        Share of wrong labels among the labelled, or auto to estimate it.
+    corrected : Path or sequence of Path
+        Corrected labels, as exported by the page or Label Studio; several times: later ones win.
+        They are kept in corrected.csv of the output folder, which every run reads.
+    final : Path or None
+        Write all samples with their labels, given, corrected or predicted.
+    sort_into : Path or None
+        Copy the images into class folders in this new folder, and into unknown and doubtful.
+    label_studio : Path or None
+        A .json file to write tasks for Label Studio to, with the predictions.
+    suggest : int or None
+        How many samples to suggest for labelling next, in suggestions.csv.
+    save : Path or None
+        Save the classes in this .npz, for --model.
+    model : Path or None
+        A file from --save instead of labelled data: classify --model M NEW.
+    backbone : str
+        For images: efficientnet_lite0, timm:NAME, or a checkpoint.
+    encoder : str or None
+        For texts: a sentence-transformers model. For images with names: an image-text model on
+        disk, as a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS.
+    batch : int or None
+        Samples classified together; default: 300.
+    device : str or None
+        cpu, cuda, cuda:1; default: a GPU if any.
+    cache : Path or None
+        Folder of cached features; default: the user's.
+    progress : bool
+    """
+
+    columns: Columns = field(default_factory=Columns)
+    labels: Annotated[Path | None, TABLES] = None
+    separator: Annotated[str | None, TABLES, Parameter(name="--sep")] = None
+    encoding: Annotated[str | None, TABLES] = None
+    names: Annotated[Path | None, CLASSES] = None
+    templates: Annotated[tuple[str, ...], CLASSES, Parameter(name="--template")] = ()
+    logit_scale: Annotated[float | None, CLASSES] = None
+    parents: Annotated[Path | None, CLASSES] = None
+    prior: Annotated[Path | None, CLASSES] = None
+    label_noise: Annotated[float | str, CLASSES] = "auto"
+    corrected: Annotated[Sequence[Path], REVIEW] = ()
+    final: Annotated[Path | None, REVIEW] = None
+    sort_into: Annotated[Path | None, REVIEW] = None
+    label_studio: Annotated[Path | None, NO_OPTION] = None
+    suggest: Annotated[int | None, REVIEW] = None
+    save: Annotated[Path | None, REVIEW] = None
+    model: Annotated[Path | None, REVIEW] = None
+    backbone: Annotated[str, COMPUTING] = DEFAULT_NETWORK
+    encoder: Annotated[str | None, COMPUTING] = None
+    batch: Annotated[int | None, COMPUTING] = None
+    device: Annotated[str | None, COMPUTING] = None
+    cache: Annotated[
+        Path | None, COMPUTING, Parameter(negative="--no-cache", show_default=False)
+    ] = field(default_factory=lambda: user_cache("classify"))
+    progress: Annotated[bool, NO_OPTION] = False
+
+    def __post_init__(self) -> None:
+        from .. import check  # loads torch, which the help does not need
+        from ..adaptive_rule.label_noise import check_label_noise
+
+        check_label_noise("label_noise", self.label_noise)
+        if self.suggest is not None:
+            check.integer("suggest", self.suggest)
+
+    @property
+    def corrections(self) -> list[Path]:
+        """The files of `corrected`."""
+        if isinstance(self.corrected, (str, Path)):
+            return [Path(self.corrected)]
+        return [Path(path) for path in self.corrected]
+
+    @property
+    def csv_format(self) -> tuple[str | None, str | None]:
+        return self.separator, self.encoding

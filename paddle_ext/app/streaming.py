@@ -1,0 +1,335 @@
+"""From data of any kind to one file, with few samples in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import check
+from ..adaptive_rule.classify import classify
+from ..adaptive_rule.correction import corrected_likelihood
+from ..files import ahead
+from ..progress import Progress
+from ..task import without_batch
+from .answering import check_batch, classified
+from .answers import UNKNOWN
+from .corrections import relabelled
+from .read.input_check import Finding, check_input
+from .read.opening import encoded, open_data
+from .read.samples import (
+    Batch,
+    Source,
+    concatenated,
+    has_text,
+    matched_names,
+    pyarrow,
+    rebatched,
+)
+from .read.tables import TableSamples
+from .run import existing
+from .settings import Settings
+from .write.tables import SUFFIXES, require_libraries, write_file
+
+ANSWERS = ("label", "probability", "doubt")
+
+# A batch, and the labels, probabilities and doubts [n] of its samples.
+Predicted: TypeAlias = tuple[Batch, Tensor, Tensor, Tensor]
+
+
+@dataclass
+class StreamReport:
+    """The result of `stream`.
+
+    Parameters
+    ----------
+    class_names : tuple of str
+    output : Path
+    notes : list of str
+        Messages for the user.
+    unreadable : dict of str to str
+        Files that could not be read, and why.
+
+    Attributes
+    ----------
+    counts : Tensor [K] int64
+        Samples of each class.
+    right, known : int
+        Correctly labelled samples, and samples with a true class; 0 if unknown.
+    seconds : float
+    """
+
+    class_names: tuple[str, ...]
+    output: Path
+    notes: list[str]
+    unreadable: dict[str, str] = field(default_factory=dict)
+    right: int = 0
+    known: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = torch.zeros(len(self.class_names), dtype=torch.int64)
+        self.sums = torch.zeros(len(self.class_names), dtype=torch.float64)
+        self.names = np.array(self.class_names, dtype=object)
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def probability(self) -> Tensor:
+        """The mean probability of the samples of each class, [K]; 0 where there are none."""
+        return self.sums / self.counts.clamp(min=1)
+
+    def count(self, labels: Tensor, probability: Tensor, truth: list[str]) -> Any:
+        """Add samples [n] with the names of their true classes, if known; returns the predicted."""
+        self.counts += torch.bincount(labels, minlength=len(self.counts))
+        self.sums.index_add_(0, labels, probability.double())
+        names = self.names[labels.numpy()]
+        for name, true in zip(names, truth, strict=bool(truth)):
+            self.known += bool(true)
+            self.right += name == true
+        return names
+
+
+def streams(output: str | Path) -> bool:
+    """Whether the output is one file instead of a folder."""
+    path = Path(output)
+    return path.suffix in SUFFIXES and not path.is_dir()
+
+
+def stream(
+    labelled: str | Path,
+    unlabelled: str | Path | None,
+    output: str | Path,
+    settings: Settings | None = None,
+    *,
+    one_batch: bool = False,
+    show: Callable[[list[Finding]], None] | None = None,
+) -> StreamReport:
+    """Classify data into one file: Parquet, CSV or Excel.
+
+    The output has the columns of a table except the features, or the names of the samples, followed
+    by ``label``, ``probability`` and ``doubt``. It gets its final name once it is complete.
+
+    Parameters
+    ----------
+    labelled, unlabelled
+        As in `classify`.
+    output : path
+        Ends in ``.parquet``, ``.csv`` or ``.xlsx``.
+    settings : Settings or None
+    one_batch : bool
+        Whether all rows are one batch, with the class frequencies of the whole file, which is then
+        read a few times.
+    show : callable or None
+        As in `classify`.
+
+    Raises
+    ------
+    ValueError, OSError, ImportError
+        A one-sentence error that says what to change.
+
+    Examples
+    --------
+    >>> stream("known.npz", "big.parquet", "answers.parquet")  # doctest: +SKIP
+    """
+    settings = settings or Settings()
+    began = time.perf_counter()
+    known, target = existing(labelled), Path(output)
+    new = None if unlabelled is None else existing(unlabelled)
+    check_arguments(settings, check.flag("one_batch", one_batch), (known, new), target)
+    device = check.device(settings.device)
+    opened = open_data(known, new, settings)
+    samples, copied = opened.samples, {"name": "file" if opened.kind == "pictures" else "row"}
+    notes: list[str] = []
+    if isinstance(samples, TableSamples):
+        copied, notes = copied_columns(samples)
+        samples.copied = list(copied)
+    if show is not None:
+        show(check_input(opened))
+    source = encoded(opened, device)
+    if one_batch and (source.total == 0 or source.kind == "pictures"):
+        # A CSV file does not say it, and some images may be unreadable.
+        source = replace(source, total=sum(len(batch.names) for batch in source.unlabelled))
+    texts = source.embeds_texts
+    source = replace(source, labelled=relabelled(source.labelled, {}, texts=texts)[1])
+    batches = iter(source.unlabelled)
+    report = StreamReport(
+        source.labelled.class_names, target, source.notes + notes, source.unreadable
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    predict = predictions_of_one_batch if one_batch else predictions
+    with closing(read_ahead(batches)) as read:
+        found = predict(source, read, settings, device)
+        tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in found)
+        report.notes += write_file(target, tables)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def check_arguments(
+    settings: Settings, one_batch: bool, data: tuple[Path, Path | None], output: Path
+) -> None:
+    require_libraries(output)
+    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
+    for name in (*only_with_a_folder, "prior", "suggest"):
+        if (given := getattr(settings, name)) not in (None, ()):
+            raise check.ArgumentValueError(
+                name, f"must be omitted unless the output is a folder, got {given}"
+            )
+    if one_batch and settings.batch is not None:
+        raise check.ArgumentValueError(
+            "batch", f"must be omitted if all rows are one batch, got {settings.batch}"
+        )
+    if any(path is not None and output.exists() and output.samefile(path) for path in data):
+        raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
+
+
+def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
+    """Output names of the copied columns, and messages for the user."""
+    table, columns, notes = samples.table, samples.columns, list[str]()
+    copied: dict[str, str] = {}
+    for name in table.names:
+        if name in samples.features or name == columns.label:
+            continue
+        if name not in ANSWERS:
+            copied[name] = name
+        elif name == columns.truth and "truth" not in table.names:
+            copied[name] = "truth"
+        else:
+            notes.append(
+                f"the column {name!r} of {table.path} is not copied: the output has its own "
+                "column of that name"
+            )
+    return copied, notes
+
+
+def read_ahead(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
+    """The same batches, read by a thread while earlier ones are in use."""
+    return ahead(lambda: next(batches, None))
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+def predictions(
+    source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
+) -> Iterator[Predicted]:
+    """As by `answer`."""
+    groups = classified(
+        source.labelled,
+        batches,
+        batch=settings.batch,
+        label_noise=settings.label_noise,
+        place=device,
+        source=source.name,
+        total=source.total,
+        progress=settings.progress,
+    )
+    for group, _, solution in groups:
+        answers = (*solution.probabilities.max(-1), solution.doubt())
+        probability, labels, doubt = (x.flatten().cpu() for x in answers)
+        yield concatenated(group), labels, probability, doubt
+
+
+def predictions_of_one_batch(
+    source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
+) -> Iterator[Predicted]:
+    """All samples as one batch."""
+    labelled = source.labelled
+    if labelled.prototypes is not None:
+        raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
+    likelihood = corrected_likelihood(
+        labelled.rows(device),
+        labelled.labels.to(device),
+        len(labelled.class_names),
+        label_noise=settings.label_noise,
+    )
+    rows = SampleRows(source, device, progress=settings.progress)
+    whole = without_batch(classify(likelihood, rows, all_classes=False, top=1, validate=True)[0])
+    answers = (whole.labels, whole.probabilities[:, 0], whole.doubt())
+    columns = [x.cpu() for x in answers]
+    with Progress("writing", source.total, show=settings.progress) as shown:
+        for batch in complete(batches, source):
+            n = len(batch.names)
+            labels, probability, doubt = (x[:n] for x in columns)
+            columns = [x[n:] for x in columns]
+            yield batch, labels, probability, doubt
+            shown.advance(n)
+
+
+class SampleRows:
+    """All samples to classify, as `paddle_ext.large.sources.Rows`."""
+
+    def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
+        self.source, self.progress = source, progress
+        known = source.labelled
+        self.shape = (source.total, known.columns.of(known.features[:1]).shape[1])
+        self.dtype, self.device = torch.float32, device
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """One chunk is read while another is in use."""
+        known, name = self.source.labelled, self.source.name
+        chunks = rebatched(complete(self.source.unlabelled, self.source), size, even_end=False)
+        with (
+            Progress("reading", self.shape[0], show=self.progress) as shown,
+            closing(read_ahead(chunks)) as read,
+        ):
+            for batch in read:
+                check_batch(batch, known.features.shape[1], known.source, name)
+                yield known.columns.of(batch.features.to(self.device, self.dtype))
+                shown.advance(len(batch.names))
+
+
+def complete(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:
+    """The same batches; raises an error unless they have as many samples as counted before."""
+    count = 0
+    for batch in batches:
+        count += len(batch.names)
+        if count <= source.total:
+            yield batch
+    if count != source.total:
+        raise ValueError(
+            f"{source.name} must not change while it is in use, got {count} samples instead of "
+            f"{source.total}"
+        )
+
+
+# --- output -------------------------------------------------------------------------------------
+
+
+def answer_table(
+    batch: Batch,
+    labels: Tensor,
+    probability: Tensor,
+    doubt: Tensor,
+    copied: dict[str, str],
+    report: StreamReport,
+    *,
+    texts: bool,
+) -> Any:
+    """The rows of the output as a pyarrow.Table; `report` counts them.
+
+    If the features are those of `texts`, samples without one are unknown.
+    """
+    arrow = pyarrow()
+    there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
+    names = np.full(len(there), UNKNOWN, dtype=object)
+    truth = list(compress(matched_names(batch.truth or [], report.class_names), there))
+    names[there] = report.count(labels[there], probability[there], truth)
+    answers = (
+        arrow.array(names, arrow.string()),
+        arrow.array(probability.float().numpy(), mask=~there),
+        arrow.array(doubt.float().numpy(), mask=~there),
+    )
+    header = [*(copied.values() or ["row"]), *ANSWERS]
+    own = [arrow.array(batch.names)] if batch.copied is None else batch.copied.columns
+    return arrow.Table.from_arrays([*own, *answers], header)

@@ -1,0 +1,93 @@
+"""Copy images into folders by class; nothing is moved or overwritten."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ... import check
+from ...files import PARTIAL, naming
+from ...text import encodable, printable
+from ..answers import Answers
+from ..review import reasons
+
+# What some file system forbids in a name.
+FORBIDDEN = re.compile(r'[\x00-\x1f<>:"/\\|?*]')
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
+
+
+def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
+    """Reject a folder that has files, or is within the data, before any work."""
+    problem = ""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        problem = f"must be a new or empty folder, so that nothing is overwritten, got {folder}"
+    for path in (path for path in data if path is not None):
+        if not path.is_dir():
+            problem = f"must be omitted unless folders of images are given, got {path}"
+        elif folder.resolve().is_relative_to(path.resolve()):
+            problem = f"must be outside {path}, which is read, got {folder}"
+    if problem:
+        raise check.ArgumentValueError("sort_into", problem)
+
+
+def sort_into(folder: Path, answers: Answers) -> Counter[str]:
+    """Copy the images into a folder per class, and ``unknown`` and ``doubtful``.
+
+    These folders appear once all images are copied. Returns the number of images in each.
+    """
+    labels = [
+        class_folder(answers.label(row)) if row in answers.corrected or not why else why
+        for row, why in enumerate(reasons(answers))
+    ]
+    folders = folder_names(labels)
+    copied: Counter[str] = Counter()
+    taken: set[str] = set()
+    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as place:
+        new = Path(place)
+        for path, label in zip(map(Path, answers.texts), labels, strict=True):
+            target = new / folders[label]
+            target.mkdir(parents=True, exist_ok=True)
+            name = unused(f"{target.name}/{path.stem}", path.suffix, taken).partition("/")[2]
+            shutil.copy2(path, target / name)
+            copied[folders[label]] += 1
+        for name in copied:
+            (new / name).replace(folder / name)
+    return copied
+
+
+def class_folder(label: str) -> str:
+    """A label, other than the folder of doubtful images even if a class is called so."""
+    return f"{label} (class)" if label == "doubtful" else label
+
+
+def folder_names(labels: Sequence[str]) -> dict[str, str]:
+    """A folder name for each label that any file system accepts, all of them different.
+
+    Examples
+    --------
+    >>> folder_names(["cat", "a/b", "a:b", "..", "unknown"])
+    {'cat': 'cat', 'a/b': 'a_b', 'a:b': 'a_b (2)', '..': '__', 'unknown': 'unknown'}
+    """
+    folders: dict[str, str] = {}
+    taken: set[str] = set()
+    for label in dict.fromkeys(labels):
+        name = FORBIDDEN.sub("_", printable(encodable(label))).strip()
+        name = re.sub(r"^\.|[. ]$", "_", name)[:100] or "_"
+        name = f"_{name}" if RESERVED.match(name) else name
+        folders[label] = unused(name, "", taken)
+    return folders
+
+
+def unused(stem: str, suffix: str, taken: set[str]) -> str:
+    """The name, with a number if it is taken; names that differ by case count as one."""
+    name, number = stem + suffix, 1
+    while name.casefold() in taken:
+        number += 1
+        name = f"{stem} ({number}){suffix}"
+    taken.add(name.casefold())
+    return name

@@ -1,0 +1,277 @@
+"""The predictions as tables for other programs: CSV, Parquet or Excel."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime, time
+from itertools import chain, compress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ... import check
+from ...files import replacing
+from ...libraries import library
+from ...parquet import libraries
+from ...text import spreadsheet_cell, without_controls
+from ..answers import Answers
+from ..corrections import HEADER as CORRECTIONS_HEADER
+from ..corrections import Corrected, Corrections
+from ..labelled_check import Expected, LabelledCheck
+from ..outcome import Suggested
+from ..read.tables import excel_library
+from ..review import reasons
+
+SUFFIXES = (".parquet", ".csv", ".xlsx")
+CONVERTED_AT_ONCE = 10_000  # rows of CSV
+ROW_GROUP_BYTES = 2**25  # of Parquet
+EXCEL_ROWS, EXCEL_CHARACTERS = 2**20, 32_767  # most of a sheet, and of a cell
+FOUR_DIGITS = ("probability", "doubt")  # columns of CSV
+PREDICTED = ("probability", "second", "second_probability", "doubt", "novelty", "check")
+
+
+# --- any table ----------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[str]]) -> None:
+    """Write a CSV file; no name or text becomes a spreadsheet formula."""
+    with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(map(spreadsheet_cell, header))
+        lines.writerows(map(spreadsheet_cell, row) for row in rows)
+
+
+def decimals(x: Tensor) -> list[str]:
+    """Four digits; empty for NaN."""
+    return ["" if math.isnan(value) else f"{value:.4f}" for value in x.tolist()]
+
+
+def require_libraries(path: Path) -> None:
+    """Raise an error that says how to install what is missing to write this file."""
+    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
+    if path.suffix == ".xlsx":
+        excel_library()
+
+
+def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
+    """Write tables of pyarrow, one below the other; returns messages for the user."""
+    first = next(tables)
+    tables = chain([first], tables)
+    if path.suffix == ".csv":
+        write_csv(path, first.column_names, chain.from_iterable(map(csv_rows, tables)))
+        return []
+    with replacing(path) as new:
+        write = write_excel if path.suffix == ".xlsx" else write_parquet
+        return write(new, first.schema, tables)
+
+
+def csv_rows(table: Any) -> Iterator[tuple[str, ...]]:
+    def texts(name: str) -> list[str]:
+        form = "{:.4f}" if name in FOUR_DIGITS else "{}"
+        return [
+            "" if value is None else form.format(value) for value in table.column(name).to_pylist()
+        ]
+
+    return zip(*map(texts, table.column_names), strict=True)
+
+
+def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
+    """Small tables are collected into row groups."""
+    arrow, parquet = libraries()
+    waiting: list[Any] = []
+    size = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for table in tables:
+            waiting.append(table)
+            size += table.nbytes
+            if size >= ROW_GROUP_BYTES:
+                writer.write_table(arrow.concat_tables(waiting))
+                waiting, size = [], 0
+        if waiting:
+            writer.write_table(arrow.concat_tables(waiting))
+    return []
+
+
+def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
+    book = excel_library().Workbook(write_only=True)
+    sheet = book.create_sheet("answers")
+    sheet.append([excel_cell(sheet, name) for name in schema.names])
+    rows, cut = 0, 0
+    for table in tables:
+        rows += len(table)
+        if rows >= EXCEL_ROWS:
+            raise ValueError(
+                f"{path.name} must be a .csv or .parquet file for more than {EXCEL_ROWS - 1:,} "
+                "samples, the limit of Excel"
+            )
+        for line in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            cut += sum(isinstance(cell, str) and len(cell) > EXCEL_CHARACTERS for cell in line)
+            sheet.append([excel_cell(sheet, cell) for cell in line])
+    content = io.BytesIO()  # the archive of a file that is full complains again when it is deleted
+    book.save(content)
+    path.write_bytes(content.getbuffer())
+    long = f"{cut:,} texts were cut to {EXCEL_CHARACTERS:,} characters, the limit of Excel"
+    return [long] if cut else []
+
+
+def excel_cell(sheet: Any, value: Any) -> Any:
+    """A number or a date as it is, anything else as a text that is never run as a formula."""
+    if isinstance(value, datetime | time) and value.tzinfo is not None:
+        value = value.isoformat()
+    if value is None or isinstance(value, bool | int | float | date | time):
+        return round(value, 6) if isinstance(value, float) else value
+    cell = excel_library().cell.WriteOnlyCell(sheet, "")
+    cell.value = without_controls(str(value))[:EXCEL_CHARACTERS]
+    cell.data_type = "s"
+    return cell
+
+
+# --- tables of the output folder ----------------------------------------------------------------
+
+
+def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
+    """Write one row per sample, in order; the first column, `name_column`, identifies them."""
+    header = [name_column, *["text"] * texts, "label", "source", "prediction", *PREDICTED]
+    header += [] if answers.nodes is None else ["node", "node_probability"]
+    header += ["truth"] if answers.truth else []
+    why = reasons(answers)
+    # The numbers of all rows at once would take much memory.
+    starts = range(0, len(answers), CONVERTED_AT_ONCE)
+    parts = (slice(start, start + CONVERTED_AT_ONCE) for start in starts)
+    rows = (zip(*answer_columns(answers, part, why, texts=texts), strict=True) for part in parts)
+    write_csv(path, header, chain.from_iterable(rows))
+
+
+def answer_columns(
+    answers: Answers, part: slice, why: Sequence[str], *, texts: bool
+) -> Iterator[Iterable[str]]:
+    rows, second = range(*part.indices(len(answers))), answers.second[part].tolist()
+    classes, no_text = answers.class_names, answers.no_text
+    yield answers.names[part]
+    if texts:
+        yield answers.texts[part]
+    yield (answers.label(row) for row in rows)
+    yield ("corrected" if row in answers.corrected else "predicted" for row in rows)
+    yield (answers.prediction(row) for row in rows)
+    yield decimals(answers.probability[part])
+    yield ("" if row in no_text else classes[k] for row, k in zip(rows, second, strict=True))
+    yield decimals(answers.second_probability[part])
+    yield decimals(answers.doubt[part])
+    yield [""] * len(rows) if answers.novelty is None else decimals(answers.novelty[part])
+    yield why[part]
+    if answers.nodes is not None and answers.node_probability is not None:
+        yield answers.nodes[part]
+        yield decimals(answers.node_probability[part])
+    if answers.truth:
+        yield answers.truth[part]
+
+
+def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
+    """Write the classes, the largest first: shares and expected accuracies, with 90 % intervals."""
+    shares = answers.prevalence
+    if shares is None:
+        return
+    counts, numbers = answers.counts().tolist(), [decimals(x) for x in shares]
+
+    def row(k: int) -> list[str]:
+        own = expected(k)
+        accuracy = [""] * 3 if own is None else [f"{x:.4f}" for x in own[:3]]
+        return [answers.class_names[k], str(counts[k]), *(x[k] for x in numbers), *accuracy]
+
+    accuracies = ("accuracy", "accuracy_low", "accuracy_high")
+    order = shares.estimate.argsort(descending=True, stable=True).tolist()
+    write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), map(row, order))
+
+
+def write_labelled(
+    path: Path, checked: LabelledCheck, shown: str, named: str | None, names: Sequence[str]
+) -> None:
+    """Write the check of the labelled samples, most doubtful first.
+
+    The column `shown` has what the user sees of them; before it, `named` has their names.
+    """
+    doubt = decimals(checked.doubt)
+    rows = (
+        (names[row], checked.names[row], checked.label(row), doubt[row], checked.suggested(row))
+        for row in checked.order()
+    )
+    wanted = [named is not None, True, True, True, True]
+    header = compress((named or "", shown, "label", "doubt", "suggestion"), wanted)
+    write_csv(path, list(header), (compress(row, wanted) for row in rows))
+
+
+def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, texts: bool) -> None:
+    """Write the samples to label next, the most useful first."""
+    answers, rows = suggested.answers, suggested.suggestions.queries
+    shown = [answers.texts[row] for row in rows.tolist()]
+    classes = [answers.class_names[k] for k in answers.labels[rows].tolist()]
+    columns = (classes, decimals(answers.probability[rows]), suggested.reasons())
+    header = (name_column, *["text"] * texts, "label", "probability", "reason")
+    write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
+
+
+def write_corrections(path: Path, corrections: Corrections) -> None:
+    """Write the file in the output folder, without withdrawn corrections."""
+    rows = ((key.name, label, key.data) for key, label in corrections.items() if label)
+    write_csv(path, CORRECTIONS_HEADER, rows)
+
+
+# --- all samples with their labels --------------------------------------------------------------
+
+
+def check_final(path: Path, data: Sequence[Path | None]) -> None:
+    """Reject a file that would replace the data or cannot be written, before any work."""
+    if path.is_dir() or path.suffix not in SUFFIXES:
+        endings = ", ".join(SUFFIXES)
+        raise check.ArgumentValueError("final", f"must be a file ending in {endings}, got {path}")
+    if path.suffix != ".csv":
+        require_libraries(path)
+    if any(one is not None and path.exists() and path.samefile(one) for one in data):
+        raise check.ArgumentValueError("final", f"must not be an input file, got {path}")
+
+
+def write_final(
+    path: Path,
+    answers: Answers,
+    corrected: Corrected,
+    name_column: str,
+    order: dict[str, int],
+    *,
+    texts: bool,
+) -> None:
+    """Write every sample; in the order of the table, if there is one, or labelled ones first.
+
+    With two files or folders, a column ``data`` says which.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    apart = corrected.data.labelled != corrected.data.new
+    rows = list(final_rows(answers, corrected))
+    if not apart and all(row[1].isdecimal() for row in rows) and not order:
+        order = {row[1]: int(row[1]) for row in rows}
+    if not apart:
+        rows.sort(key=lambda row: order.get(row[1], len(order)))
+    wanted = [apart, True, texts, True, True, True, True]
+    names = ["data", name_column, "text", "label", "source", "prediction", "probability"]
+    header = list(compress(names, wanted))
+    if path.suffix == ".csv":
+        write_csv(path, header, (compress(row, wanted) for row in rows))
+        return
+    columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
+    sure = [float(cell) if cell else None for cell in columns.pop()]
+    write_file(path, iter([libraries()[0].table([*columns, sure], header)]))
+
+
+def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ...]]:
+    """Labelled samples, then the others: the columns of `write_final`."""
+    labelled, new = corrected.data
+    for one in corrected.given:
+        source = "given" if one.label == one.given else "corrected"
+        yield labelled, one.name, one.text, one.label, source, "", ""
+    sure = decimals(answers.probability)
+    for row, (name, text) in enumerate(zip(answers.names, answers.texts, strict=True)):
+        source = "corrected" if row in answers.corrected else "predicted"
+        yield new, name, text, answers.label(row), source, answers.prediction(row), sure[row]
