@@ -158,10 +158,9 @@ def assemble(
     try:
         backbone.load_state_dict(counters | given)
         if "head.weight" in tensors:
-            classes, bias = len(tensors["head.weight"]), "head.bias" in tensors
-            head = nn.Linear(backbone.dimension, classes, bias, device="meta").to_empty(
-                device="cpu"
-            )
+            size = backbone.dimension, len(tensors["head.weight"])
+            head = nn.Linear(*size, bias="head.bias" in tensors, device="meta")
+            head.to_empty(device="cpu")
             head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
     except (RuntimeError, TypeError) as error:
         text = str(error)

@@ -185,6 +185,7 @@ def test_other_weights_are_named(tmp_path: Path) -> None:
         (lacking, f'weights of .resnet18., got others: Missing key.* "{name}"'),
         (weights | {name: torch.zeros(3)}, f"size mismatch for {name}: .*3.*64"),
         (weights | {"layer9.weight": torch.zeros(1)}, 'Unexpected key.* "layer9.weight"'),
+        (weights | {"fc.weight": torch.zeros(3, 5)}, r"size mismatch for weight: .*3, 5"),
         (
             {"denseblock1.weight": torch.zeros(3)},
             "ResNet-18 or WRN-28-10, got layers such as 'dens",
