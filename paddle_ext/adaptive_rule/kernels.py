@@ -21,7 +21,6 @@ from ..native.pointers import packed, pointer
 from ..solution import Solution
 from ..solvers.adapt import solution_of
 
-FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
 # The prior of the sharpness is log-normal: its median, and the standard deviation of its logarithm.
 CENTRE, SPREAD = 16.0, math.log(2.0)
 
@@ -55,7 +54,7 @@ class Likelihoods(NamedTuple):
 
     "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
     of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
-    csrc/common/likelihood.h. M = min(S, D), rounded up to a multiple of 64. On CUDA `scaled`,
+    csrc/common/adaptive.h. M = min(S, D), rounded up to a multiple of 64. On CUDA `scaled`,
     `factor` and `solved` are split into halves; `coordinates.numbers` restores the shapes below.
     """
 
@@ -98,7 +97,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
         "means": (B, K, D),
         "shots": (B, K),
         "own": (torch.int64, (B, R)),
-        "judging": (torch.int64, (B,)),
+        "count": (torch.int64, (B,)),
         "scale": (B, D),
     }
     return Labelled(*call_native(call, support, given, wanted))
@@ -199,7 +198,7 @@ def likelihood(
         "finite": (torch.bool, (B,)),
         "scale": (B, D),
     }
-    M = -(-min(S, D) // FACTOR_BLOCK) * FACTOR_BLOCK
+    M = -(-min(S, D) // native.module.FACTOR_BLOCK) * native.module.FACTOR_BLOCK
     optional: dict[str, Any] = {}
     if full:
         optional |= {"factor": split_kind(support, B, M, M), "solved": split_kind(support, B, K, M)}

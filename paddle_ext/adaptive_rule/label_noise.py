@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..native.load import module as native
 from ..rows import evenly_spread
 from .kernels import CENTRE, SPREAD
 from .likelihood import (
@@ -42,9 +43,6 @@ ROUNDS = 2  # of weights, means and metric; more gain nothing
 # Sharpnesses to try, in octaves relative to the prior's: the step, the first and the last.
 OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
 HALVINGS = 12  # of the interval that contains the rate
-# As in csrc/common/likelihood.h: shares of the full metric to try, in addition to 0, and how much
-# less likely than the best they may make the labels
-MIXTURES, STANDARD_ERROR = (0.25, 0.5, 0.75, 1.0), 0.5
 
 
 class WeighedLabels(NamedTuple):
@@ -233,10 +231,10 @@ class Judges(NamedTuple):
         f, best = most_likely_sharpness(near, own, counts, self.rate)
         share, growing, d = torch.zeros_like(f), torch.ones_like(f, dtype=torch.bool), plain
         if full is not None:
-            for t in MIXTURES:
+            for t in torch.linspace(0, 1, native.MIXTURE_STEPS + 1)[1:].tolist():
                 mixed = torch.lerp(near, full[:, self.chosen], t)
                 sharpness, fit = most_likely_sharpness(mixed, own, counts, self.rate)
-                growing = growing & (fit > best - STANDARD_ERROR)
+                growing = growing & (fit > best - native.STANDARD_ERROR)
                 best = torch.where(growing, torch.maximum(best, fit), best)
                 f, share = torch.where(growing, sharpness, f), torch.where(growing, t, share)
             d = torch.lerp(plain, full, column(share))

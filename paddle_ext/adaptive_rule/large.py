@@ -19,8 +19,9 @@ from ..large.fixed import RowResults, best_prior, classify_rows, dirichlet_prior
 from ..large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
 from ..large.queries import Queries
 from ..large.sources import Rows
-from ..large.steps import IMPOSSIBLE, LateStep, State, split_unit
+from ..large.steps import LateStep, State, split_unit
 from ..native.coordinates import coordinates
+from ..native.load import module as native
 from ..native.pointers import packed
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
@@ -179,7 +180,7 @@ def late_step_of(
     prior = a.unsqueeze(-1) * state.measure / kept  # c (N + a / c) is c N + a
     possible = prior > 0
     constant = constant * share.to(real).unsqueeze(-1) + kept.log().to(real)
-    constant = constant.masked_fill(~possible, IMPOSSIBLE)
+    constant = constant.masked_fill(~possible, native.IMPOSSIBLE)
     step = LateStep(
         weight=state.weight,
         trust=trust_in_queries(queries, K),

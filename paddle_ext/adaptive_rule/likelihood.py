@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ..native.coordinates import as_split, coordinates, numbers
+from ..native.load import module as native
 from ..rows import class_sums, laid_out, products
 from .hubs import one_shot_hubs
-from .kernels import CENTRE, FACTOR_BLOCK, Labelled, Likelihoods, labelled, likelihood
+from .kernels import CENTRE, Labelled, Likelihoods, labelled, likelihood
 
 MOST_ROWS = 128  # calibration rows; twice as many for the full metric, or K if that is more
 MOST_ENTRIES = 2**24  # limit on calibration rows times classes, if there are more than `MOST_ROWS`
@@ -183,8 +184,8 @@ def solved_by(factor: Tensor, right: Tensor) -> Tensor:
     """L^-1 times a matrix [B, M, D], L given as the `factor` of `Likelihoods`."""
     M = right.shape[1]
     found = torch.empty_like(right)
-    for start in range(0, M, FACTOR_BLOCK):
-        here = slice(start, min(start + FACTOR_BLOCK, M))
+    for start in range(0, M, native.FACTOR_BLOCK):
+        here = slice(start, min(start + native.FACTOR_BLOCK, M))
         left = right[:, here] - factor[:, here, :start] @ found[:, :start]
         found[:, here] = factor[:, here, here] @ left
     return found

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from ..native.coordinates import as_split
+from ..native.load import module as native
 from ..rows import class_sums, products
-from .kernels import FACTOR_BLOCK
 from .likelihood import Likelihood, column, masses, take
 
 LEAST = 1e-3  # smallest weight of a row: less is lost in single precision
 KEPT = 1e-3  # smallest share of the covariance that remains without a row
-COVARIANCE_ROWS, NO_SCATTER = 2.0**17, 1e-10  # kMostRows and kNoScatter of csrc/common
 TINY = 1e-30
 
 
@@ -76,21 +75,21 @@ def full_metric(
     """The likelihood with the full metric of weighted rows alone, and its prototypes.
 
     Also returns [B, S]: A^-1 without a row is smaller by this times v v^T. The form of the metric
-    is that of csrc/common/likelihood.h, for offsets times the roots of the weights.
+    is that of csrc/common/adaptive.h, for offsets times the roots of the weights.
     """
     (_, S, D), K = x.shape, likelihood.shots.shape[-1]
     mass, squared_mass = masses(labels, K, weights)
     means = class_sums(x, labels, K, weights)[0] / mass.unsqueeze(-1)
     v = (x - take(means, labels)) * likelihood.scale.sqrt().unsqueeze(1)
     v = v * weights.sqrt().unsqueeze(-1)
-    rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST, max=COVARIANCE_ROWS)
-    length = v.square().sum((-2, -1)) / rows + rows * NO_SCATTER
+    rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST, max=native.COVARIANCE_ROWS)
+    length = v.square().sum((-2, -1)) / rows + rows * native.NO_SCATTER
     gram = (products(v, v) if S < D else v.mT @ v) / column(length)
-    pad = -gram.shape[-1] % FACTOR_BLOCK
+    pad = -gram.shape[-1] % native.FACTOR_BLOCK
     gram = torch.nn.functional.pad(gram, (0, pad, 0, pad))
     factor = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1]).to(gram))
-    for start in range(0, gram.shape[-1], FACTOR_BLOCK):
-        here = slice(start, start + FACTOR_BLOCK)
+    for start in range(0, gram.shape[-1], native.FACTOR_BLOCK):
+        here = slice(start, start + native.FACTOR_BLOCK)
         factor[:, here, here] = torch.linalg.inv(factor[:, here, here]).tril()
     one = torch.ones_like(length)
     shares = torch.stack([one, one, -1 / length] if S < D else [one, 0 * one, one], -1)

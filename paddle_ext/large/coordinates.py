@@ -10,12 +10,14 @@ from torch import Tensor
 from .. import check
 from ..native import load as native
 from ..native.operators import target, workspace
-from ..native.pointers import packed, pointer
-from ..rows import class_sums, power_of_two
+from ..native.pointers import pointer
+from ..rows import class_sums, power_of_two, unit_rows
+from ..scaling import AUTO_GAP, AUTO_MIN_GAP, AUTO_MIN_SHARE
 from .products import Coordinates
 from .queries import Queries
 from .steps import is_captured
 
+LEAST_SPREAD = {torch.float32: 1e-37, torch.float64: 1e-300}  # a smaller range counts as zero
 LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
 
 
@@ -99,56 +101,25 @@ def place(
 
     Support [B or 1, S, D] and labels [B or 1, S]; rows with a label outside [0, K) are ignored.
     """
-    B, D = found.sums.shape
-    sets, S = labels.shape
-    if not support.is_cuda:
-        support = support.double()
-    elif support.dtype is torch.float64:
-        support = support.float()
-    support = packed(support)
-    ordered, order = labels.long().contiguous().sort(stable=True)
-    classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
-    start = torch.searchsorted(ordered, classes)
-    new, exact = found.least.new_empty, found.sums.new_empty
-    placed = Placed(
-        Coordinates(found.length, new(B, D), new(B, D)),
-        new(B, K, D),
-        exact(B, K),
-        exact(B),
-        exact(B),
+    rows = support.double()
+    sums, shots = labelled_sums(unit_rows(rows) if scaling == "auto" else rows, labels, K)
+    least, most, mean = found.least.double(), found.most.double(), found.sums / found.total
+    width = torch.ones_like(mean)
+    if scaling == "minmax":
+        width = torch.where(most - least > LEAST_SPREAD[dtype], most - least, 1.0)
+    centre = mean / width
+    means = sums / shots.clamp(min=1).unsqueeze(-1) / width.unsqueeze(1) - centre.unsqueeze(1)
+    reach = torch.maximum(most / width - centre, centre - least / width).amax(-1)
+    reach = torch.maximum(reach, means.abs().amax((1, 2)))
+    unit = power_of_two(reach).clamp(min=LEAST_UNIT[dtype])
+    of_task = unit.unsqueeze(-1)
+    return Placed(
+        Coordinates(found.length, (1 / width / of_task).to(dtype), (centre / of_task).to(dtype)),
+        (means / of_task.unsqueeze(-1)).to(dtype),
+        shots.expand(len(mean), -1).contiguous(),
+        unit,
+        (found.squares - found.total * mean.square().sum(-1)) / unit / unit,
     )
-    call = native.module.place_call(
-        target=target(support),
-        rows=check.DTYPES[support.dtype],
-        dtype=check.DTYPES[dtype],
-        B=B,
-        S=S,
-        K=K,
-        D=D,
-        shared=sets < B,
-        scaling=check.SCALINGS[scaling],
-        total=float(found.total),
-    )
-    memory = workspace(call.workspace(), support)
-    on = support.get_device()
-    call.place(
-        support=pointer(support, support.dtype, (sets, S, D), on),
-        order=pointer(order, torch.int64, (sets, S), on),
-        start=pointer(start, torch.int64, (sets, K + 1), on),
-        sums=pointer(found.sums, torch.float64, (B, D), on),
-        squares=pointer(found.squares, torch.float64, (B,), on),
-        least=pointer(found.least, dtype, (B, D), on),
-        most=pointer(found.most, dtype, (B, D), on),
-        means=pointer(placed.means, dtype, (B, K, D), on),
-        shots=pointer(placed.shots, torch.float64, (B, K), on),
-        scale=pointer(placed.coordinates.scale, dtype, (B, D), on),
-        centre=pointer(placed.coordinates.centre, dtype, (B, D), on),
-        unit=pointer(placed.unit, torch.float64, (B,), on),
-        spread=pointer(placed.spread, torch.float64, (B,), on),
-        workspace=pointer(memory, torch.uint8, memory.shape, on),
-        workspace_bytes=memory.numel(),
-    )
-    return placed
 
 
 def slope_of(
@@ -164,26 +135,14 @@ def slope_of(
 
     `leads` [B, 2] are the outputs of `assign` that the scaling "auto" needs.
     """
-    slope, unit = torch.empty_like(placed.unit), torch.empty_like(placed.unit)
-    B, exact, on = len(slope), torch.float64, slope.get_device()
-    call = native.module.slope_call(
-        target=target(slope),
-        B=B,
-        scaling=check.SCALINGS[scaling],
-        total=float(total),
-        temperature=temperature,
-        steepest=steepest,
-    )
-    call.find(
-        unit=pointer(placed.unit, exact, (B,), on),
-        spread=pointer(placed.spread, exact, (B,), on),
-        leads=pointer(leads, exact, (B, 2), on),
-        slope=pointer(slope, exact, (B,), on),
-        distance_unit=pointer(unit, exact, (B,), on),
-        workspace=0,
-        workspace_bytes=0,
-    )
-    return slope, unit
+    squared = placed.unit.square()
+    if scaling == "auto":
+        assert leads is not None
+        each = squared / total
+        gap, median = leads[:, 0] * each, (leads[:, 1] + placed.spread) * each
+        least = (AUTO_MIN_SHARE * median).clamp(min=AUTO_MIN_GAP)
+        squared = torch.where(gap > least, squared * (AUTO_GAP / gap), squared)
+    return (temperature * squared).clamp(max=steepest), squared.sqrt()
 
 
 def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:

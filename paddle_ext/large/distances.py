@@ -107,8 +107,6 @@ class DistanceScores:
             away=pointer(self.away, exact, (B, K), on),
             base=pointer(self.bias, exact, (B, K), on),
             operand=pointer(operand, operand.dtype, (B, K, max(form.pieces, 1) * D), on),
-            workspace=0,
-            workspace_bytes=0,
         )
         self.operand = operand if form.pieces else laid_out(operand)
 

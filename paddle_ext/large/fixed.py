@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import check
-from .steps import FIRST, LEAST, MOST, State, Top, assign, count, is_captured
+from ..native.load import module as native
+from .steps import State, Top, assign, count, is_captured
 
 LARGE = 2**22  # a task with more queries times classes is processed in chunks
 KEPT_BYTES = 2**31 - 2**26  # if likelihoods take more, every iteration recomputes the logits
@@ -163,7 +164,7 @@ def best_prior(
     the counter, the best state, and the number of its prior.
     """
     counter = class_counter(scores)
-    best, chosen = priors[0](FIRST, LEAST), 0
+    best, chosen = priors[0](native.FIRST_CONCENTRATION, native.MIN_CONCENTRATION), 0
     iterate_dual(counter, best, max_iter)
     if len(priors) == 1:
         return counter, best, 0
@@ -174,7 +175,7 @@ def best_prior(
 
     most = bound_of(best)
     for number, make in enumerate(priors[1:], 1):
-        state = make(MOST, least)
+        state = make(native.MAX_CONCENTRATION, least)
         is_lost = Race(partial(bound_of, state), most)
         iterate_dual(counter, state, max_iter, is_lost)
         bound = bound_of(state)

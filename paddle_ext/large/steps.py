@@ -16,10 +16,6 @@ from ..native.operators import target, workspace
 from ..native.pointers import ON_CPU, pointer
 from ..prior import LEAST_WEIGHT
 
-# As in csrc/common/adapt.h.
-FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # the concentration: first, smallest and largest
-IMPOSSIBLE = -1e30  # stands for minus infinity
-
 
 def is_captured(x: Tensor) -> bool:
     """Whether work on x is captured in a CUDA graph, so that its values cannot be read."""
@@ -176,7 +172,7 @@ class LateStep:
         """
         N, K = products.shape[1], products.shape[2] // 2
         dtype, device = products.dtype, products.get_device()
-        call = native.module.late_call(
+        call = native.module.absorb_call(
             target=target(products),
             dtype=check.DTYPES[dtype],
             N=N,
@@ -197,8 +193,6 @@ class LateStep:
             added=pointer(added, dtype, (N, K), device),
             own=pointer(own, dtype, (N,), device),
             **each,
-            workspace=0,
-            workspace_bytes=0,
         )
 
 
@@ -250,8 +244,6 @@ def split(
         metric=pointer(metric, real, (B, D), on),
         out=pointer(out, torch.float16, (B, N, pieces * D), on),
         own=pointer(own, real, (B, N), on),
-        workspace=0,
-        workspace_bytes=0,
     )
     return out
 
@@ -313,8 +305,8 @@ class State:
         epsilon: float,
         tol: float,
         measure: Tensor | None = None,
-        first: float = FIRST,
-        least: float = LEAST,
+        first: float | None = None,
+        least: float | None = None,
     ) -> None:
         """`measure` [B, K] float64 and the concentrations are for a Dirichlet prior."""
         self.prior, self.total = prior, total
@@ -322,8 +314,9 @@ class State:
         new = {"dtype": torch.float64, "device": device}
         self.counts = torch.zeros(B, K, **new)  # type: ignore[call-overload]
         self.measure = torch.ones_like(self.counts) if measure is None else measure.contiguous()
-        self.dual = self.measure.log().clamp(min=IMPOSSIBLE)
-        self.least = least
+        self.dual = self.measure.log().clamp(min=native.module.IMPOSSIBLE)
+        self.least = native.module.MIN_CONCENTRATION if least is None else least
+        first = native.module.FIRST_CONCENTRATION if first is None else first
         self.before = torch.empty_like(self.counts)  # the dual of the last probabilities
         self.concentration = torch.full((B,), first, **new)  # type: ignore[call-overload]
         self.criterion = torch.zeros_like(self.concentration)
@@ -369,8 +362,6 @@ class State:
             criterion=pointer(self.criterion, exact, (B,), on),
             iterations=pointer(self.iterations, torch.int32, (B,), on),
             running=pointer(self.running, torch.int32, (B,), on),
-            workspace=0,
-            workspace_bytes=0,
         )
 
     def proportions(self, counts: Tensor) -> Tensor:
@@ -387,7 +378,9 @@ class State:
         `held` and `log_sums` are sums over rows: of probabilities, and of their log normalisers.
         """
         counts, a, K = self.weight * held, self.concentration, held.shape[-1]
-        own = (a.unsqueeze(-1) * self.measure).clamp(min=LEAST * LEAST_WEIGHT)
+        own = (a.unsqueeze(-1) * self.measure).clamp(
+            min=native.module.MIN_CONCENTRATION * LEAST_WEIGHT
+        )
         classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
         whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)
         return self.weight * log_sums + whole + classes.sum(-1)

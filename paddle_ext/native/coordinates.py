@@ -13,8 +13,6 @@ from .calls import options_of, pointers, strides, where_code_is
 from .operators import allocator
 from .pointers import packed, pointer
 
-GROUP, SPLIT_FACTOR = 32, 64  # as in csrc/common/mma.cuh and csrc/cuda/split_rows.cuh
-
 
 @where_code_is
 def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
@@ -63,7 +61,8 @@ def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]
     """
     if not like.is_cuda:
         return like.dtype, shape
-    return torch.float16, (*shape[:-1], -(-shape[-1] // GROUP) * 2 * GROUP)
+    group = native.module.GROUP
+    return torch.float16, (*shape[:-1], -(-shape[-1] // group) * 2 * group)
 
 
 @where_code_is
@@ -79,6 +78,6 @@ def numbers(rows: Tensor, width: int) -> Tensor:
     """The inverse of `as_split`: rows of `width` numbers each."""
     if rows.dtype is not torch.float16:
         return rows
-    groups = rows.shape[-1] // (2 * GROUP)
-    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, GROUP)
-    return halves.sum(-2).flatten(-2)[..., :width] / SPLIT_FACTOR
+    groups = rows.shape[-1] // (2 * native.module.GROUP)
+    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, native.module.GROUP)
+    return halves.sum(-2).flatten(-2)[..., :width] / native.module.SPLIT_FACTOR
