@@ -139,7 +139,7 @@ class SharedArena {
 // --- chunks of tasks ----------------------------------------------------------------------------
 
 // The bytes of a chunk of so many tasks: lay_out(arena, chunk, tasks) takes its arrays from an arena.
-template <typename Chunk>
+template <auto lay_out, typename Chunk>
 int64_t layout_bytes(Chunk chunk, int64_t tasks) {
     Arena arena;
     lay_out(arena, chunk, tasks);
@@ -147,9 +147,10 @@ int64_t layout_bytes(Chunk chunk, int64_t tasks) {
 }
 
 // As many tasks as fit into so many bytes, at least one and at most `most`.
-template <typename Chunk>
+template <auto lay_out, typename Chunk>
 int64_t tasks_that_fit(const Chunk& chunk, int64_t bytes, int64_t most) {
-    const int64_t one = layout_bytes(chunk, 1), each = layout_bytes(chunk, 2) - one;
+    const int64_t one = layout_bytes<lay_out>(chunk, 1),
+                  each = layout_bytes<lay_out>(chunk, 2) - one;
     return min(1 + max(bytes - one, int64_t(0)) / max(each, int64_t(1)), most);
 }
 

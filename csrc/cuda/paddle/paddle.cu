@@ -77,7 +77,7 @@ constexpr int64_t kMostTasks = int64_t(1) << 20;
 
 // All chunks except the last have this size.
 int64_t chunk_tasks(const Chunk& c) {
-    return std::min(tasks_that_fit(c, kWorkspaceBytes, kMostTasks), c.call.size.B);
+    return std::min(tasks_that_fit<lay_out>(c, kWorkspaceBytes, kMostTasks), c.call.size.B);
 }
 
 // A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
@@ -102,7 +102,7 @@ Chunk make_chunk(const PaddleParams& params, int device) {
 int64_t workspace_cuda(const PaddleParams& params, int device) {
     const Chunk c = make_chunk(params, device);
     if (!c.plan.fits) return kTooLarge;
-    return layout_bytes(c, std::max<int64_t>(chunk_tasks(c), 1));
+    return layout_bytes<lay_out>(c, std::max<int64_t>(chunk_tasks(c), 1));
 }
 
 void run_cuda(const PaddleParams& params, int device, void* stream) {

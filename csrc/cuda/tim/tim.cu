@@ -227,8 +227,9 @@ void lay_out(Arena& arena, TimChunk& c, int64_t tasks) {
 // As many tasks as fit into the given bytes, or fewer if the last blocks of the prototype step
 // would leave most of the device idle. All chunks except the last have this size.
 int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
-    int64_t most = tasks_that_fit(c, bytes, kMostTasks);
-    while (most > 1 && layout_bytes(c, most) > bytes) --most;  // rounding up to lines takes more
+    int64_t most = tasks_that_fit<lay_out>(c, bytes, kMostTasks);
+    while (most > 1 && layout_bytes<lay_out>(c, most) > bytes)
+        --most;  // rounding up to lines takes more
     if (c.call.size.B <= most) return std::max<int64_t>(c.call.size.B, 1);
     const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
     const int64_t blocks = c.plan.chunks * ceil_div(c.call.size.K, int64_t(c.plan.class_tile));
@@ -333,8 +334,8 @@ void iterate(const TimChunk& c, Watch& watch) {
 // The orders of the entropies are not known yet: enough for either layout.
 int64_t workspace_cuda(const TimParams& params, int) {
     const TimChunk c = make_chunk(params);
-    const int64_t all = layout_bytes(c, std::max<int64_t>(params.size.B, 1));
-    return std::min(all, std::max(kWorkspaceBytes, layout_bytes(c, 1)));
+    const int64_t all = layout_bytes<lay_out>(c, std::max<int64_t>(params.size.B, 1));
+    return std::min(all, std::max(kWorkspaceBytes, layout_bytes<lay_out>(c, 1)));
 }
 
 void run_cuda(const TimParams& params, int device, void* stream) {
