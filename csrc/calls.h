@@ -94,10 +94,6 @@ inline size_t size_of(DType type) {
     return type == DType::kFloat64 ? 8 : type == DType::kFloat32 ? 4 : 2;
 }
 template <typename Struct>
-auto smallest_number(const Struct& of, int) -> decltype(size_of(of.dtype) + size_of(of.rows)) {
-    return std::min(size_of(of.dtype), size_of(of.rows));
-}
-template <typename Struct>
 auto smallest_number(const Struct& of, int) -> decltype(size_of(of.dtype) + size_of(of.written)) {
     return std::min(size_of(of.dtype), size_of(of.written));
 }
