@@ -24,9 +24,10 @@ from ..large.passes import (
 )
 from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
 from ..large.sources import Rows
-from ..large.steps import IMPOSSIBLE, AbsorbStep, State, split
+from ..large.steps import AbsorbStep, State, split
 from ..native.call import packed
 from ..native.coordinates import coordinates
+from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
 from .likelihood import Likelihood
@@ -184,7 +185,7 @@ def absorb_step_of(
     prior = a.unsqueeze(-1) * state.measure / kept  # c (N + a / c) is c N + a
     possible = prior > 0
     constant = constant * share.to(real).unsqueeze(-1) + kept.log().to(real)
-    constant = constant.masked_fill(~possible, IMPOSSIBLE)
+    constant = constant.masked_fill(~possible, native.IMPOSSIBLE)
     step = AbsorbStep(
         weight=state.weight,
         trust=trust_in_queries(queries, K),

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from .. import check
 from ..limits import CHUNK_NUMBERS, MOST_IN_ONE_BLOCK, MOST_STORED_LIKELIHOODS
+from ..native import load as native
 from ..native.call import packed
 from .products import Form
 from .sources import Rows, TensorRows
-from .steps import FIRST, LEAST, MOST, State, Top, assign, count, is_captured
+from .steps import State, Top, assign, count, is_captured
 
 # Some rows of a task: their indices, products with the prototypes, lengths, and the terms to sum.
 Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
@@ -258,13 +259,14 @@ def best_prior(
         assign_all(scores, state.dual, held=held, log_sums=log_sums)
         return float(state.bound(held, log_sums))
 
-    best, chosen = new_state(None if measures is None else measures[0], FIRST, LEAST), 0
+    first, least = native.module.FIRST_CONCENTRATION, native.module.MIN_CONCENTRATION
+    best, chosen = new_state(None if measures is None else measures[0], first, least), 0
     iterate_dual(counter, best, max_iter)
     if measures is None or len(measures) == 1:
         return counter, best, 0
     least, most = float(best.concentration), bound_of(best)
     for number, measure in enumerate(measures[1:], 1):
-        state = new_state(measure, MOST, least)
+        state = new_state(measure, native.module.MAX_CONCENTRATION, least)
         iterate_dual(counter, state, max_iter, Race(partial(bound_of, state), most))
         bound = bound_of(state)
         if bound > most:

@@ -17,10 +17,6 @@ from ..limits import LEAST_PRIOR_WEIGHT
 from ..native import load as native
 from ..native.call import DTYPES, Inputs, call_native
 
-# As in csrc/common/adapt.h.
-FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # the concentration: first, smallest and largest
-IMPOSSIBLE = -1e30  # stands for minus infinity
-
 
 def is_captured(x: Tensor) -> bool:
     """Whether work on x is captured in a CUDA graph, so that its values cannot be read."""
@@ -164,7 +160,7 @@ class AbsorbStep:
             "prior": (self.prior, real, (K,)),
         }
         make = partial(
-            native.module.late_call,
+            native.module.absorb_call,
             dtype=DTYPES[real],
             N=N,
             K=K,
@@ -269,16 +265,17 @@ class State:
         epsilon: float,
         tol: float,
         measure: Tensor | None = None,
-        first: float = FIRST,
-        least: float = LEAST,
+        first: float | None = None,
+        least: float | None = None,
     ) -> None:
         """`measure` [B, K] float64 and the concentrations are for a Dirichlet prior."""
         self.prior, self.total = prior, total
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         self.counts = torch.zeros(B, K, dtype=torch.float64, device=device)
         self.measure = torch.ones_like(self.counts) if measure is None else measure.contiguous()
-        self.dual = self.measure.log().clamp(min=IMPOSSIBLE)
-        self.least = least
+        self.dual = self.measure.log().clamp(min=native.module.IMPOSSIBLE)
+        self.least = native.module.MIN_CONCENTRATION if least is None else least
+        first = native.module.FIRST_CONCENTRATION if first is None else first
         self.before = torch.empty_like(self.counts)  # the dual of the last probabilities
         self.concentration = self.counts.new_full((B,), first)
         self.criterion = torch.zeros_like(self.concentration)
@@ -341,7 +338,8 @@ class State:
         `held` and `log_sums` are sums over rows: of probabilities, and of their log normalisers.
         """
         counts, a, K = self.weight * held, self.concentration, held.shape[-1]
-        own = (a.unsqueeze(-1) * self.measure).clamp(min=LEAST * LEAST_PRIOR_WEIGHT)
+        least = native.module.MIN_CONCENTRATION * LEAST_PRIOR_WEIGHT
+        own = (a.unsqueeze(-1) * self.measure).clamp(min=least)
         classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
         whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)
         return self.weight * log_sums + whole + classes.sum(-1)

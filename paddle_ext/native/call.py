@@ -79,13 +79,15 @@ def call_native(
     size = call.workspace(**sizing)
     if size < 0:
         return []
-    memory = workspace(size, like)
     results = allocate(like, outputs)
     addresses = {name: pointer(*x, device) for name, x in inputs.items()}
     new = iter(results)
     for name, wanted in outputs.items():
         addresses[name] = 0 if wanted is None else next(new).data_ptr()
-    getattr(call, run)(**addresses, workspace=memory.data_ptr(), workspace_bytes=memory.numel())
+    if size:  # 0: the call takes none
+        memory = workspace(size, like)
+        addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
+    getattr(call, run)(**addresses)
     return results
 
 
