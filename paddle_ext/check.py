@@ -401,9 +401,9 @@ def indexed_values(
 def classes_of_valid(labels: Tensor, *given: Tensor) -> int:
     """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
     device, S = labels.get_device(), labels.shape[-1]
-    if not (labels.numel() and 1 <= len(given) <= 3) or (
-        labels.is_cuda and not has_code_for(device)
-    ):
+    if not (labels.numel() and 1 <= len(given) <= 3):
+        return 0
+    if labels.is_cuda and not (has_code_for(device) and S <= native.module.VALUES_ROWS):
         return 0
     dtype = given[0].dtype
     if not all(x.dtype is dtype and x.is_contiguous() and is_aligned(x) for x in given):
@@ -419,8 +419,6 @@ def classes_of_valid(labels: Tensor, *given: Tensor) -> int:
             counts=[x.numel() for x in given] + absent,
         )
     except ImportError:  # methods in torch need no native code
-        return 0
-    if call.workspace() < 0:
         return 0
     extremes = allocator(labels)((2,), (1,), torch.int64)
     call.check(
