@@ -25,7 +25,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import reference
 from paddle_ext.large import paddle as large
-from paddle_ext.large.queries import Queries
+from paddle_ext.large.passes import Queries
 from paddle_ext.large.sources import TensorRows
 
 SHOTS = 5

@@ -4,7 +4,8 @@
 #include <pybind11/stl.h>
 
 #include "calls.h"
-#include "common/gamma.h"
+#include "common/adapt.h"
+#include "common/adaptive.h"
 #include "common/parallel.h"
 
 namespace py = pybind11;
@@ -12,8 +13,6 @@ using namespace paddle_ext;
 using std::int64_t;
 
 namespace {
-
-// --- arguments --------------------------------------------------------------------------------
 
 void add_target(py::module_& module) {
     const auto make = [](bool cuda, int threads, int device, uintptr_t stream) {
@@ -29,92 +28,29 @@ void add_target(py::module_& module) {
             "stream", [](const Target& t) { return reinterpret_cast<uintptr_t>(t.stream); });
 }
 
-void add_solvers(py::module_& module) {
-    add_call<PaddleParams>(module, "paddle", "solve", [](CallKeywords<PaddleParams>& all) {
-        using P = PaddleParams;
-        constexpr auto n = &P::size;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype);
-        all.make.add_as<n>("sizes").add_as<n, &PaddleSizes::support_shared>("support_shared");
-        PADDLE_EXT_FIELDS(all.make, &P::lam, &P::scaling, &P::temperature, &P::epsilon,
-                          &P::max_iter, &P::tol);
-        PADDLE_EXT_FIELDS(all.workspace, &P::prototypes);
-        PADDLE_EXT_FIELDS(all.run, &P::support, &P::support_labels, &P::query, &P::support_index,
-                          &P::query_index, &P::labels, &P::probabilities, &P::proportions, &P::dual,
-                          &P::iterations, &P::criterion, &P::prototypes);
-    });
-    add_call<SinkhornParams>(module, "sinkhorn", "solve", [](auto& all) {
-        using P = SinkhornParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::Q, &P::K, &P::row_mass_shared,
-                          &P::col_mass_shared, &P::sharpness, &P::max_iter, &P::tol);
-        PADDLE_EXT_FIELDS(all.run, &P::cost, &P::row_mass, &P::col_mass, &P::plan, &P::iterations,
-                          &P::residual);
-    });
-    add_call<ValuesParams>(module, "values", "check", [](auto& all) {
-        using P = ValuesParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::S, &P::most, &P::counts);
-        PADDLE_EXT_FIELDS(all.run, &P::labels, &P::numbers, &P::found);
-    });
-    add_call<TimParams>(module, "tim", "solve", [](CallKeywords<TimParams>& all) {
-        using P = TimParams;
-        using N = TimSizes;
-        constexpr auto n = &P::size;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype);
-        all.make.add_as<n, &N::B>("B").add_as<n, &N::Q>("Q").add_as<n, &N::S>("S");
-        all.make.add_as<n, &N::K>("K").add_as<n, &N::D>("D");
-        all.make.add_as<n, &N::support_shared>("support_shared");
-        PADDLE_EXT_FIELDS(all.make, &P::solver, &P::normalize, &P::temperature);
-        all.make.add_as<&P::weight>("weights").add_as<&P::alpha>("alphas");
-        PADDLE_EXT_FIELDS(all.make, &P::learning_rate, &P::max_iter);
-        PADDLE_EXT_FIELDS(all.run, &P::support, &P::support_labels, &P::query, &P::labels,
-                          &P::probabilities, &P::prototypes, &P::losses);
-    });
-}
+template <typename Keywords>
+using ParamsOf = typename std::decay_t<Keywords>::Params;
 
-void add_adaptive(py::module_& module) {
-    add_call<AdaptParams>(module, "adapt", "solve", [](auto& all) {
-        using P = AdaptParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::Q, &P::K, &P::weight, &P::max_iter,
-                          &P::tol, &P::priors);
-        PADDLE_EXT_FIELDS(all.run, &P::logits, &P::measures, &P::labels, &P::probabilities,
-                          &P::proportions, &P::dual, &P::iterations, &P::criterion,
-                          &P::concentration, &P::bound, &P::chosen);
-    });
-    add_call<LabelledParams>(module, "labelled", "solve", [](auto& all) {
-        using P = LabelledParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::S, &P::K, &P::D, &P::R);
-        PADDLE_EXT_FIELDS(all.run, &P::support, &P::labels, &P::first, &P::second, &P::centre,
-                          &P::means, &P::shots, &P::own, &P::judging, &P::scale);
-    });
-    add_call<CoordinatesParams>(module, "coordinates", "solve", [](auto& all) {
-        using P = CoordinatesParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::N, &P::D, &P::shared, &P::split);
-        PADDLE_EXT_FIELDS(all.run, &P::rows, &P::centre, &P::scale, &P::x);
-    });
-    add_call<CalibrateParams>(module, "calibrate", "solve", [](auto& all) {
-        using P = CalibrateParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::R, &P::K, &P::centre, &P::spread);
-        PADDLE_EXT_FIELDS(all.run, &P::distances, &P::labels, &P::count, &P::sharpness,
-                          &P::objective, &P::drawn);
-    });
-    add_call<LikelihoodParams>(module, "likelihood", "solve", [](auto& all) {
-        using P = LikelihoodParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype, &P::B, &P::S, &P::K, &P::D, &P::R, &P::full,
-                          &P::every, &P::prior_sharpness, &P::spread, &P::support, &P::labels);
-        PADDLE_EXT_FIELDS(all.run, &P::centre, &P::means, &P::rows, &P::squares, &P::bias,
-                          &P::variance, &P::shots, &P::sharpness, &P::finite, &P::scale, &P::factor,
-                          &P::solved, &P::shares, &P::left_out);
-    });
-    add_call<PosteriorParams>(module, "posterior", "solve", [](CallKeywords<PosteriorParams>& all) {
-        using P = PosteriorParams;
-        PADDLE_EXT_FIELDS(all.make, &P::dtype);
-        all.make.add_as<&P::size>("sizes");
-        PADDLE_EXT_FIELDS(all.make, &P::weight, &P::temper, &P::mean_shots, &P::max_iter, &P::tol,
-                          &P::added, &P::factor, &P::solved, &P::shares, &P::squares, &P::bias,
-                          &P::shots, &P::variance, &P::sharpness, &P::priors, &P::measures);
-        PADDLE_EXT_FIELDS(all.run, &P::query, &P::centre, &P::rows, &P::scale, &P::labels,
-                          &P::probabilities, &P::proportions, &P::dual, &P::iterations,
-                          &P::criterion, &P::concentration, &P::bound, &P::chosen, &P::finite);
-    });
+#define FIELDS_1(a) &ParamsOf<decltype(all)>::a
+#define FIELDS_2(a, b) FIELDS_1(a), FIELDS_1(b)
+#define FIELDS_3(a, b, c) FIELDS_2(a, b), FIELDS_1(c)
+#define FIELDS_4(a, b, c, d) FIELDS_3(a, b, c), FIELDS_1(d)
+#define FIELDS_OF(a, b, c, d, chosen, ...) chosen
+#define FIELDS(...) FIELDS_OF(__VA_ARGS__, FIELDS_4, FIELDS_3, FIELDS_2, FIELDS_1, )(__VA_ARGS__)
+
+void add_calls(py::module_& module){
+#define CALL(Name, name, method, cpu, cuda) \
+    AddedCall<Name##Params>{module, #name, #method} = [](auto& all)
+#define MAKE(type, ...) all.make.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
+#define RUN(type, ...) all.run.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
+#define MAKE_AS(type, field, keyword) all.make.template add<FIELDS(field)>(#keyword)
+#define OWN(type, name) static_assert(true)
+#define PART(field, name) \
+    all.make.template add_as<FIELDS(field), &decltype(ParamsOf<decltype(all)>::field)::name>(#name)
+#define MEASURE(name) all.workspace.template add<FIELDS(name)>(#name)
+#define MEMORY() RUN(void*, workspace, workspace_bytes)
+#define ONE_BY_ONE(...) static_assert(true)
+#include "common/calls.inl"
 }
 
 // For the tests: digamma, trigamma and the logarithm of the gamma function.
@@ -123,15 +59,20 @@ py::tuple gamma_functions(double x) {
     return py::make_tuple(found.digamma, found.trigamma, log_gamma(x));
 }
 
-void add_tasks(py::module_& module) {
-    add_call<TaskParams>(module, "tasks", "sample", [](auto& all) {
-        using P = TaskParams;
-        PADDLE_EXT_FIELDS(all.make, &P::B, &P::Q, &P::K, &P::M, &P::num_classes, &P::k_eff,
-                          &P::shots, &P::sampling, &P::alpha, &P::seed, &P::start);
-        PADDLE_EXT_FIELDS(all.run, &P::labels, &P::rows, &P::support_begin, &P::support_end,
-                          &P::query_begin, &P::query_end, &P::support_index, &P::support_labels,
-                          &P::query_index, &P::query_labels);
-    });
+// Numbers that Python shares.
+void add_constants(py::module_& module) {
+    module.attr("COVARIANCE_ROWS") = kCovarianceRows;
+    module.attr("FACTOR_BLOCK") = kFactorBlock;
+    module.attr("FIRST_CONCENTRATION") = kFirstConcentration;
+    module.attr("GROUP") = kGroup;
+    module.attr("IMPOSSIBLE") = kImpossible;
+    module.attr("MAX_CONCENTRATION") = kMaxConcentration;
+    module.attr("MIN_CONCENTRATION") = kMinConcentration;
+    module.attr("MIXTURE_STEPS") = kMixtureSteps;
+    module.attr("NO_SCATTER") = kNoScatter;
+    module.attr("SPLIT_FACTOR") = kSplitFactor;
+    module.attr("STANDARD_ERROR") = kStandardError;
+    module.attr("VALUES_ROWS") = kValuesRows;
 }
 
 py::dict build_info() {
@@ -148,14 +89,13 @@ py::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
-    module.doc() = "Native solvers of paddle_ext; see paddle_ext.solvers for the checked functions.";
+    module.doc() =
+        "Native solvers of paddle_ext; see paddle_ext.solvers for the checked functions.";
     module.def("build_info", &build_info);
     module.def("set_simd_level", &set_simd_level, py::arg("name"), py::pos_only());
     module.def("threads_made", &threads_made);
     module.def("gamma_functions", &gamma_functions, py::arg("x"), py::pos_only());
+    add_constants(module);
     add_target(module);
-    add_solvers(module);
-    add_adaptive(module);
-    add_large(module);
-    add_tasks(module);
+    add_calls(module);
 }

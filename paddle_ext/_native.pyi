@@ -7,7 +7,9 @@ takes the sizes and options of a call and returns an object whose method takes t
 `workspace` returns the bytes it needs.
 
 Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes, units and
-the numbers of enumerations are those of `csrc/common/params.h`; `sizes` are B, Q, S, K, D, N.
+the parameters of a call are those of `csrc/common/calls.inl`; the numbers of enumerations and the
+order of `sizes` are those of `csrc/common/params.h`. Numbers in capitals are constants of C++ that
+Python shares.
 """
 
 from collections.abc import Sequence
@@ -33,6 +35,19 @@ class Target:
     def device(self) -> int: ...
     @property
     def stream(self) -> int: ...
+
+COVARIANCE_ROWS: float
+FACTOR_BLOCK: int
+FIRST_CONCENTRATION: float
+GROUP: int
+IMPOSSIBLE: float
+MAX_CONCENTRATION: float
+MIN_CONCENTRATION: float
+MIXTURE_STEPS: int
+NO_SCATTER: float
+SPLIT_FACTOR: float
+STANDARD_ERROR: float
+VALUES_ROWS: int
 
 def paddle_call(
     *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int], support_shared: bool,
@@ -107,7 +122,7 @@ class LabelledCall:
     def workspace(self) -> int: ...
     def solve(
         self, *, support: int, labels: int, first: int, second: int, centre: int, means: int,
-        shots: int, own: int, judging: int, scale: int, workspace: int, workspace_bytes: int,
+        shots: int, own: int, count: int, scale: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def coordinates_call(
@@ -196,7 +211,6 @@ class DualCall:
     def update(
         self, *, held: int, away: int, unit: int, base: int, measure: int, bias: int, counts: int,
         dual: int, before: int, concentration: int, criterion: int, iterations: int, running: int,
-        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def split_call(
@@ -208,7 +222,6 @@ class SplitCall:
     def workspace(self) -> int: ...
     def split(
         self, *, rows: int, length: int, scale: int, centre: int, metric: int, out: int, own: int,
-        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def sums_call(
@@ -223,17 +236,17 @@ class SumsCall:
         workspace_bytes: int,
     ) -> None: ...
 
-def late_call(
+def absorb_call(
     *, target: Target, dtype: int, N: int, K: int, weight: float, trust: float, temper: float,
     slope: float, sharper: float, share: float,
-) -> LateCall: ...
+) -> AbsorbCall: ...
 
 @final
-class LateCall:
+class AbsorbCall:
     def workspace(self) -> int: ...
     def step(
         self, *, products: int, added: int, own: int, bias: int, square: int, mass: int,
-        constant: int, total: int, prior: int, workspace: int, workspace_bytes: int,
+        constant: int, total: int, prior: int,
     ) -> None: ...
 
 def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...
@@ -246,32 +259,6 @@ class SurveyCall:
         workspace: int, workspace_bytes: int,
     ) -> None: ...
 
-def place_call(
-    *, target: Target, rows: int, dtype: int, B: int, S: int, K: int, D: int, shared: bool,
-    scaling: int, total: float,
-) -> PlaceCall: ...
-
-@final
-class PlaceCall:
-    def workspace(self) -> int: ...
-    def place(
-        self, *, support: int, order: int, start: int, sums: int, squares: int, least: int,
-        most: int, means: int, shots: int, scale: int, centre: int, unit: int, spread: int,
-        workspace: int, workspace_bytes: int,
-    ) -> None: ...
-
-def slope_call(
-    *, target: Target, B: int, scaling: int, total: float, temperature: float, steepest: float,
-) -> SlopeCall: ...
-
-@final
-class SlopeCall:
-    def workspace(self) -> int: ...
-    def find(
-        self, *, unit: int, spread: int, leads: int, slope: int, distance_unit: int, workspace: int,
-        workspace_bytes: int,
-    ) -> None: ...
-
 def move_call(
     *, target: Target, dtype: int, B: int, K: int, D: int, parts: int, width: int, pieces: int,
     start: int, shots: int, scale: int, centre: int, factor: int, slope: int,
@@ -282,7 +269,7 @@ class MoveCall:
     def workspace(self) -> int: ...
     def move(
         self, *, sums: int, rest: int, held: int, running: int, prototypes: int, before: int,
-        away: int, base: int, operand: int, workspace: int, workspace_bytes: int,
+        away: int, base: int, operand: int,
     ) -> None: ...
 
 def tasks_call(

@@ -24,3 +24,14 @@ MOST_PROBABILITIES = 2**28
 
 # The most probable classes that are returned for each query.
 MOST_TOP = 64
+
+# The queries times classes of a task solved by one thread or thread block; more go in chunks.
+MOST_IN_ONE_BLOCK = 2**22
+
+# The numbers in the largest matrix of such a chunk: on a GPU, enough to hide the cost of launches.
+CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
+
+# What a task in chunks stores from one pass over its rows for the next, in bytes; if it would take
+# more, every pass computes it again.
+MOST_STORED_LIKELIHOODS = 2**31 - 2**26
+MOST_STORED_ROWS = 2**28

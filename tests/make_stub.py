@@ -1,6 +1,6 @@
 """Write `paddle_ext/_native.pyi` from the native module: run it after changing its keywords.
 
-The docstrings of its calls are their signatures (`csrc/keywords.h`). What pybind11 defines is few
+The docstrings of its calls are their signatures (`csrc/calls.h`). What pybind11 defines is few
 and rarely changes: it is below, and `tests/solvers/test_stub.py` checks it.
 """
 
@@ -22,7 +22,9 @@ takes the sizes and options of a call and returns an object whose method takes t
 `workspace` returns the bytes it needs.
 
 Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes, units and
-the numbers of enumerations are those of `csrc/common/params.h`; `sizes` are B, Q, S, K, D, N.
+the parameters of a call are those of `csrc/common/calls.inl`; the numbers of enumerations and the
+order of `sizes` are those of `csrc/common/params.h`. Numbers in capitals are constants of C++ that
+Python shares.
 """
 
 from collections.abc import Sequence
@@ -71,7 +73,10 @@ def definition(function: object, indent: str = "") -> str:
 
 def stub() -> str:
     """The text of the stub for the native module that is installed."""
-    text = HEAD
+    text = HEAD + "\n"
+    for name, value in vars(_native).items():
+        if name.isupper():
+            text += f"{name}: {type(value).__name__}\n"
     for name, kind in vars(_native).items():
         if not (isinstance(kind, type) and name.endswith("Call")):
             continue

@@ -215,5 +215,6 @@ def test_one_rule_for_no_label() -> None:
     numbers = [label_text(value) for value in (0, 3.0, np.int8(4), 2.5, True)]
     assert numbers == ["0", "3", "4", "2.5", "True"]
     assert sorted_names(["b", "", "a", "b"]) == ["a", "b"]
+    assert sorted_names(["10", "9", "", "10"]) == ["9", "10"]
     assert numbered(["b", ""], ["a", "b"]).tolist() == [1, -1]
     assert whole_numbers(torch.tensor([1.0, -1.0], dtype=torch.bfloat16)).tolist() == [1, -1]

@@ -14,6 +14,12 @@ namespace paddle_ext {
 template <typename Real>
 constexpr Real kLog2e = Real(1.4426950408889634);
 
+// Rows for the tensor cores are split into halves, in groups of so many numbers: cuda/mma.cuh. In
+// `adaptive` numbers are at most 1.5 in rows (a feature weighs at most 2) and the root of
+// kCovarianceRows in factors; times kSplitFactor, their low halves keep their bits.
+constexpr int kGroup = 32;
+constexpr float kSplitFactor = 64.0f;
+
 // scaling="auto": the lead of the nearest class over the median class in squared distance
 // (measured: docs/scaling.md), ...
 constexpr double kAutoGap = 13.0;

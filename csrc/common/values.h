@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/check.h"
 #include "common/math.h"
 #include "common/params.h"
+#include "common/workspace.h"
 
 namespace paddle_ext {
 

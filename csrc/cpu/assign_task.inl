@@ -1,6 +1,171 @@
-// Rows of large tasks for one SIMD level: products to probabilities, and their sums by class.
+// One row of a large task for one SIMD level: its logits, exponentials and largest classes.
+// All read a row of K classes padded to whole blocks, Kp in all.
 
-#include "cpu/assign_row.inl"
+// Vectors at a time: independent chains of operations hide their latency.
+constexpr int kChains = 4;
+
+template <typename T>
+constexpr int64_t kBlock = kChains * Simd<T>::kLanes;
+
+// As `comparable` of one logit.
+template <typename T>
+static inline Vec<T> all_comparable(Vec<T> logit) {
+    return vmin<T>(larger<T>(logit, splat(Range<T>::kMinusInfinity)), splat(Range<T>::kInfinity));
+}
+
+// row[k] = logits, padded to whole blocks; returns the largest.
+template <typename T>
+static T row_logits(const T* __restrict__ products, int64_t stride, const T* __restrict__ bias,
+                    T factor, int64_t K, T* __restrict__ row) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    Vec<T> mosts[kChains];
+    for (Vec<T>& most : mosts) most = splat(Range<T>::kMinusInfinity);
+    int64_t k = 0;
+    for (; k + kBlock<T> <= K; k += kBlock<T>) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kChains; ++v) {
+            const int64_t at = k + v * kLanes;
+            if (v == 0) __builtin_prefetch(products + stride + at);  // of the next row
+            const Vec<T> logit = all_comparable<T>(load(products + at) * factor + load(bias + at));
+            store<T>(row + at, logit);
+            mosts[v] = larger<T>(mosts[v], logit);
+        }
+    }
+    for (int v = 1; v < kChains; ++v) mosts[0] = larger<T>(mosts[0], mosts[v]);
+    T most = horizontal_max<T>(mosts[0]);
+    for (; k < K; ++k) {
+        row[k] = comparable(products[k] * factor + bias[k]);
+        most = std::max(most, row[k]);
+    }
+    for (; k % kBlock<T> != 0; ++k) row[k] = -T(INFINITY);  // below every class
+    return most;
+}
+
+// Constants of `exponentials`, repeated for each vector of a block: a multiply-add of NEON overwrites
+// its addend, and loading another copy takes less time than a move between registers.
+constexpr float kExponentBias = Lanes<float>::kMagic + 127;  // leaves the exponent in the low bits
+constexpr float kExpTerms[] = {kExponentBias, 1.3398926e-3f, 9.6184378e-3f,
+                               5.5503324e-2f, 2.4022648e-1f, 6.9314718e-1f};
+constexpr int kTermCount = sizeof(kExpTerms) / sizeof(float);
+
+// x = exp(x) for x <= 0; zero below -708, or -87.7 for float.
+static inline void exponentials(Vec<double> (&x)[kChains], const double*) {
+    for (Vec<double>& one : x) one = vexp<double>(one);
+}
+
+// 2^n 2^-r for x log2(e) = n - r, |r| <= 1/2, the latter with a relative error of 2e-8. The error
+// of log2(e) as a float is below the rounding of logits.
+static inline void exponentials(Vec<float> (&x)[kChains], const float* terms) {
+    using BitVec = Simd<float>::BitVec;
+    using L = Lanes<float>;
+    const auto term = [&](int i, int v) {
+        return load(terms + (i * kChains + v) * Simd<float>::kLanes);
+    };
+    Vec<float> n[kChains], r[kChains], series[kChains];
+    for (int v = 0; v < kChains; ++v) x[v] = larger<float>(x[v], splat(-88.0f));  // n >= -127
+    for (int v = 0; v < kChains; ++v) n[v] = x[v] * L::kLog2e + term(0, v);
+    for (int v = 0; v < kChains; ++v) r[v] = n[v] - kExponentBias;
+    for (int v = 0; v < kChains; ++v) r[v] = r[v] - x[v] * L::kLog2e;
+    for (int v = 0; v < kChains; ++v) series[v] = splat(1.5353320e-4f);
+#pragma GCC unroll 5
+    for (int i = 1; i < kTermCount; ++i) {
+        for (int v = 0; v < kChains; ++v) series[v] = term(i, v) - series[v] * r[v];
+    }
+    for (int v = 0; v < kChains; ++v) {
+        const BitVec power = reinterpret_cast<BitVec>(n[v]) << L::kMantissaBits;  // 0 for n = -127
+        const Vec<float> scale = reinterpret_cast<Vec<float>>(power);
+        x[v] = scale - (scale * r[v]) * series[v];
+    }
+}
+
+// row = exp(row - most); returns the sum. `terms` may not be `__restrict__`, or registers hold them.
+template <typename T>
+static T row_exponentials(T* row, T most, int64_t Kp, const T* terms) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    Vec<T> total[kChains] = {};
+    for (int64_t k = 0; k < Kp; k += kBlock<T>) {
+        Vec<T> x[kChains];
+#pragma GCC unroll 4
+        for (int v = 0; v < kChains; ++v) x[v] = load(row + k + v * kLanes) - most;
+        exponentials(x, terms);
+#pragma GCC unroll 4
+        for (int v = 0; v < kChains; ++v) {
+            store<T>(row + k + v * kLanes, x[v]);
+            total[v] += x[v];
+        }
+    }
+    return horizontal_sum<T>((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+// A number that at least `top` elements of a row reach, but few others.
+template <typename T>
+static T top_threshold(const T* row, int64_t Kp, int64_t top) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    if (top > kBlock<T>) return Range<T>::kMinusInfinity;
+    Vec<T> mosts[kChains];  // of every kBlock-th element
+    for (int v = 0; v < kChains; ++v) mosts[v] = load(row + v * kLanes);
+    for (int64_t k = kBlock<T>; k < Kp; k += kBlock<T>) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kChains; ++v)
+            mosts[v] = larger<T>(mosts[v], load(row + k + v * kLanes));
+    }
+    T most[kBlock<T>];
+    for (int v = 0; v < kChains; ++v) store<T>(most + v * kLanes, mosts[v]);
+    return select_rank(most, kBlock<T>, kBlock<T> - top);
+}
+
+// The largest classes of a row, times a factor; of equal ones, the smaller first.
+template <typename T>
+static void take_top(const T* row, int64_t K, int64_t Kp, T factor, int64_t top, T* probabilities,
+                     int64_t* classes) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    const T threshold = top_threshold(row, Kp, top);
+    int64_t taken = 0;
+    for (int64_t start = 0; start < K; start += kBlock<T>) {
+        typename Simd<T>::IntVec found = {};
+        for (int v = 0; v < kChains; ++v) {
+            found |= ~(load(row + start + v * kLanes) < splat(threshold));
+        }
+        if (!any<T>(found)) continue;
+        for (int64_t k = start; k < std::min(K, start + kBlock<T>); ++k) {
+            if (row[k] < threshold || (taken == top && !(row[k] > probabilities[top - 1])))
+                continue;
+            int64_t rank = taken < top ? taken++ : top - 1;
+            for (; rank > 0 && row[k] > probabilities[rank - 1]; --rank) {
+                probabilities[rank] = probabilities[rank - 1];
+                classes[rank] = classes[rank - 1];
+            }
+            probabilities[rank] = row[k];
+            classes[rank] = k;
+        }
+    }
+    for (int64_t rank = 0; rank < top; ++rank) probabilities[rank] *= factor;
+}
+
+// Adds a row of probabilities, row * scale, to `held`; out = row * written, if wanted.
+template <typename T>
+static void hold_row(const T* __restrict__ row, int64_t K, T scale, T written, T* __restrict__ held,
+                     T* __restrict__ out) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    if (out == nullptr) {
+        for (int64_t k = 0; k < K; k += kLanes) {
+            store<T>(held + k, load(row + k) * scale + load(held + k));
+        }
+        return;
+    }
+    int64_t k = 0;
+    for (; k + kLanes <= K; k += kLanes) {
+        const Vec<T> e = load(row + k);
+        store<T>(held + k, e * scale + load(held + k));
+        store<T>(out + k, e * written);
+    }
+    for (; k < K; ++k) {
+        held[k] += row[k] * scale;
+        out[k] = row[k] * written;
+    }
+}
+
+// --- rows of a task: products to probabilities, and their sums by class --------------------------
 
 template <typename T>
 static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int64_t end,
@@ -11,7 +176,6 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
     T* const terms = held + Kp;
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
     const T slope = static_cast<const T*>(p.slope)[task];
-    MedianGuess<T> guess;
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
     for (int64_t i = 0; i < kTermCount * kBlock<T>; ++i) terms[i] = T(kExpTerms[i / kBlock<T>]);
     for (int64_t q = first; q < end; ++q) {
@@ -20,7 +184,8 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
         const T* const products = static_cast<const T*>(p.products) + at * p.stride;
         const T most = row_logits(products, p.stride, bias, slope * length, K, row);
         if (p.leads != nullptr) {
-            const double lead = double(2 * (most - median_logit(row, K, Kp, most, guess)));
+            // The median, the lower one if K is even.
+            const double lead = double(2 * (most - select_rank(row, K, K - 1 - K / 2)));
             sums.leads[0] += lead;
             sums.leads[1] += lead - 2 * double(most);
             continue;
@@ -63,9 +228,9 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
     }
 }
 
-// The late step; see LateParams.
+// The absorb step; see AbsorbParams.
 template <typename T>
-static void late_rows(const LateParams& p, int64_t first, int64_t end) {
+static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
     const int64_t K = p.K;
     const auto read = [](const void* x) { return static_cast<const T*>(x); };
     const T *const bias = read(p.bias), *const mass = read(p.mass), *const square = read(p.square);
@@ -127,6 +292,6 @@ constexpr AssignKernels kAssignKernels = {
     {assign_row_bytes<float>, assign_row_bytes<double>},
     {assign_rows<float>, assign_rows<double>},
     {count_rows<float>, count_rows<double>},
-    {late_rows<float>, late_rows<double>},
+    {absorb_rows<float>, absorb_rows<double>},
     {add_rows<float>, add_rows<double>},
 };

@@ -10,16 +10,12 @@
 #endif
 
 #include "common/adapt.h"
-#include "common/arena.h"
-#include "common/calibrate.h"
-#include "common/labelled.h"
-#include "common/likelihood.h"
+#include "common/workspace.h"
+#include "common/adaptive.h"
 #include "common/math.h"
 #include "common/parallel.h"
-#include "common/prepare.h"
-#include "common/proportions.h"
+#include "common/large.h"
 #include "common/sinkhorn.h"
-#include "common/step.h"
 #include "common/tim.h"
 #include "cpu/levels.h"
 
@@ -44,23 +40,18 @@ static int64_t bytes_of(const Params& p) {
 #include "cpu/sinkhorn_task.inl"
 #include "cpu/tim_task.inl"
 #include "cpu/adapt_task.inl"
-#include "cpu/labelled_task.inl"
 #include "cpu/matrix.inl"
-#include "cpu/calibrate_task.inl"
-#include "cpu/step_task.inl"
-#include "cpu/factor.inl"
-#include "cpu/full_metric.inl"
+#include "cpu/labelled_task.inl"
 #include "cpu/likelihood_task.inl"
 #include "cpu/posterior_task.inl"
 #include "cpu/assign_task.inl"
 
 constexpr CpuKernels kKernels = {
     PADDLE_EXT_LEVEL_NAME,
-    kPaddleKernels,
     kAssignKernels,
     {coordinates_rows<float>, coordinates_rows<double>},
-    {kSinkhornKernels, kTimKernels, kAdaptKernels, kLabelledKernels, kCalibrateKernels,
-     kLikelihoodKernels, kPosteriorKernels},
+    {kPaddleKernels, kSinkhornKernels, kTimKernels, kAdaptKernels, kLabelledKernels,
+     kCalibrateKernels, kLikelihoodKernels, kPosteriorKernels},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -1,8 +1,11 @@
-#include "cpu/levels.h"
-
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 
-#include "common/check.h"
+#include "common/parallel.h"
+#include "common/params.h"
+#include "common/workspace.h"
+#include "cpu/levels.h"
 
 namespace paddle_ext {
 
@@ -53,6 +56,39 @@ void set_simd_level(const std::string& name) {
         }
     }
     require(false, "SIMD level '", name, "' is not available here");
+}
+
+// --- PADDLE --------------------------------------------------------------------------------------
+
+namespace {
+
+template <typename Real>
+Real nth(Real* values, int64_t count, int64_t rank) {
+    // nth_element needs an order, and NaN has none.
+    if (std::any_of(values, values + count, [](Real x) { return std::isnan(x); })) return NAN;
+    std::nth_element(values, values + rank, values + count);
+    return values[rank];
+}
+
+}  // namespace
+
+float select_rank(float* values, int64_t count, int64_t rank) { return nth(values, count, rank); }
+
+double select_rank(double* values, int64_t count, int64_t rank) { return nth(values, count, rank); }
+
+// --- coordinates ---------------------------------------------------------------------------------
+//
+// Threads share rows, not tasks.
+
+void run_cpu(const CoordinatesParams& p, int threads) {
+    require(p.centre != nullptr && !p.split, "rows on the CPU need a centre and are not split");
+    const auto coordinates = cpu_kernels().coordinates[precision(p.dtype, "rows")];
+    constexpr int64_t kRows = 64;  // handed to a thread at once
+    const int64_t rows = p.B * p.N, parts = (rows + kRows - 1) / kRows;
+    const Sharing sharing = share_threads(parts, threads, 4.0 * double(kRows * p.D), 0);
+    share_tasks(parts, sharing, [&](int64_t part, int, int) {
+        coordinates(p, part * kRows, std::min(rows, (part + 1) * kRows));
+    });
 }
 
 }  // namespace paddle_ext

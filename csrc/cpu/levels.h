@@ -6,8 +6,9 @@
 #include <tuple>
 #include <vector>
 
-#include "common/large.h"
+#include "common/parallel.h"
 #include "common/params.h"
+#include "common/workspace.h"
 
 namespace paddle_ext {
 
@@ -27,6 +28,9 @@ struct TaskKernels {
     int64_t (*scratch_bytes[2])(const Params&);
     // `threads` is 1 unless the work has an iteration.
     void (*solve_task[2])(const Params&, int64_t task, void* scratch, int threads);
+    // What all tasks share comes before their scratch, in `p.workspace`; or null.
+    int64_t (*shared_bytes[2])(const Params&) = {};
+    void (*share[2])(const Params& p) = {};
 };
 
 template <typename List>
@@ -34,20 +38,6 @@ struct TaskTables;
 template <typename... Params>
 struct TaskTables<ParamsList<Params...>> {
     using Tuple = std::tuple<TaskKernels<Params>...>;
-};
-
-// --- PADDLE --------------------------------------------------------------------------------------
-
-struct PaddleCall {
-    const PaddleParams* params;
-    void* support_summary;  // shared support: class sums, computed once per call
-};
-
-struct PaddleKernels {
-    int64_t (*scratch_bytes[2])(const PaddleParams&);
-    int64_t (*summary_bytes[2])(const PaddleParams&);
-    void (*summarise_support[2])(const PaddleCall&);
-    void (*solve_task[2])(const PaddleCall&, int64_t task, void* scratch);
 };
 
 // The element of rank `rank` of `values` in ascending order; reorders them. NaN if any is NaN.
@@ -78,7 +68,7 @@ struct AssignKernels {
                            AssignSums& sums);
     void (*count_rows[2])(const CountParams&, int64_t task, int64_t first, int64_t end,
                           AssignSums& sums);
-    void (*late_rows[2])(const LateParams&, int64_t first, int64_t end);
+    void (*absorb_rows[2])(const AbsorbParams&, int64_t first, int64_t end);
     // Adds to the sums of class `place`, counted over all tasks.
     void (*add_rows[2])(const SumsParams&, int64_t place, const ClassEntry* entries, int64_t count);
 };
@@ -87,7 +77,6 @@ struct AssignKernels {
 
 struct CpuKernels {
     const char* name;
-    PaddleKernels paddle;
     AssignKernels assign;
     void (*coordinates[2])(const CoordinatesParams&, int64_t first, int64_t end);  // rows
     TaskTables<OneByOne>::Tuple tasks;
@@ -108,5 +97,49 @@ int precision(DType dtype, const char* what);
 std::string simd_level();
 std::vector<std::string> simd_levels();  // usable on this machine, best last
 void set_simd_level(const std::string& name);
+
+// --- the launcher --------------------------------------------------------------------------------
+//
+// The launcher of kernels that solve the tasks of a call one by one, each thread with its own
+// scratch memory. A kernel is found by the type of its parameters; those of another shape have
+// functions of the same names in common/params.h.
+
+template <typename Params>
+struct TaskLaunch {
+    const TaskKernels<Params>& kernels = std::get<TaskKernels<Params>>(cpu_kernels().tasks);
+    int at;  // the precision
+    Work work;
+    Sharing sharing;
+    int64_t shared_bytes, scratch_bytes;
+
+    TaskLaunch(const Params& p, int threads) : at(precision(p.dtype, kernels.array)) {
+        work = kernels.work(p);
+        sharing = share_threads(work.tasks, threads, work.task, work.iteration);
+        shared_bytes = kernels.shared_bytes[at] == nullptr ? 0 : kernels.shared_bytes[at](p);
+        scratch_bytes = kernels.scratch_bytes[at](p);
+    }
+
+    int64_t workspace_bytes() const {
+        if (scratch_bytes == kTooLarge) return kTooLarge;
+        return shared_bytes + sharing.workers * scratch_bytes;
+    }
+};
+
+template <typename Params>
+int64_t workspace_cpu(const Params& p, int threads) {
+    return TaskLaunch<Params>(p, threads).workspace_bytes();
+}
+
+template <typename Params>
+void run_cpu(const Params& p, int threads) {
+    const TaskLaunch<Params> launch(p, threads);
+    require(launch.scratch_bytes != kTooLarge, "a task is too large for this solver");
+    require_workspace(p.workspace_bytes, launch.workspace_bytes());
+    if (launch.shared_bytes > 0) launch.kernels.share[launch.at](p);
+    char* const base = static_cast<char*>(p.workspace) + launch.shared_bytes;
+    share_tasks(launch.work.tasks, launch.sharing, [&](int64_t task, int worker, int inside) {
+        launch.kernels.solve_task[launch.at](p, task, base + worker * launch.scratch_bytes, inside);
+    });
+}
 
 }  // namespace paddle_ext

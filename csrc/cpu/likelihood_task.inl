@@ -1,3 +1,233 @@
+// Labelled rows left out of their classes, in the metric of the feature scale and in the full
+// metric, for one SIMD level. The algebra is in common/likelihood.h.
+
+constexpr int64_t kOffsetRows = 128;  // of many at once
+
+template <typename T>
+struct JudgedScratch {
+    Arena& arena;
+    const LikelihoodParams& p;
+    int64_t task;
+    int64_t S = p.S, K = p.K, D = p.D, M = std::min(S, D);
+    int64_t C = p.full ? factor_columns(M) : 0;             // columns of the factor
+    bool by_rows = p.full && S < D;                         // see common/likelihood.h
+    int64_t N = by_rows || p.every ? S : std::min(S, p.R);  // rows judged: all, or to calibrate
+    int64_t step = by_rows ? D : std::max(D, C);            // from one to the next
+    int64_t Kp = round_up(K, Simd<T>::kPanel);
+    bool each = K <= N;  // products of class means: for each class, or for the class of each row
+    int64_t pair_count = !p.full ? 0 : each ? K : N;
+    T* out = static_cast<T*>(p.rows) + task * (by_rows ? S + K : K) * D;
+
+    int64_t* rows = arena.take<int64_t>(N);     // the numbers of the rows judged
+    int64_t* own = arena.take<int64_t>(N);      // their classes
+    int64_t* judge = arena.take<int64_t>(p.R);  // which of them are the calibration rows
+    T* root = arena.take<T>(D);
+    T* v = by_rows ? out : arena.take<T>(N * step);        // their scaled offsets
+    T* panels = arena.take<T>(Kp * std::max(D, C));        // class means
+    T* squares = arena.take<T>(K);                         // w.w
+    T* square = arena.take<T>(N);                          // v.v
+    T* plain = arena.take<T>(N * Kp);                      // distances in the feature scale
+    T* excess = arena.take<T>(K);                          // see excess_distance
+    T* factor = static_cast<T*>(p.factor) + task * C * C;  // all others are for the full metric
+    T* solved = static_cast<T*>(p.solved) + task * K * C;
+    T* second = arena.take<T>(C > 0 ? K : 0);  // (Z w).(Z w)
+    T* whole = arena.take<T>(C > 0 ? K : 0);   // w A w
+    T* near = arena.take<T>(C > 0 ? N : 0);    // distances to the own class
+    T* z = by_rows ? arena.take<T>(N * C) : v;
+    T* along = arena.take<T>(C > 0 ? N * Kp : 0);   // v A w, then distances
+    T* pairs = arena.take<T>(pair_count * Kp);      // products of class means
+    T* projected = arena.take<T>(pair_count * Kp);  // (Z w).(Z w) for them
+    T* blocks = arena.take<T>(kFactorBlock * C);    // of the factor, in panels
+    T* offsets = arena.take<T>(C > 0 && !by_rows ? kOffsetRows * D : 0);
+    T* packed = arena.take<T>(by_rows ? round_up(S, Simd<T>::kPanel) * D
+                              : C > 0 ? kOffsetRows * round_up(D, Simd<T>::kPanel)
+                                      : 0);
+
+    T* means() const { return out + (by_rows ? S * D : 0); }  // scaled
+    const T* pair_row(int64_t i) const { return pairs + (each ? own[i] : i) * Kp; }
+
+    // Products of class means of `inner` numbers; they are in `panels` too.
+    void multiply_pairs(const T* given, int64_t inner, T* to, int threads) const {
+        constexpr int64_t kPanel = Simd<T>::kPanel;
+        const MatrixRows<T> all = {given, inner, 1, each ? nullptr : own};
+        multiply<T>(all, pair_count, panels, inner, K, {to, Kp, kPanel}, threads);
+    }
+};
+
+// Scaled rows minus `means`, unless that is null: the rows in `index`, or from `first` on if null.
+template <typename T>
+static void scale_rows(const LabelledParams& p, const T* root, const T* means, const int64_t* index,
+                       int64_t first, int64_t count, T* out, int64_t step) {
+    const T* const centre = static_cast<const T*>(p.centre);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t s = index == nullptr ? first + i : index[i], k = p.labels[s];
+        const T* const x = static_cast<const T*>(p.support) + s * p.D;
+        const T norm = static_cast<const T*>(p.first)[s];
+        const T second = static_cast<const T*>(p.second)[s];
+        T* __restrict__ to = out + i * step;
+        for (int64_t d = 0; d < p.D; ++d) to[d] = (x[d] * norm - centre[d]) * second * root[d];
+        if (means == nullptr || k < 0 || k >= p.K) continue;
+        for (int64_t d = 0; d < p.D; ++d) to[d] -= means[k * p.D + d];
+    }
+}
+
+// The rows judged, and their distances in the feature scale, up to a constant per row.
+template <typename T>
+static void judge_by_scale(const JudgedScratch<T>& s, const LabelledParams& p, int threads) {
+    const int64_t K = s.K, D = s.D;
+    const bool full = s.C > 0;
+    const T* const scale = static_cast<const T*>(p.scale);
+    const T* const shots = static_cast<const T*>(p.shots);
+    const bool all = s.N == s.S;
+    for (int64_t i = 0; i < s.N; ++i) s.rows[i] = all ? i : 0;
+    choose_rows(p, p.labels, shots, [&](int64_t place, int64_t row) {
+        s.judge[place] = all ? row : place;
+        s.rows[s.judge[place]] = row;
+    });
+    for (int64_t i = 0; i < s.N; ++i) {
+        s.own[i] = std::min(std::max(p.labels[s.rows[i]], int64_t(0)), K - 1);
+    }
+    for (int64_t d = 0; d < D; ++d) s.root[d] = std::sqrt(scale[d]);
+    for (int64_t k = 0; k < K; ++k) {
+        const T* const mean = static_cast<const T*>(p.means) + k * D;
+        T* __restrict__ to = s.means() + k * D;
+        for (int64_t d = 0; d < D; ++d) to[d] = mean[d] * s.root[d];
+        s.squares[k] = dot(to, to, D);
+    }
+    // x.w, from v.w if that is needed too.
+    pack_rows(s.means(), D, K, D, T(1), s.panels, D);
+    scale_rows<T>(p, s.root, full ? s.means() : nullptr, s.rows, 0, s.N, s.v, s.step);
+    multiply<T>({s.v, s.step, 1}, s.N, s.panels, D, K, {s.plain, s.Kp, Simd<T>::kPanel}, threads);
+    if (full) {
+        s.multiply_pairs(s.means(), D, s.pairs, threads);
+    } else {
+        scale_rows<T>(p, s.root, s.means(), s.rows, 0, s.N, s.v, s.step);
+    }
+    for (int64_t i = 0; i < s.N; ++i) {
+        const int64_t own = s.own[i];
+        T* const to = s.plain + i * s.Kp;
+        for (int64_t k = 0; s.by_rows && k < K; ++k) s.solved[k * s.C + i] = to[k];
+        for (int64_t k = 0; full && k < K; ++k) to[k] += s.pair_row(i)[k];
+        s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
+        for (int64_t k = 0; k < K; ++k) to[k] = s.squares[k] - 2 * to[k];
+        to[own] += (left_out_rate(shots[own]) - 1) * s.square[i];
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < *p.count; ++i) {
+        const int64_t at = s.judge[i];
+        sum += double(variance_by(s.square[at], shots[s.own[at]]));
+    }
+    const T variance = T(sum / double(std::max(*p.count, int64_t(1))));
+    static_cast<T*>(s.p.variance)[s.task] = variance;
+    for (int64_t k = 0; k < K; ++k) {
+        s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K));
+    }
+}
+
+// Factors the full metric, and solves for the class means and the rows judged. Returns the scatter.
+template <typename T>
+static T solve_metric(const JudgedScratch<T>& s, const LabelledParams& p, int threads) {
+    const int64_t K = s.K, D = s.D, M = s.M, C = s.C;
+    const MatrixOut<T> gram = {s.factor, C, Simd<T>::kPanel};
+    if (s.by_rows) {
+        pack_rows(s.v, D, M, D, T(1), s.packed, D);
+        multiply_lower<T>({s.v, D, 1}, M, s.packed, D, gram, threads, false);
+        std::fill_n(s.z, M * C, T(0));
+        for (int64_t i = 0; i < M; ++i) s.z[i * C + i] = 1;
+    } else {
+        for (int64_t first = 0; first < s.S && !interrupted(); first += kOffsetRows) {
+            const int64_t count = std::min(s.S - first, kOffsetRows);
+            scale_rows<T>(p, s.root, s.means(), nullptr, first, count, s.offsets, D);
+            pack_columns(s.offsets, count, D, s.packed);
+            multiply_lower<T>({s.packed, 1, Simd<T>::kPanel, nullptr, count}, D, s.packed, count,
+                              gram, threads, first > 0);
+        }
+        for (int64_t k = 0; k < K; ++k) std::copy_n(s.means() + k * D, D, s.solved + k * C);
+        for (int64_t i = 0; i < s.N; ++i) std::fill_n(s.z + i * C + D, C - D, T(0));
+    }
+    for (int64_t k = 0; k < K; ++k) std::fill_n(s.solved + k * C + M, C - M, T(0));
+    double trace = 0;
+    for (int64_t i = 0; i < M; ++i) trace += double(s.factor[i * C + i]);
+    const T scatter = T(mean_scatter(trace, s.S, K)), share = 1 / scatter;
+    for (int64_t i = 0; i < C; ++i) {
+        const int64_t known = i < M ? i + 1 : 0;
+        T* const row = s.factor + i * C;
+        for (int64_t j = 0; j < known; ++j) row[j] *= share;
+        std::fill_n(row + known, C - known, T(0));
+        row[i] += 1;
+    }
+    const Substitution<T> by = {s.factor, C, s.blocks, threads};
+    factorise(s.factor, M, by);
+    substitute(s.solved, C, K, by);
+    substitute(s.z, C, s.N, by, s.by_rows);
+    return scatter;
+}
+
+// x A y = plain x.y + unit (Z x).(Z y), and the distances times `shrink` are as long as those in the
+// feature scale.
+template <typename T>
+struct FullMetric {
+    T plain, unit, shrink;
+};
+
+// The full metric, and distances in it.
+template <typename T>
+static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledParams& p,
+                                   int threads) {
+    const int64_t K = s.K, C = s.C, count = *p.count;
+    const T* const shots = static_cast<const T*>(p.shots);
+    const T scatter = solve_metric(s, p, threads);
+    FullMetric<T> found = {T(s.by_rows), s.by_rows ? -1 / scatter : T(1), 1};
+    pack_rows(s.solved, C, K, C, T(1), s.panels, C);
+    multiply<T>({s.z, C, 1}, s.N, s.panels, C, K, {s.along, s.Kp, Simd<T>::kPanel}, threads);
+    s.multiply_pairs(s.solved, C, s.projected, threads);
+    for (int64_t i = 0; i < s.pair_count * s.Kp; ++i) {
+        s.pairs[i] = found.plain * s.pairs[i] + found.unit * s.projected[i];
+    }
+    for (int64_t k = 0; k < K; ++k) {
+        s.second[k] = dot(s.solved + k * C, s.solved + k * C, C);
+        s.whole[k] = found.plain * s.squares[k] + found.unit * s.second[k];
+    }
+    for (int64_t i = 0; i < s.N; ++i) {
+        const int64_t own = s.own[i];
+        const T* const pair = s.pair_row(i);
+        const T z = dot(s.z + i * C, s.z + i * C, C);
+        const T square = s.by_rows ? std::max(scatter * (1 - z), T(0)) : z;
+        T* const along = s.along + i * s.Kp;
+        const LeftOutRow<T> row(shots[own], square, along[own], scatter);
+        const T self = square + 2 * along[own] + s.whole[own];  // x A x
+        for (int64_t k = 0; k < K; ++k) {
+            along[k] = row.distance(s.whole[k], pair[k] + along[k], along[k]);
+        }
+        along[own] = row.own - self;
+        s.near[i] = row.own;
+    }
+    double near[2] = {};
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t at = s.judge[i];
+        near[0] += double(left_out_rate(shots[s.own[at]]) * s.square[at]);
+        near[1] += double(s.near[at]);
+    }
+    const double none = kNoScatter * double(std::max(count, int64_t(1)));
+    found.shrink = T((near[0] + none) / (near[1] + none));
+    for (int64_t i = 0; i < s.N * s.Kp; ++i) s.along[i] *= found.shrink;
+    return found;
+}
+
+// Distances of one of the rows judged, in a mixture of the metrics.
+template <typename T>
+static void mix(const JudgedScratch<T>& s, int64_t row, T share, T* __restrict__ to) {
+    const T* const plain = s.plain + row * s.Kp;
+    if (share == 0) {
+        std::copy_n(plain, s.K, to);
+        return;
+    }
+    const T* const full = s.along + row * s.Kp;
+    for (int64_t k = 0; k < s.K; ++k) to[k] = plain[k] + share * (full[k] - plain[k]);
+}
+
+// --- likelihood ----------------------------------------------------------------------------------
+//
 // `likelihood` for one SIMD level: one task, its products on several threads. The algebra is in
 // common/likelihood.h.
 
@@ -9,7 +239,7 @@ struct LikelihoodScratch {
     T* distances;  // [R, K]
     T* drawn;      // [2, K] of the best mixture so far, and of another
     T* trial;      // [2]    sharpness and objective of the other
-    int64_t* judging;
+    int64_t* count;
     void *labelled_scratch, *calibrate_scratch;
 
     LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task);
@@ -25,7 +255,7 @@ LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p,
     distances = arena.take<T>(R * K);
     drawn = arena.take<T>(2 * K);
     trial = arena.take<T>(2);
-    judging = arena.take<int64_t>(1);
+    count = arena.take<int64_t>(1);
     labelled.B = 1, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
     labelled.support = static_cast<const T*>(p.support) + task * S * D;
     labelled.labels = p.labels + task * S;
@@ -35,11 +265,11 @@ LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p,
     labelled.means = of_task(p.means, K * D), labelled.shots = shots;
     labelled.scale = of_task(p.scale, D);
     labelled.own = arena.take<int64_t>(R);
-    labelled.judging = judging;
+    labelled.count = count;
     calibrate.B = 1, calibrate.R = R, calibrate.K = K;
     calibrate.distances = distances;
     calibrate.labels = labelled.own;
-    calibrate.count = judging;
+    calibrate.count = count;
     calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
     calibrate.sharpness = of_task(p.sharpness, 1);
     calibrate.objective = arena.take<T>(1);
@@ -71,7 +301,7 @@ static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& jud
     T best = 0;
     for (int step = 0; step <= (judged.C > 0 ? kMixtureSteps : 0) && !interrupted(); ++step) {
         const T mixture = T(step) / T(kMixtureSteps);
-        for (int64_t i = 0; i < *s.judging; ++i) {
+        for (int64_t i = 0; i < *s.count; ++i) {
             T* __restrict__ to = s.distances + i * K;
             mix(judged, judged.judge[i], mixture, to);
             for (int64_t k = 0; k < K; ++k) to[k] -= judged.excess[k];
@@ -117,7 +347,7 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     double mean = 0;
     for (int64_t k = 0; k < K; ++k) mean += double(s.drawn[k]);
     mean /= double(K);
-    const double rows = double(*s.judging) / double(K);
+    const double rows = double(*s.count) / double(K);
     const T half = static_cast<T*>(p.sharpness)[task] / 2;
     T* const bias = static_cast<T*>(p.bias) + task * K;
     for (int64_t k = 0; k < K; ++k) {

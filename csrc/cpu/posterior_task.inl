@@ -1,5 +1,14 @@
 // `posterior` for one SIMD level: one task, its products on several threads. The algebra is in
-// common/likelihood.h.
+// common/adaptive.h.
+
+// The memory of the absorb step.
+template <typename T>
+static int64_t absorb_scratch_bytes(int64_t K) {
+    Arena arena(nullptr);
+    for (int i = 0; i < 7; ++i) arena.take<T>(round_up(K, Simd<T>::kLanes));
+    for (int i = 0; i < 2; ++i) arena.take<double>(round_up(K, Simd<T>::kLanes));
+    return arena.used();
+}
 
 template <typename T>
 struct PosteriorScratch {
@@ -15,7 +24,6 @@ struct PosteriorScratch {
     T plain = 1, projected = 0;       // a product in the metric: plain x.y + projected (Z x).(Z y)
     CoordinatesParams coordinates{};  // for this task only, like the next ones
     AdaptParams adapt{};
-    StepParams step{};
     T* x = arena.take<T>(Q * E);                    // scaled queries, and Z x
     T* weighed = arena.take<T>(C > 0 ? Q * E : 0);  // products with x are those in the metric
     T* panels = arena.take<T>(std::max((has_products ? std::max(Kp, Qp) : Kp) * E,
@@ -57,21 +65,8 @@ PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, in
     if (p.measures != nullptr) {
         adapt.measures = static_cast<const T*>(p.measures) + task * p.priors * K;
     }
-    step.B = 1, step.Q = Q, step.K = K, step.shared = true;
-    step.weight = p.weight, step.temper = p.temper;
-    step.given = given, step.cross = cross, step.inner = inner, step.own = own;
-    step.sharpness = static_cast<const T*>(p.sharpness) + task;
-    step.bias = static_cast<const T*>(p.bias) + task * K;
-    step.proportions = adapt.proportions, step.concentration = adapt.concentration;
-    step.priors = p.priors, step.measures = adapt.measures, step.chosen = adapt.chosen;
-    step.shots = static_cast<const T*>(p.shots) + at * K;
-    step.squares = static_cast<const T*>(p.squares) + at * K;
-    step.variance = static_cast<const T*>(p.variance) + at, step.mean_shots = p.mean_shots;
-    if (p.added != nullptr) step.added = static_cast<const T*>(p.added) + task * Q * K;
-    step.probabilities = of_task(p.probabilities, Q * K);
-    step.labels = p.labels + task * Q;
     adapt_scratch = arena.take<char>(bytes_of<AdaptTask<T>>(adapt));
-    step_scratch = arena.take<char>(step_scratch_bytes<T>(step));
+    step_scratch = arena.take<char>(absorb_scratch_bytes<T>(K));
 }
 
 // The scaled queries, and Z times them.
@@ -153,6 +148,102 @@ static void query_products(const PosteriorScratch<T>& s, int threads) {
     multiply_closed(weighed, E, Q, s.panels, E, K, s.inner, threads);
 }
 
+// Prototypes absorb the queries, each query classified without itself: on one thread.
+template <typename T>
+static void absorb_step(const PosteriorScratch<T>& s) {
+    const PosteriorParams& p = s.p;
+    const int64_t Q = s.Q, K = s.K, task = s.task, at = task * Q * K, shared = s.at;
+    const T *const given = s.given, *const cross = s.cross, *const inner = s.inner;
+    const T* const added = p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + at;
+    const T* __restrict__ shots = static_cast<const T*>(p.shots) + shared * K;
+    const T* const squares = static_cast<const T*>(p.squares) + shared * K;
+    const T variance = static_cast<const T*>(p.variance)[shared], mean_shots = T(p.mean_shots);
+    const T* const bias = static_cast<const T*>(p.bias) + task * K;
+    T* const proportions = static_cast<T*>(p.proportions) + task * K;
+    const T* const measure = chosen_measure<T>(p, task);
+    const T a = static_cast<const T*>(p.concentration)[task], share = absorb_share(a);
+    const T f = static_cast<const T*>(p.sharpness)[task], sharpness = f * share;
+    const T temper = T(p.temper), reduced = temper * share;
+    const T weight = T(p.weight), trust = T(trust_of(Q, K)), count = total_count(p.weight, Q, K, a);
+    const T two_classes = chance_of_two_classes(a, K);
+    T* const out = static_cast<T*>(p.probabilities) + at;
+    Arena arena(s.step_scratch);
+    const int64_t Kp = round_up(K, Simd<T>::kLanes);
+    T* __restrict__ square = arena.take<T>(Kp);
+    T* __restrict__ mass = arena.take<T>(Kp);
+    T* __restrict__ row = arena.take<T>(Kp);
+    T* __restrict__ left = arena.take<T>(Kp);
+    T* __restrict__ constant = arena.take<T>(Kp);
+    T* __restrict__ total = arena.take<T>(Kp);
+    T* __restrict__ prior = arena.take<T>(Kp);
+    double* __restrict__ held = arena.take<double>(Kp);     // sums of the probabilities, ...
+    double* __restrict__ counted = arena.take<double>(Kp);  // ... and numbers of labels
+
+    for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
+    for (int64_t k = 0; k < K; ++k) {
+        square[k] = shots[k] * shots[k] * squares[k];
+        mass[k] = shots[k];
+        held[k] = counted[k] = 0;
+    }
+    for (int64_t q = 0; q < Q; ++q) {
+        const T* __restrict__ u = given + q * K;
+        const T* __restrict__ x = cross + q * K;
+        const T* __restrict__ y = inner + q * K;
+        for (int64_t k = 0; k < K; ++k) {
+            const T w = query_weight(u[k], trust);
+            square[k] += w * (2 * shots[k] * x[k] + y[k]);
+            mass[k] += w;
+        }
+    }
+    for (int64_t k = 0; k < K; ++k) {
+        const T early = excess_distance(variance, shots[k], mean_shots);
+        const T late = excess_distance(variance, mass[k], mass[k] + (mean_shots - shots[k]));
+        constant[k] = (bias[k] + f / 2 * (squares[k] - early + late)) * share;
+        prior[k] = measure == nullptr ? a : a * measure[k];
+        const T before = std::max(proportions[k] * count - prior[k], T(0));
+        const T kept = kept_share(before, shots[k], two_classes);
+        constant[k] += std::log(kept);
+        prior[k] /= kept;
+        total[k] = before + prior[k];
+        if (prior[k] > 0) continue;
+        constant[k] = T(kImpossible);
+        prior[k] = 1;  // any number with a logarithm
+    }
+    for (int64_t q = 0; q < Q; ++q) {
+        const T* __restrict__ u = given + q * K;
+        const T* __restrict__ x = cross + q * K;
+        const T* __restrict__ y = inner + q * K;
+        const T self = s.own[q];
+        for (int64_t k = 0; k < K; ++k) {
+            const T w = query_weight(u[k], trust);
+            const T half = half_distance(w, shots[k] * x[k], y[k], self, square[k], mass[k]);
+            row[k] = temper * (sharpness * half + constant[k]);
+            if (added != nullptr) row[k] += reduced * added[q * K + k];
+        }
+        for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior[k]);
+        for (int64_t k = K; k < Kp; ++k) row[k] = Range<T>::kMinusInfinity;
+        Vec<T> mosts = splat(Range<T>::kMinusInfinity), sums = splat(T(0));
+        for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
+            store(row + k, load(row + k) + temper * vlog<T>(load(left + k)));
+            mosts = vmax<T>(mosts, load(row + k));
+        }
+        const T most = horizontal_max<T>(mosts);
+        for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
+            store(row + k, vexp<T>(load(row + k) - most));
+            sums += load(row + k);
+        }
+        const T unit = 1 / horizontal_sum<T>(sums);
+        for (int64_t k = 0; k < K; ++k) {
+            out[q * K + k] = row[k] * unit;
+            held[k] += double(out[q * K + k]);
+        }
+        const int64_t label = p.labels[task * Q + q] = largest(out + q * K, K);
+        counted[label] += 1;
+    }
+    const double some = double(K - std::count(counted, counted + K, 0.0)) / double(K);
+    for (int64_t k = 0; k < K; ++k) proportions[k] = T(class_share(counted[k], held[k], some, Q));
+}
+
 template <typename T>
 static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
@@ -160,7 +251,8 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     const int64_t K = s.K;
     const T sharpness = static_cast<const T*>(p.sharpness)[task];
     const T* __restrict__ bias = static_cast<const T*>(p.bias) + task * K;
-    const T* const added = static_cast<const T*>(s.step.added);
+    const T* const added =
+        p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + task * s.Q * K;
     if (p.size.M > 0) {
         const T* const shares = static_cast<const T*>(p.shares) + s.at * 3;
         s.plain = shares[1], s.projected = shares[2];
@@ -176,7 +268,7 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     adapt_task<T>(s.adapt, 0, s.adapt_scratch);
     weigh_queries(s, T(trust_of(s.Q, K)));
     query_products(s, threads);
-    step_task<T>(s.step, 0, s.step_scratch);
+    absorb_step(s);
 }
 
 static Work posterior_work(const PosteriorParams& p) {

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <vector>
 
+#include "common/parallel.h"
 #include "common/values.h"
-#include "cpu/sharing.h"
 
 namespace paddle_ext {
 
@@ -45,8 +45,6 @@ bool all_within(const char* at, int64_t bytes, const Within& within) {
 }
 
 }  // namespace
-
-int64_t workspace_cpu(const ValuesParams&, int) { return 0; }
 
 void run_cpu(const ValuesParams& p, int threads) {
     const Within within(p.dtype, p.most);

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 
 namespace paddle_ext {
 

@@ -1,17 +1,16 @@
 // `values` on CUDA: one launch, in which the first blocks read the labels of one task each, and the
 // others the numbers.
 
-#include "common/device.cuh"
-#include "common/reduce.cuh"
 #include "common/values.h"
+#include "cuda/device.cuh"
+#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kAtOnce = 4;          // loads of a thread
-constexpr int kMostRows = 1 << 16;  // of a task: marks in shared memory, read by one block
+constexpr int kAtOnce = 4;  // loads of a thread
 
 // The order of the blocks does not matter, because they are combined by a minimum.
 __device__ void report(const ValuesParams& p, int K) {
@@ -22,7 +21,7 @@ __device__ void report(const ValuesParams& p, int K) {
 
 // Reports K if the labels of a task are those of K classes, each there; else 0.
 __device__ void read_labels(const ValuesParams& p, const int64_t* labels) {
-    __shared__ unsigned seen[kMostRows / 32];
+    __shared__ unsigned seen[kValuesRows / 32];
     __shared__ int largest;
     const int S = int(p.S);
     for (int word = threadIdx.x; word < ceil_div(S, 32); word += kThreads) seen[word] = 0;
@@ -104,10 +103,8 @@ __global__ void __launch_bounds__(kThreads) values_kernel(ValuesParams p, Within
 
 }  // namespace
 
-int64_t workspace_cuda(const ValuesParams& p, int) { return p.S <= kMostRows ? 0 : kTooLarge; }
-
 void run_cuda(const ValuesParams& p, int device, void* stream) {
-    require(p.S <= kMostRows, "labels must have at most ", kMostRows, " rows, got ", p.S);
+    require(p.S <= kValuesRows, "labels must have at most ", kValuesRows, " rows, got ", p.S);
     const Within within(p.dtype, p.most);
     const int size = Within::bytes_of(p.dtype);
     const DeviceGuard guard(device);

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..large.fixed import is_large
+from ..large.passes import is_large
 from ..large.sources import Rows, TensorRows
 from ..native import load as native
 from ..native.call import DTYPES, call_native, packed

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from .. import check
 from ..native.coordinates import as_split
+from ..native.load import module as native
 from ..rows import evenly_spread, products
 from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
-from .likelihood import FACTOR_BLOCK, Likelihood, column, reweighted, weighted_means
+from .likelihood import Likelihood, column, reweighted, weighted_means
 
 AUTO = "auto"
 # Limit on labelled rows times classes, if each row is left out in turn; more would take too long.
@@ -35,12 +36,8 @@ ROUNDS = 2  # of weights, means and metric; more gain nothing
 # Sharpnesses to try, in octaves relative to the prior's: the step, the first and the last.
 OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
 HALVINGS = 12  # of the interval that contains the rate
-# As in csrc/common/likelihood.h: shares of the full metric to try, in addition to 0, and how much
-# less likely than the best they may make the labels
-MIXTURES, STANDARD_ERROR = (0.25, 0.5, 0.75, 1.0), 0.5
 LEAST_WEIGHT = 1e-3  # of a row: less is lost in single precision
 LEAST_REMAINDER = 1e-3  # smallest share of the covariance that remains without a row
-COVARIANCE_ROWS, NO_SCATTER = 2.0**17, 1e-10  # kMostRows and kNoScatter of csrc/common
 SMALLEST = 1e-30  # what is divided by, or a logarithm is taken of, is at least this
 
 
@@ -208,14 +205,14 @@ def full_metric(
     means, mass, squared_mass = weighted_means(x, labels, K, weights)
     v = x - torch.take_along_dim(means, labels.unsqueeze(-1), 1)
     v = v * likelihood.scale.sqrt().unsqueeze(1) * weights.sqrt().unsqueeze(-1)
-    rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=COVARIANCE_ROWS)
-    length = v.square().sum((-2, -1)) / rows + rows * NO_SCATTER
+    rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=native.COVARIANCE_ROWS)
+    length = v.square().sum((-2, -1)) / rows + rows * native.NO_SCATTER
     gram = (products(v, v) if S < D else v.mT @ v) / column(length)
-    pad = -gram.shape[-1] % FACTOR_BLOCK
+    pad = -gram.shape[-1] % native.FACTOR_BLOCK
     gram = torch.nn.functional.pad(gram, (0, pad, 0, pad))
     factor = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1]).to(gram))
-    for start in range(0, gram.shape[-1], FACTOR_BLOCK):
-        here = slice(start, start + FACTOR_BLOCK)
+    for start in range(0, gram.shape[-1], native.FACTOR_BLOCK):
+        here = slice(start, start + native.FACTOR_BLOCK)
         factor[:, here, here] = torch.linalg.inv(factor[:, here, here]).tril()
     one = torch.ones_like(length)
     shares = torch.stack([one, one, -1 / length] if S < D else [one, 0 * one, one], -1)
@@ -285,10 +282,10 @@ class CalibrationRows(NamedTuple):
         f, best = most_likely_sharpness(near, own, counts, self.rate)
         share, growing, d = torch.zeros_like(f), torch.ones_like(f, dtype=torch.bool), plain
         if full is not None:
-            for t in MIXTURES:
+            for t in torch.linspace(0, 1, native.MIXTURE_STEPS + 1)[1:].tolist():
                 mixed = torch.lerp(near, full[:, self.chosen], t)
                 sharpness, fit = most_likely_sharpness(mixed, own, counts, self.rate)
-                growing = growing & (fit > best - STANDARD_ERROR)
+                growing = growing & (fit > best - native.STANDARD_ERROR)
                 best = torch.where(growing, torch.maximum(best, fit), best)
                 f, share = torch.where(growing, sharpness, f), torch.where(growing, t, share)
             d = torch.lerp(plain, full, column(share))

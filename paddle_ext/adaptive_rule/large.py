@@ -13,15 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..large.class_sums import Part, sums_by_class
-from ..large.coordinates import check_summable
-from ..large.fixed import RowResults, best_prior, classify_rows, dirichlet_priors
-from ..large.products import MANY_ROWS, Coordinates, OneHalf, Plain, TwoHalves
-from ..large.queries import Queries
+from ..large.passes import (
+    Part,
+    Queries,
+    RowResults,
+    best_prior,
+    check_summable,
+    classify_rows,
+    sums_by_class,
+)
+from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
 from ..large.sources import Rows
-from ..large.steps import IMPOSSIBLE, AbsorbStep, State, split_unit
+from ..large.steps import AbsorbStep, State, split
 from ..native.call import packed
 from ..native.coordinates import coordinates
+from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
 from .likelihood import Likelihood
@@ -30,12 +36,12 @@ SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this conc
 
 
 @dataclass(frozen=True)
-class UnitCoordinates(Coordinates):
-    """The coordinates of a likelihood: unit-norm rows, minus the centre, unit-norm again."""
+class UnitTransform(Transform):
+    """That of a likelihood: unit-norm rows, minus the centre, unit-norm again."""
 
     metric: Tensor  # [1, D]
 
-    def of(self, rows: Tensor, part: slice) -> Tensor:
+    def apply(self, rows: Tensor, part: slice) -> Tensor:
         return coordinates(rows.to(self.scale.dtype), self.centre)
 
     def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
@@ -43,11 +49,13 @@ class UnitCoordinates(Coordinates):
 
     def measured_halves(self, rows: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
         """The pieces, and the squares of the rows in the metric."""
-        return split_unit(packed(rows), pieces, self.scale, self.centre, self.metric)
+        own = torch.empty(rows.shape[:2], device=rows.device)
+        rows = packed(rows)
+        return split(rows, pieces, self.scale, self.centre, metric=self.metric, own=own), own
 
 
 class LikelihoodScores:
-    """Logits before the absorb step, from a likelihood; implements `fixed.Scores`.
+    """Logits before the absorb step, from a likelihood; implements `passes.Scores`.
 
     For very many rows the products are in half precision: these logits are stored as halves anyway,
     and only used for sums over the rows.
@@ -63,11 +71,12 @@ class LikelihoodScores:
         self.queries, self.likelihood, self.added = queries, likelihood, added
         K = likelihood.weights.shape[1]
         centre, metric = likelihood.centre.contiguous(), likelihood.diagonal.contiguous()
-        self.coordinates = UnitCoordinates(None, torch.ones_like(centre), centre, metric)
-        self.form: Plain | OneHalf | TwoHalves = Plain(self.coordinates)
+        self.transform = UnitTransform(None, torch.ones_like(centre), centre, metric)
+        self.form: Plain | OneHalf | TwoHalves = Plain(self.transform)
         if queries.device.type == "cuda":
             many = queries.N >= MANY_ROWS
-            self.form = OneHalf(self.coordinates) if many else TwoHalves(self.coordinates, True)
+            of_two = TwoHalves(self.transform, sums_of_two=True)
+            self.form = OneHalf(self.transform) if many else of_two
         weights, bias = likelihood.weights, likelihood.bias.double()
         if likelihood.correction is not None:
             weights = weights + likelihood.correction[:-1].mT / likelihood.sharpness
@@ -107,12 +116,14 @@ class LikelihoodScores:
 
 
 class AbsorbedScores:
-    """Logits after the absorb step; implements `fixed.Scores`."""
+    """Logits after the absorb step; implements `passes.Scores`."""
 
     def __init__(self, before: LikelihoodScores, sums: Tensor, step: AbsorbStep) -> None:
         self.before, self.step = before, step
         likelihood = self.likelihood = before.likelihood
-        self.form = TwoHalves(before.coordinates, True) if sums.is_cuda else before.form
+        self.form = before.form
+        if sums.is_cuda:
+            self.form = TwoHalves(before.transform, sums_of_two=True)
         moved = torch.cat([likelihood.weights, likelihood.in_metric(sums)], 1)
         self.operand = self.form.prototypes(moved)
         self.projection = self.correction = None
@@ -129,7 +140,7 @@ class AbsorbedScores:
         if not isinstance(self.form, TwoHalves):
             x = self.likelihood.centred(rows.to(self.slope.dtype))
             return x, self.likelihood.squared(x)
-        x, own = self.before.coordinates.measured_halves(rows, TwoHalves.pieces)
+        x, own = self.before.transform.measured_halves(rows, TwoHalves.pieces)
         if self.projection is not None and self.likelihood.projection is not None:
             inner = torch.linalg.vector_norm(self.form.products(x, self.projection), dim=-1)
             own.addcmul_(inner.square_(), self.likelihood.projection[1].unsqueeze(-1))
@@ -175,7 +186,7 @@ def absorb_step_of(
     prior = a.unsqueeze(-1) * state.measure / kept  # c (N + a / c) is c N + a
     possible = prior > 0
     constant = constant * share.to(real).unsqueeze(-1) + kept.log().to(real)
-    constant = constant.masked_fill(~possible, IMPOSSIBLE)
+    constant = constant.masked_fill(~possible, native.IMPOSSIBLE)
     step = AbsorbStep(
         weight=state.weight,
         trust=trust_in_queries(queries, K),
@@ -210,10 +221,9 @@ def solve_large(
     scores = LikelihoodScores(queries, likelihood, added, validate)
     K, total = scores.shape[2], float(queries.N)
     weight = likelihood.weight_of(total)
-    priors = dirichlet_priors(
-        K, queries.device, measures, total=weight * total, weight=weight, tol=tol
+    counter, state, chosen = best_prior(
+        scores, measures, max_iter, total=weight * total, weight=weight, tol=tol
     )
-    counter, state, chosen = best_prior(scores, priors, max_iter)
     held = counter.held(state.dual)
     del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
@@ -222,8 +232,7 @@ def solve_large(
     moved = scores.form.total(sums, mass) * trust
     step, all_sums = absorb_step_of(likelihood, state, held, moved, trust * mass, total)
     absorbed = AbsorbedScores(scores, all_sums, step)
-    no_dual = torch.zeros_like(state.dual)
-    found = classify_rows(absorbed, no_dual, top=top, all_classes=all_classes)
+    found = classify_rows(absorbed, None, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
     solution = solution_of(found, state, estimated_shares(counted, found.held, total))
     if measures is None:

@@ -19,7 +19,7 @@ from ..native.call import DTYPES, call_native, packed, packed_int64
 from ..native.coordinates import as_split
 from ..native.devices import on_cpu_without_gpu_code
 from ..rows import evenly_spread, products
-from .likelihood import FACTOR_BLOCK, NATIVE_TENSORS, Likelihood, native_kinds
+from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
 MOST_CALIBRATION_ROWS = 128  # twice as many for the full metric, or K if that is more
 MOST_CALIBRATION_ENTRIES = 2**24  # limit on calibration rows times classes, if they are K
@@ -89,7 +89,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
         "means": (real, (B, K, D)),
         "shots": (real, (B, K)),
         "own": (torch.int64, (B, R)),
-        "judging": (torch.int64, (B,)),
+        "count": (torch.int64, (B,)),
         "scale": (real, (B, D)),
     }
     return Labelled(*call_native(make, support, inputs, outputs))
@@ -157,7 +157,8 @@ def learned(
     )
     early = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
     N = S + K if full and S < D else K
-    M = -(-min(S, D) // FACTOR_BLOCK) * FACTOR_BLOCK
+    block = native.module.FACTOR_BLOCK
+    M = -(-min(S, D) // block) * block
     kinds = native_kinds(support, L=B, K=K, D=D, N=N, M=M)
     absent = () if full else ("factor", "solved", "shares")
     outputs: dict[str, Any] = {

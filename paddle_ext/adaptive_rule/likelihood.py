@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ..native.coordinates import as_split, coordinates, split_kind, unsplit
+from ..native.load import module
 from ..rows import class_sums, laid_out, products
-
-FACTOR_BLOCK = 64  # as in csrc/common/likelihood.h
 
 
 class NativeTensor(NamedTuple):
@@ -193,8 +192,8 @@ def solved_by(factor: Tensor, right: Tensor) -> Tensor:
     """The inverse of a Cholesky factor, given as in `Likelihood`, times a matrix [L, M, D]."""
     M = right.shape[1]
     solved = torch.empty_like(right)
-    for start in range(0, M, FACTOR_BLOCK):
-        here = slice(start, min(start + FACTOR_BLOCK, M))
+    for start in range(0, M, module.FACTOR_BLOCK):
+        here = slice(start, min(start + module.FACTOR_BLOCK, M))
         left = right[:, here] - factor[:, here, :start] @ solved[:, :start]
         solved[:, here] = factor[:, here, here] @ left
     return solved

@@ -13,7 +13,7 @@ from ..limits import MOST_PROBABILITIES, MOST_TOP
 from ..native.call import Outputs, allocate
 from ..rows import computing_dtype
 from . import paddle as large
-from .sources import Rows, as_rows
+from .sources import FileRows, Rows
 
 Source = Tensor | str | os.PathLike[str] | Rows
 
@@ -40,11 +40,12 @@ def check_top(return_assignments: bool | None, top: int) -> int:
     return top
 
 
-def queries_of(query: Source, support: Tensor) -> Rows | Tensor:
-    """Queries [B, Q, D] as they are; those of one task as `Rows` on the device of the support."""
-    if isinstance(query, Tensor) and query.dim() == 3:
-        return query
-    rows = as_rows(query, support.device)
+def queries_of(query: Source, support: Tensor) -> Rows:
+    """The queries of one task on the device of the support, checked except for their values."""
+    assert not isinstance(query, Tensor)
+    rows = FileRows(query, device=support.device) if isinstance(query, str | os.PathLike) else query
+    if rows.device != support.device:
+        raise ValueError(f"query must be on {support.device}, got {rows.device}")
     N, D = rows.shape
     if support.dim() != 2:
         raise ValueError(
@@ -79,9 +80,8 @@ def solve_large(
             return allocate(query, output_table(of_query, num_classes, real, top, others))
         query = query if batched else query.unsqueeze(0)
     labels = support_labels.reshape(-1, S)
-    with torch.autocast(support.device.type, enabled=False):
-        result = large.solve(query, support.reshape(-1, S, D), labels, num_classes, options)
-    return large_outputs(result, batched)
+    results = large.solve(query, support.reshape(-1, S, D), labels, num_classes, options)
+    return large_outputs(results, batched)
 
 
 def output_table(
@@ -108,17 +108,17 @@ def output_table(
     return table
 
 
-def large_outputs(result: large.Found, batched: bool) -> list[Tensor]:
+def large_outputs(results: large.Results, batched: bool) -> list[Tensor]:
     """The results of large tasks in the order of `output_table`."""
-    every, top = result.probabilities, result.top
+    every, classes = results.probabilities, results.classes
     outputs = [
-        top.classes[..., 0].contiguous(),
-        top.probabilities if every is None else every,
-        result.proportions,
-        result.dual,
-        result.iterations,
-        result.criterion,
-        result.prototypes,
-        *((top.classes, result.held) if every is None else ()),
+        classes[..., 0].contiguous(),
+        results.class_probabilities if every is None else every,
+        results.proportions,
+        results.dual,
+        results.iterations,
+        results.criterion,
+        results.prototypes,
+        *((classes, results.held) if every is None else ()),
     ]
     return [x if batched else x[0] for x in outputs if x is not None]

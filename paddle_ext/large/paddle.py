@@ -1,39 +1,45 @@
 """PADDLE for large tasks, in chunks: products by torch's BLAS, everything else native.
 
-The full matrix of queries and classes is never stored, unless requested. Letters: B tasks, N rows
-of each in this process, K classes, D features.
+The full matrix of queries and classes is never stored, unless requested. One pass over the queries
+chooses a transform of the rows in which numbers are about 1. Letters: B tasks, N rows of each, K
+classes, D features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import check
-from ..rows import computing_dtype
-from .class_sums import Part, sums_by_class
-from .coordinates import Survey, labelled_sums, place, raw_coordinates, slope_of, survey
-from .distances import DistanceScores, RowFactors
-from .fixed import RowResults, classify_rows, empty_results
-from .products import (
-    MANY_ROWS,
-    Coordinates,
-    Form,
-    OneHalf,
-    Plain,
-    RowsAsTheyAre,
-    TwoHalves,
+from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
+from ..native import load as native
+from ..native.call import DTYPES, Inputs, call_native
+from ..rows import class_sums, computing_dtype, laid_out, power_of_two, unit_rows
+from ..scaling import AUTO_GAP, AUTO_MIN_GAP, AUTO_MIN_SHARE
+from ..task import without_autocast
+from .passes import (
+    Part,
+    Queries,
+    RowResults,
+    assign_all,
+    check_summable,
+    classify_rows,
+    sums_by_class,
 )
-from .queries import Queries, numbers_at_once
+from .products import MANY_ROWS, Form, OneHalf, Plain, RowsAsTheyAre, Transform, TwoHalves
 from .sources import IndexedRows, Rows, TensorRows
-from .steps import Moved, State, Top, assign, is_captured
+from .steps import Moved, State, is_captured
 
 PRECISIONS = ("auto", "half")
 ROUGH = 1e-3  # iterations that move prototypes by more than this may use half precision
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squared distances
+LEAST_RANGE = {torch.float32: 1e-37, torch.float64: 1e-300}  # a smaller one counts as zero
+LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
 
 
 @dataclass(frozen=True)
@@ -53,16 +59,16 @@ class Options:
     validate: bool = False
 
     @property
-    def unit(self) -> bool:
+    def unit_norm(self) -> bool:
         """Whether rows are normalised to unit length."""
         return self.scaling == "auto"
 
 
-@dataclass(frozen=True)
-class Found:
+class Results(NamedTuple):
     """Results for B tasks."""
 
-    top: Top
+    classes: Tensor  # [B, N, top] int64: the most probable classes
+    class_probabilities: Tensor  # [B, N, top] of these
     probabilities: Tensor | None  # [B, N, K]
     proportions: Tensor  # [B, K]
     dual: Tensor  # [B, K]
@@ -72,15 +78,197 @@ class Found:
     held: Tensor  # [B, K] float64: sums of the queries' probabilities
 
 
-def form_for(queries: Queries, found: Survey, coordinates: Coordinates, precision: str) -> Form:
+def solve(
+    query: Rows | Tensor,
+    support: Tensor,
+    labels: Tensor,
+    K: int,
+    options: Options,
+    index: Tensor | None = None,
+) -> Results:
+    """Solve one task with queries `Rows`, or tasks with queries [B, Q, D].
+
+    With an index [B, Q], queries are rows of one bank [N, D]. Support [B or 1, S, D] and labels
+    [B or 1, S]; rows with a label outside [0, K) are ignored.
+    """
+    with torch.no_grad(), without_autocast(support):
+        if not isinstance(query, Tensor):
+            return Paddle(Queries(query), support, labels, K, options).solve()
+        B, Q = query.shape[:2] if index is None else index.shape
+        D = query.shape[-1]
+        if B == 0:
+            return no_task(Q, D, K, support, options)
+        # As many tasks at a time as fit in a chunk, at least one.
+        size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
+        results = []
+        for start in range(0, B, size):
+            tasks = slice(start, start + size)
+            own = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
+            queries = Queries(rows_of(query, index, tasks))
+            results.append(Paddle(queries, *own, K, options).solve())
+        if len(results) == 1:
+            return results[0]
+        fields = zip(*results, strict=True)
+        joined: list[Any] = [None if each[0] is None else torch.cat(each) for each in fields]
+        return Results(*joined)
+
+
+def rows_of(query: Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
+    """The queries of some tasks; those of a single one in chunks."""
+    own = query[tasks] if index is None else index[tasks]
+    if index is None:
+        return own if len(own) > 1 else TensorRows(own[0])
+    if len(own) == 1:
+        return IndexedRows(query, own[0])
+    return query.index_select(0, own.flatten()).view(*own.shape, -1)
+
+
+def no_task(Q: int, D: int, K: int, like: Tensor, o: Options) -> Results:
+    real = like.new_empty(0, dtype=computing_dtype(like))
+    top = real.new_empty(0, Q, min(o.top, K))
+    return Results(
+        top.long(),
+        top,
+        real.new_empty(0, Q, K) if o.all_classes else None,
+        proportions=real.new_empty(0, K),
+        dual=real.new_empty(0, K),
+        iterations=real.int(),
+        criterion=real,
+        prototypes=real.new_empty(0, K, D) if o.prototypes else None,
+        held=real.new_empty(0, K, dtype=torch.float64),
+    )
+
+
+# --- preparation --------------------------------------------------------------------------------
+
+
+@dataclass
+class Survey:
+    """Statistics of one pass over the queries."""
+
+    total: int  # rows of a task
+    sums: Tensor  # [B, D] float64: sums of the rows, here and below multiplied by `length`
+    squares: Tensor  # [B] float64: sums of squares
+    least: Tensor  # [B, D]
+    most: Tensor  # [B, D]
+    length: Tensor | None  # [B, N] 1 / norm; 0 for a row of zeros
+
+    def similar_lengths(self) -> bool:
+        """Whether no row is so much longer than another that halves cannot represent the ratio."""
+        if self.length is None:
+            return True
+        if is_captured(self.length):
+            return False  # cannot be read
+        shortest = torch.where(self.length > 0, self.length, torch.inf).amin()
+        return bool(self.length.amax() <= 64 * shortest)
+
+
+def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
+    """Scan all queries; with `unit_norm`, after normalising them to unit length."""
+    B, D, real, device = queries.B, queries.D, queries.dtype, queries.device
+    sums = torch.zeros(B, D, dtype=torch.float64, device=device)
+    squares = torch.zeros(B, dtype=torch.float64, device=device)
+    least = torch.full((B, D), torch.inf, dtype=real, device=device)
+    most = -least
+    length = torch.empty(B, queries.N, dtype=real, device=device) if unit_norm else None
+    for part, chunk in queries.chunks(D):
+        rows, N = chunk if chunk.is_cuda else chunk.to(real), chunk.shape[1]
+        tensors: Inputs = {
+            "rows": (rows, rows.dtype, (B, N, D)),
+            "length": (None if length is None else length[:, part], real, (B, N)),
+            "sums": (sums, torch.float64, (B, D)),
+            "squares": (squares, torch.float64, (B,)),
+            "least": (least, real, (B, D)),
+            "most": (most, real, (B, D)),
+        }
+        make = partial(native.module.survey_call, dtype=DTYPES[rows.dtype], B=B, N=N, D=D)
+        call_native(make, rows, tensors, run="add")
+    if validate:
+        check_summable(least, most, queries.features)
+    return Survey(queries.N, sums, squares, least, most, length)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The transform of the rows of tasks, and the means of their labelled rows after it."""
+
+    transform: Transform
+    means: Tensor  # [B, K, D]
+    shots: Tensor  # [B, K] float64
+    unit: Tensor  # [B] float64: what a distance of 1 here is after `scaling`
+    spread: Tensor  # [B] float64: sum of the squares of the queries, without the scale
+
+
+def place(
+    surveyed: Survey, support: Tensor, labels: Tensor, K: int, scaling: str, real: torch.dtype
+) -> Placed:
+    """The transform that centres rows at the mean of the queries, and scales them.
+
+    That is `scaling` except for its final factor. Support [B or 1, S, D] and labels [B or 1, S];
+    rows with a label outside [0, K) are ignored.
+    """
+    rows = support.double()
+    sums, shots = labelled_sums(unit_rows(rows) if scaling == "auto" else rows, labels, K)
+    least, most = surveyed.least.double(), surveyed.most.double()
+    mean = surveyed.sums / surveyed.total
+    width = torch.ones_like(mean)
+    if scaling == "minmax":
+        width = torch.where(most - least > LEAST_RANGE[real], most - least, 1.0)
+    centre = mean / width
+    means = sums / shots.clamp(min=1).unsqueeze(-1) / width.unsqueeze(1) - centre.unsqueeze(1)
+    reach = torch.maximum(most / width - centre, centre - least / width).amax(-1)
+    reach = torch.maximum(reach, means.abs().amax((1, 2)))
+    unit = power_of_two(reach).clamp(min=LEAST_UNIT[real])
+    of_task = unit.unsqueeze(-1)
+    return Placed(
+        Transform(surveyed.length, (1 / width / of_task).to(real), (centre / of_task).to(real)),
+        (means / of_task.unsqueeze(-1)).to(real),
+        shots.expand(len(mean), -1).contiguous(),
+        unit,
+        (surveyed.squares - surveyed.total * mean.square().sum(-1)) / unit / unit,
+    )
+
+
+def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """Sums [B, K, D] and counts [B, K] of float64 rows by class; ignores labels outside [0, K)."""
+    labels = labels.long()
+    labels = torch.where((labels >= 0) & (labels < K), labels, K)
+    sums, counts = class_sums(rows, labels, K + 1)
+    return sums[:, :K], counts[:, :K].double()
+
+
+def slope_of(
+    placed: Placed,
+    total: int,
+    leads: Tensor | None,
+    scaling: str,
+    *,
+    temperature: float,
+    steepest: float,
+) -> tuple[Tensor, Tensor]:
+    """The factor on products in logits, and the unit of distances, [B] float64 each.
+
+    `leads` [B, 2] are the outputs of `assign` that the scaling "auto" needs.
+    """
+    squared = placed.unit.square()
+    if scaling == "auto":
+        assert leads is not None
+        each = squared / total
+        gap, median = leads[:, 0] * each, (leads[:, 1] + placed.spread) * each
+        least = (AUTO_MIN_SHARE * median).clamp(min=AUTO_MIN_GAP)
+        squared = torch.where(gap > least, squared * (AUTO_GAP / gap), squared)
+    return (temperature * squared).clamp(max=steepest), squared.sqrt()
+
+
+def form_for(queries: Queries, surveyed: Survey, transform: Transform, precision: str) -> Form:
     """Choose how rows are multiplied."""
     if queries.device.type != "cuda":
-        return Plain(coordinates)
+        return Plain(transform)
     of_two = precision == "auto"
-    sums_of_two = of_two and found.total < MANY_ROWS
-    if queries.features is torch.float16 and found.similar_lengths():
-        return RowsAsTheyAre(coordinates, of_two, sums_of_two)
-    return TwoHalves(coordinates, sums_of_two) if of_two else OneHalf(coordinates)
+    sums_of_two = of_two and surveyed.total < MANY_ROWS
+    if queries.features is torch.float16 and surveyed.similar_lengths():
+        return RowsAsTheyAre(transform, of_two=of_two, sums_of_two=sums_of_two)
+    return TwoHalves(transform, sums_of_two=sums_of_two) if of_two else OneHalf(transform)
 
 
 def rough_form(form: Form, total: int) -> Form:
@@ -91,29 +279,135 @@ def rough_form(form: Form, total: int) -> Form:
     if total < MANY_ROWS:
         return form
     if isinstance(form, RowsAsTheyAre):
-        return RowsAsTheyAre(form.coordinates, of_two=False, sums_of_two=False)
-    return OneHalf(form.coordinates) if isinstance(form, TwoHalves) else form
+        return RowsAsTheyAre(form.transform, of_two=False)
+    return OneHalf(form.transform) if isinstance(form, TwoHalves) else form
+
+
+# --- iterations ---------------------------------------------------------------------------------
+
+
+class PreparedRows:
+    """Iterate over chunks of rows, prepared for products; stored in the first pass if they fit."""
+
+    def __init__(self, queries: Queries, form: Form, K: int) -> None:
+        self.queries, self.form, self.K = queries, form, K
+        row = queries.D * (12 if queries.device.type == "cuda" else 4)
+        self.fits = queries.B * queries.N * row <= MOST_STORED_ROWS
+        self.stored: list[tuple[slice, Tensor]] = []
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        if self.stored:
+            yield from self.stored
+            return
+        fresh = []
+        for part, rows in self.queries.chunks(max(self.K, self.queries.D)):
+            x = self.form.operand(rows, part)
+            if self.fits:
+                fresh.append((part, x.clone() if x is rows else x))
+            yield part, x
+        self.stored = fresh
+
+
+class DistanceScores:
+    """Logits from the distances of rows to prototypes; implements `passes.Scores`.
+
+    `move` modifies the prototypes `w` [B, K, D] in place.
+    """
+
+    def __init__(self, rows: PreparedRows, w: Tensor, slope: Tensor, placed: Placed) -> None:
+        self.w, self.before, self.exact_slope, self.placed = w, torch.empty_like(w), slope, placed
+        B, K, _ = w.shape
+        self.shape = (B, rows.queries.N, K)
+        self.away = torch.empty(B, K, dtype=torch.float64, device=w.device)
+        self.bias = torch.empty_like(self.away)  # without the dual
+        self.use(rows)
+
+    def use(self, rows: PreparedRows) -> None:
+        """Use these rows for all products from now on."""
+        self.rows = rows
+        self.slope = (self.exact_slope * rows.form.factor).to(self.w.dtype)
+        self.move([], None, None)
+
+    def move(self, sums: list[Tensor], held: Tensor | None, running: Tensor | None) -> None:
+        """Move the prototypes of the tasks that are still running; `before` keeps the old ones.
+
+        `sums` are the sums of rows by class, laid out as by `Form.zero_sums`, and `held` [B, K]
+        those of their weights. Without sums no prototype moves, but the factors of products and the
+        bias are computed.
+        """
+        form, (B, K, D) = self.rows.form, self.w.shape
+        real, double = self.w.dtype, torch.float64
+        scale, centre, factor = form.on_prototypes or (None, None, None)
+        all_sums, rest = ([*sums, None, None])[:2]
+        parts, width = (1, D) if all_sums is None else (len(all_sums) // B, all_sums.shape[-1])
+        operand = self.w
+        if form.pieces:
+            shape = (B, K, form.pieces * D)
+            operand = torch.empty(shape, dtype=torch.float16, device=self.w.device)
+        early: Inputs = {
+            "start": (self.placed.means, real, (B, K, D)),
+            "shots": (self.placed.shots, double, (B, K)),
+            "scale": (scale, real, (B, D)),
+            "centre": (centre, real, (B, D)),
+            "factor": (factor, real, (B, D)),
+            "slope": (self.exact_slope, double, (B,)),
+        }
+        tensors: Inputs = {
+            "sums": (all_sums, real, (parts * B, K, width)),
+            "rest": (rest, real, (parts * B, K, D)),
+            "held": (held, double, (B, K)),
+            "running": (running, torch.int32, (B,)),
+            "prototypes": (self.w, real, (B, K, D)),
+            "before": (self.before, real, (B, K, D)),
+            "away": (self.away, double, (B, K)),
+            "base": (self.bias, double, (B, K)),
+            "operand": (operand, operand.dtype, (B, K, max(form.pieces, 1) * D)),
+        }
+        make = partial(
+            native.module.move_call,
+            dtype=DTYPES[real],
+            B=B,
+            K=K,
+            D=D,
+            parts=parts,
+            width=width,
+            pieces=form.pieces,
+        )
+        call_native(make, self.w, tensors, early=early, run="move")
+        self.operand = operand if form.pieces else laid_out(operand)
+
+    def lengths(self, part: slice) -> Tensor | None:
+        """The lengths of rows, if the prepared ones do not include them."""
+        form = self.rows.form
+        return form.transform.lengths(part) if form.weigh else None
+
+    def parts(self) -> Iterator[Part]:
+        for at, x in self.rows:
+            yield at, self.rows.form.products(x, self.operand), self.lengths(at), x
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        return ((at, products, length) for at, products, length, _ in self.parts())
 
 
 class Paddle:
-    """B tasks in their coordinates, ready for iteration."""
+    """B tasks with their transform, ready for iteration."""
 
     def __init__(
         self, queries: Queries, support: Tensor, labels: Tensor, K: int, o: Options
     ) -> None:
         self.queries, self.options, self.K = queries, o, K
         self.support, self.labels = support, labels
-        found = survey(queries, o.unit, validate=o.validate)
-        self.total = found.total
-        self.placed = place(found, support, labels, K, o.scaling, queries.dtype)
-        form = form_for(queries, found, self.placed.coordinates, o.precision)
-        self.factors = RowFactors(queries, form, K)
+        surveyed = survey(queries, o.unit_norm, validate=o.validate)
+        self.total = surveyed.total
+        self.placed = place(surveyed, support, labels, K, o.scaling, queries.dtype)
+        form = form_for(queries, surveyed, self.placed.transform, o.precision)
+        self.rows = PreparedRows(queries, form, K)
         rough = rough_form(form, self.total)
-        self.rough = self.factors if rough is form else RowFactors(queries, rough, K)
+        self.rough = self.rows if rough is form else PreparedRows(queries, rough, K)
         self.slope, self.distance_unit = slope_of(
             self.placed,
             self.total,
-            self.leads() if o.unit else None,
+            self.leads() if o.unit_norm else None,
             o.scaling,
             temperature=o.temperature,
             steepest=STEEPEST[queries.dtype],
@@ -124,16 +418,49 @@ class Paddle:
     def leads(self) -> Tensor:
         """Leads of the nearest class over the median one, summed over all rows; see `assign`."""
         placed = self.placed
-        scores = DistanceScores(self.factors, placed.means, torch.ones_like(placed.unit), placed)
+        scores = DistanceScores(self.rows, placed.means, torch.ones_like(placed.unit), placed)
         leads = torch.zeros(self.queries.B, 2, dtype=torch.float64, device=self.queries.device)
-        bias = scores.bias.to(scores.slope.dtype)
-        for _, products, length in scores.chunks():
-            assign(products, scores.slope, bias, length=length, leads=leads)
+        assign_all(scores, None, leads=leads)
         return leads
 
-    def state(self) -> State:
-        o = self.options
-        return State(
+    def move(self, state: State) -> tuple[Tensor, RowResults | None]:
+        """Iterate prototypes and dual, and return the prototypes behind the last probabilities.
+
+        Also returns the results for the rows, if the last iteration could write them: those of one
+        task, computed in the dtype in which they are returned.
+        """
+        o, results = self.options, None
+        w = self.placed.means.clone()
+        rows = self.rows if is_captured(w) else self.rough
+        scores = DistanceScores(rows, w, self.slope, self.placed)
+        bias = scores.bias.to(w.dtype)
+        moved = Moved(scores.away, self.distance_unit, scores.bias, bias)
+        writes_results = self.queries.B == 1 and self.rows.form.weight_dtype is None
+        for step in range(1, o.max_iter + 1):
+            if step == o.max_iter and scores.rows is self.rows and writes_results:
+                results = RowResults.empty(scores, top=o.top, all_classes=o.all_classes)
+            sums, held = sums_by_class(
+                scores.parts(),
+                scores.slope,
+                bias,
+                scores.rows.form,
+                top=None if results is None else results.top,
+                out=None if results is None else results.probabilities,
+            )
+            if results is not None:
+                results.held.copy_(held)
+            scores.move(sums, held, state.running)
+            state.update(held, moved)
+            if scores.rows is not self.rows and float(state.criterion.amax()) <= ROUGH:
+                scores.use(self.rows)
+                state.running.fill_(1)  # no task stops on rounded values
+            if not state.any_running():
+                break
+        return scores.before, results
+
+    def solve(self) -> Results:
+        o, dtype = self.options, self.queries.dtype
+        state = State(
             self.queries.B,
             self.K,
             self.queries.device,
@@ -143,65 +470,14 @@ class Paddle:
             epsilon=o.epsilon,
             tol=o.tol,
         )
-
-    def scores(self, factors: RowFactors, w: Tensor) -> DistanceScores:
-        return DistanceScores(factors, w, self.slope, self.placed)
-
-    def class_sums(
-        self, scores: DistanceScores, bias: Tensor, results: RowResults | None = None
-    ) -> tuple[list[Tensor], Tensor]:
-        """Sums of the rows by class, and of their probabilities; see `sums_by_class`."""
-        form = scores.factors.form
-        return sums_by_class(
-            scores.parts(),
-            scores.slope,
-            bias,
-            form,
-            weigh=form.weigh,
-            top=None if results is None else results.top,
-            out=None if results is None else results.probabilities,
-        )
-
-    def writes_results(self) -> bool:
-        """Whether an iteration computes probabilities in the form in which they are returned."""
-        return self.queries.B == 1 and self.factors.form.written is None
-
-    def move(self, state: State) -> tuple[Tensor, RowResults | None]:
-        """Iterate prototypes and dual, and return the prototypes behind the last probabilities.
-
-        Also returns the results for the rows, if the last iteration could write them.
-        """
-        o = self.options
-        results = None
-        w = self.placed.means.clone()
-        scores = self.scores(self.factors if is_captured(w) else self.rough, w)
-        bias = scores.bias.to(w.dtype)
-        moved = Moved(scores.away, self.distance_unit, scores.bias, bias)
-        for step in range(1, o.max_iter + 1):
-            if step == o.max_iter and scores.factors is self.factors and self.writes_results():
-                results = empty_results(scores, top=o.top, all_classes=o.all_classes)
-            sums, held = self.class_sums(scores, bias, results)
-            if results is not None:
-                results.held.copy_(held)
-            scores.move(sums, held, state.running)
-            state.update(held, moved)
-            if scores.factors is not self.factors and float(state.criterion.amax()) <= ROUGH:
-                scores.use(self.factors)
-                state.running.fill_(1)  # no task stops on rounded values
-            if not state.any_running():
-                break
-        return scores.before, results
-
-    def solve(self) -> Found:
-        o, state = self.options, self.state()
         w, results = self.move(state)
-        scores = self.scores(self.factors, w)
+        scores = DistanceScores(self.rows, w, self.slope, self.placed)
         weighed = self.dual_weight * state.before
         if results is None:
             results = classify_rows(scores, weighed, top=o.top, all_classes=o.all_classes)
-        dtype = self.queries.dtype
-        return Found(
-            results.top,
+        return Results(
+            results.top.classes,
+            results.top.probabilities,
             results.probabilities,
             state.proportions(state.counts).to(dtype),
             state.dual.to(dtype),
@@ -212,14 +488,16 @@ class Paddle:
         )
 
     def input_prototypes(self, scores: DistanceScores, dual: Tensor) -> Tensor:
-        """Prototypes [B, K, D] in the coordinates of the inputs: weighted means of input rows."""
+        """Prototypes [B, K, D] as weighted means of the input rows, not transformed."""
         queries, dtype = self.queries, self.queries.dtype
         sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
-        found = survey(queries, False, validate=False)
-        query_means = found.sums / found.total
-        raw = raw_coordinates(found, query_means, dtype)
-        form: Form = TwoHalves(raw, True) if queries.device.type == "cuda" else Plain(raw)
-        own = self.factors.form
+        surveyed = survey(queries, False, validate=False)
+        query_means = surveyed.sums / surveyed.total
+        centring = centring_transform(surveyed, query_means, dtype)
+        form: Form = Plain(centring)
+        if queries.device.type == "cuda":
+            form = TwoHalves(centring, sums_of_two=True)
+        own = self.rows.form
 
         def parts() -> Iterator[Part]:
             for at, rows in queries.chunks(max(self.K, queries.D)):
@@ -227,112 +505,17 @@ class Paddle:
                 yield at, products, scores.lengths(at), form.operand(rows, at)
 
         bias = (scores.bias + dual).to(scores.slope.dtype)
-        found_sums, held = sums_by_class(parts(), scores.slope, bias, form)
-        taken = form.total(found_sums, held)
+        query_sums, held = sums_by_class(parts(), scores.slope, bias, form)
+        taken = form.total(query_sums, held)
         centre = query_means.unsqueeze(1)
-        unit = (1 / raw.scale.double()).unsqueeze(1)
+        unit = (1 / centring.scale.double()).unsqueeze(1)
         moved = sums - counts.unsqueeze(-1) * centre + taken.double() * unit
         return (moved / (counts + held).clamp(min=1e-12).unsqueeze(-1) + centre).to(dtype)
 
 
-def solve(
-    query: Rows | Tensor,
-    support: Tensor,
-    labels: Tensor,
-    K: int,
-    options: Options,
-) -> Found:
-    """Solve one task with queries `Rows`, or tasks with queries [B, Q, D].
-
-    Support [B or 1, S, D] and labels [B or 1, S]; rows with a label outside [0, K) are ignored.
-    """
-    if not isinstance(query, Tensor):
-        return Paddle(Queries(query), support, labels, K, options).solve()
-
-    def queries(tasks: slice) -> Rows | Tensor:
-        own = query[tasks]
-        return own if len(own) > 1 else TensorRows(own[0])
-
-    return solve_groups(query.shape, queries, support, labels, K, options)
-
-
-def solve_indexed(
-    features: Tensor,
-    query_index: Tensor,
-    support: Tensor,
-    labels: Tensor,
-    K: int,
-    options: Options,
-) -> Found:
-    """Solve tasks whose queries are rows of one bank [N, D]; the index is [B, Q]."""
-
-    def queries(tasks: slice) -> Rows | Tensor:
-        own = query_index[tasks]
-        if len(own) == 1:
-            return IndexedRows(features, own[0], validate=False)
-        return features.index_select(0, own.flatten()).view(*own.shape, -1)
-
-    shape = torch.Size((*query_index.shape, features.shape[1]))
-    return solve_groups(shape, queries, support, labels, K, options)
-
-
-def solve_groups(
-    shape: torch.Size,
-    queries: Callable[[slice], Rows | Tensor],
-    support: Tensor,
-    labels: Tensor,
-    K: int,
-    o: Options,
-) -> Found:
-    """Solve as many tasks at a time as fit in a chunk, at least one; `shape` is [B, Q, D]."""
-    B, Q, D = shape
-    if B == 0:
-        return no_task(Q, D, K, support, o)
-    size = max(1, numbers_at_once(support.device) // (Q * max(K, D)))
-    found = []
-    for start in range(0, B, size):
-        tasks = slice(start, start + size)
-        mine = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
-        found.append(Paddle(Queries(queries(tasks)), *mine, K, o).solve())
-    return merged(found)
-
-
-def no_task(Q: int, D: int, K: int, like: Tensor, o: Options) -> Found:
-    """The results for zero tasks."""
-    real = like.new_empty(0, dtype=computing_dtype(like))
-    per_class, per_task = real.new_empty(0, K), real.new_empty(0)
-    return Found(
-        Top.empty(real, 0, Q, min(o.top, K)),
-        real.new_empty(0, Q, K) if o.all_classes else None,
-        per_class,
-        per_class.clone(),
-        per_task.int(),
-        per_task.clone(),
-        real.new_empty(0, K, D) if o.prototypes else None,
-        per_class.double(),
-    )
-
-
-def merged(found: list[Found]) -> Found:
-    """Concatenate the results of several groups of tasks."""
-    if len(found) == 1:
-        return found[0]
-
-    def joined(name: str) -> Tensor:
-        return torch.cat([getattr(one, name) for one in found])
-
-    top = Top(
-        torch.cat([one.top.probabilities for one in found]),
-        torch.cat([one.top.classes for one in found]),
-    )
-    first = found[0]
-    return Found(
-        top,
-        None if first.probabilities is None else joined("probabilities"),
-        joined("proportions"),
-        joined("dual"),
-        joined("iterations"),
-        joined("criterion"),
-        None if first.prototypes is None else joined("prototypes"),
-        joined("held"),
-    )
+def centring_transform(surveyed: Survey, means: Tensor, dtype: torch.dtype) -> Transform:
+    """The transform that only centres rows at `means` and scales them to size 1."""
+    reach = torch.maximum(surveyed.most - means, means - surveyed.least).amax(-1)
+    unit = power_of_two(reach).clamp(min=LEAST_UNIT[dtype]).unsqueeze(-1)
+    ones = torch.ones_like(means)
+    return Transform(None, (ones / unit).to(dtype), (means / unit).to(dtype))

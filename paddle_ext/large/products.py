@@ -1,6 +1,6 @@
 """Matrix products with the rows of large tasks: by the fastest library, as precise as needed.
 
-Letters: B tasks, N rows in a chunk, K classes, D features. In the coordinates of a task a row is
+Letters: B tasks, N rows in a chunk, K classes, D features. Rows are first transformed to
 
     x = length row scale - centre
 
@@ -10,11 +10,12 @@ library: unchanged, as halves for tensor cores, or not at all if the rows are al
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,8 +30,8 @@ SUMS_AT_ONCE = 4  # parts of a chunk that are summed by class at once, to keep t
 
 
 @dataclass(frozen=True)
-class Coordinates:
-    """The coordinates of B tasks, all in the dtype of the computation."""
+class Transform:
+    """The transform of the rows of B tasks, all in the dtype of the computation."""
 
     length: Tensor | None  # [B, all rows of the task]
     scale: Tensor  # [B, D]
@@ -40,84 +41,77 @@ class Coordinates:
         """Lengths of some rows, [B, N]."""
         return None if self.length is None else self.length[:, part].contiguous()
 
-    def of(self, rows: Tensor, part: slice) -> Tensor:
-        """The rows [B, N, D] in these coordinates."""
+    def apply(self, rows: Tensor, part: slice) -> Tensor:
+        """The rows [B, N, D], transformed."""
         x, length = rows.to(self.scale.dtype), self.lengths(part)
         if length is not None:
             x = x * length.unsqueeze(-1)
         return torch.addcmul(-self.centre.unsqueeze(1), x, self.scale.unsqueeze(1))
 
     def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
-        """The rows in these coordinates as float16 pieces, on CUDA; see `split`."""
+        """The transformed rows as float16 pieces, on CUDA; see `split`."""
         return split(rows, pieces, self.scale, self.centre, length=self.lengths(part))
 
 
-class Form(Protocol):
+class Form(ABC):
     """How rows and prototypes are multiplied, and how rows are summed by class."""
 
-    coordinates: Coordinates
-    written: ClassVar[torch.dtype | None]  # dtype of class-sum weights; None: that of the products
-    rest: bool  # whether class sums need the rounding errors of these weights too
-    weigh: ClassVar[bool]  # whether the weights must include the length, which the operand does not
+    weight_dtype: ClassVar[torch.dtype | None] = torch.float16  # in class sums; None: the products'
+    weigh: ClassVar[bool] = False  # whether the weights must include the length, as x does not
+    pieces: int  # how many halves represent a number of a prototype; 0 if it is not split
+    # Scale, centre and factor [B, D] to apply to prototypes, if rows are not transformed.
+    on_prototypes: tuple[Tensor, Tensor, Tensor] | None = None
+    factor: Tensor | float = 1.0  # of the products, [B] or a number
 
-    @property
-    def pieces(self) -> int:
-        """How many halves represent a number of a prototype; 0 if it is not split."""
+    def __init__(self, transform: Transform, *, sums_of_two: bool = False) -> None:
+        """With `sums_of_two`, class sums need the rounding errors of their weights too."""
+        self.transform, self.sums_of_two = transform, sums_of_two
 
-    @property
-    def on_prototypes(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Scale, centre and factor [B, D] to apply to prototypes, if rows are multiplied raw."""
-
+    @abstractmethod
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        """The rows [B, N, D] prepared as a factor of products, [B, N, ..]."""
+        """The rows [B, N, D] prepared as a factor x of products, [B, N, ..]."""
 
-    def factor(self) -> Tensor | float:
-        """What products must be multiplied by, [B] or a number."""
-
+    @abstractmethod
     def products(self, x: Tensor, w: Tensor) -> Tensor:
         """Products of prepared rows x with prepared prototypes w, [B, N, K]."""
 
+    @abstractmethod
     def zero_sums(self, K: int) -> list[Tensor]:
         """Zeros to which `add` adds the sums of rows by class."""
 
+    @abstractmethod
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
         """Add the sums by class of prepared rows x with weights u [B, N, K], and their errors."""
 
+    @abstractmethod
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
-        """The final sums in the coordinates, [B, K, D]; `held` [B, K] are the sums of weights."""
+        """The sums of transformed rows, [B, K, D]; `held` [B, K] are the sums of weights."""
 
 
-class Plain:
-    """Rows in their coordinates, in the dtype of the computation, on the CPU.
+class Plain(Form):
+    """Transformed rows in the dtype of the computation, on the CPU.
 
     The memory order decides which library multiplies: if both factors are contiguous along the
     summed dimension, torch on ARM calls oneDNN, which uses all cores whatever the thread limit is.
     """
 
-    written: ClassVar[torch.dtype | None] = None
-    weigh: ClassVar[bool] = False
+    weight_dtype = None
     pieces = 0
-    on_prototypes = None
-
-    def __init__(self, coordinates: Coordinates) -> None:
-        self.coordinates, self.rest = coordinates, False
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        return self.coordinates.of(rows, part)
-
-    def factor(self) -> float:
-        return 1.0
+        return self.transform.apply(rows, part)
 
     def prototypes(self, w: Tensor) -> Tensor:
-        """Prototypes [B, K, D] in the coordinates, prepared as a factor of products."""
+        """Prototypes [B, K, D], transformed, prepared as a factor of products."""
         return laid_out(w)
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        return matrix_products(x, w.mT)
+        # Torch runs a batch of one on a single thread.
+        return torch.mm(x[0], w[0].T).unsqueeze(0) if len(x) == 1 else torch.bmm(x, w.mT)
 
     def zero_sums(self, K: int) -> list[Tensor]:
-        B, D = self.coordinates.scale.shape
-        return [self.coordinates.scale.new_zeros(B, K, D)]
+        B, D = self.transform.scale.shape
+        return [self.transform.scale.new_zeros(B, K, D)]
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
         if add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
@@ -131,55 +125,46 @@ class Plain:
         return sums[0]
 
 
-class Halves:
+class Halves(Form):
     """Numbers as one half-precision number (a "half") or the sum of two, for tensor cores.
 
     Products are summed in float32. With `sums_of_two`, class sums use two halves as well; otherwise
     their terms are rounded to one, which averages out if classes have many rows.
     """
 
-    written: ClassVar[torch.dtype | None] = torch.float16
-    weigh: ClassVar[bool] = False
-    pieces: int
-    on_prototypes = None
-
-    def __init__(self, coordinates: Coordinates, sums_of_two: bool) -> None:
-        self.coordinates, self.rest = coordinates, sums_of_two
-
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        return self.coordinates.halves(rows, part, self.pieces)
-
-    def factor(self) -> float:
-        return 1.0
+        return self.transform.halves(rows, part, self.pieces)
 
     def products(self, x: Tensor, w: Tensor) -> Tensor:
-        return half_products(x, w.mT)
+        if has_float_results():
+            return torch.ops.aten.bmm.dtype(x, w.mT, torch.float32)  # type: ignore[no-any-return]
+        with tensor_float():
+            return torch.bmm(x.float(), w.mT.float())
 
     def zero_sums(self, K: int) -> list[Tensor]:
-        B, D = self.coordinates.scale.shape
-        new, at_once = self.coordinates.scale.new_zeros, SUMS_AT_ONCE if B == 1 else B
-        return [new(at_once, K, 2 * D), new(at_once, K, D)] if self.rest else [new(at_once, K, D)]
+        B, D = self.transform.scale.shape
+        new, at_once = self.transform.scale.new_zeros, SUMS_AT_ONCE if B == 1 else B
+        if self.sums_of_two:
+            return [new(at_once, K, 2 * D), new(at_once, K, D)]
+        return [new(at_once, K, D)]
 
     def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
         add_half_products(sums[0], u, x[..., : sums[0].shape[-1]])
         if rest is not None:
-            add_half_products(sums[1], rest, x[..., : sums[1].shape[-1]])
+            add_half_products(sums[-1], rest, x[..., : sums[-1].shape[-1]])
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
-        B, D = self.coordinates.scale.shape
-        found = sums[0]
-        if self.rest:
-            found = sums[0][..., :D] + sums[0][..., D:] + sums[1]
-        return found if len(found) == B else found.sum(0, keepdim=True)
+        B, D = self.transform.scale.shape
+        whole = sums[0]
+        if self.sums_of_two:
+            whole = sums[0][..., :D] + sums[0][..., D:] + sums[1]
+        return whole if len(whole) == B else whole.sum(0, keepdim=True)
 
 
 class OneHalf(Halves):
     """Everything rounded to half precision."""
 
     pieces = 1
-
-    def __init__(self, coordinates: Coordinates) -> None:
-        super().__init__(coordinates, sums_of_two=False)
 
     def prototypes(self, w: Tensor) -> Tensor:
         return w.half()
@@ -191,63 +176,40 @@ class TwoHalves(Halves):
     pieces = 3
 
     def prototypes(self, w: Tensor) -> Tensor:
-        high, low = halves(w)
-        return torch.cat([high, high, low], -1)
+        high = w.half()
+        return torch.cat([high, high, (w - high).half()], -1)
 
 
-class RowsAsTheyAre:
-    """Rows that are already float16, multiplied raw; the coordinates are applied to the prototypes.
+class RowsAsTheyAre(Halves):
+    """Rows that are already float16, not transformed; the prototypes are instead.
 
     ``x.w = length row.(scale w) - centre.w``, and the weights of class sums include the length.
     Prototypes are one half, or the sum of two; then each row is repeated, so that one product
     multiplies it by both halves.
     """
 
-    written: ClassVar[torch.dtype | None] = torch.float16
-    weigh: ClassVar[bool] = True
+    weigh = True
 
-    def __init__(self, coordinates: Coordinates, of_two: bool, sums_of_two: bool) -> None:
-        self.coordinates, self.pieces, self.rest = coordinates, 2 if of_two else 1, sums_of_two
+    def __init__(self, transform: Transform, *, of_two: bool, sums_of_two: bool = False) -> None:
+        super().__init__(transform, sums_of_two=sums_of_two)
+        self.pieces = 2 if of_two else 1
         # Dividing by it keeps scaled prototypes within the range of float16.
-        self.unit = power_of_two(coordinates.scale.abs().amax(-1))
-        factor = coordinates.scale / self.unit.unsqueeze(-1)
-        self.on_prototypes = coordinates.scale, coordinates.centre, factor
+        unit = power_of_two(transform.scale.abs().amax(-1))
+        self.factor = unit.double()
+        on_prototypes = transform.scale / unit.unsqueeze(-1)
+        self.on_prototypes = transform.scale, transform.centre, on_prototypes
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        return self.coordinates.halves(rows, part, 2) if self.pieces == 2 else rows
-
-    def factor(self) -> Tensor:
-        return self.unit.double()
-
-    def products(self, x: Tensor, w: Tensor) -> Tensor:
-        return half_products(x, w.mT)
+        return super().operand(rows, part) if self.pieces == 2 else rows
 
     def zero_sums(self, K: int) -> list[Tensor]:
-        B, D = self.coordinates.scale.shape
-        return [self.coordinates.scale.new_zeros(SUMS_AT_ONCE if B == 1 else B, K, D)]
-
-    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
-        x = x[..., : sums[0].shape[-1]]
-        add_half_products(sums[0], u, x)
-        if rest is not None:
-            add_half_products(sums[0], rest, x)
+        B, D = self.transform.scale.shape
+        return [self.transform.scale.new_zeros(SUMS_AT_ONCE if B == 1 else B, K, D)]
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
-        c = self.coordinates
-        found = sums[0] if len(sums[0]) == len(c.scale) else sums[0].sum(0, keepdim=True)
-        centre = held.to(found.dtype).unsqueeze(-1) * c.centre.unsqueeze(1)
-        return found * c.scale.unsqueeze(1) - centre
-
-
-def matrix_products(x: Tensor, y: Tensor) -> Tensor:
-    """[B, N, D] and [B, D, K] -> [B, N, K]; torch runs a batch of one on a single thread."""
-    return torch.mm(x[0], y[0]).unsqueeze(0) if len(x) == 1 else torch.bmm(x, y)
-
-
-def halves(w: Tensor) -> tuple[Tensor, Tensor]:
-    """w rounded to half precision, and the rounding error."""
-    high = w.half()
-    return high, (w - high).half()
+        scale, centre = (x.unsqueeze(1) for x in (self.transform.scale, self.transform.centre))
+        whole = sums[0] if len(sums[0]) == len(scale) else sums[0].sum(0, keepdim=True)
+        return whole * scale - held.to(whole.dtype).unsqueeze(-1) * centre
 
 
 @contextmanager
@@ -265,15 +227,6 @@ def tensor_float() -> Iterator[None]:
 def has_float_results() -> bool:
     """Whether torch can multiply halves with float32 results."""
     return hasattr(torch.ops.aten.bmm, "dtype") and hasattr(torch.ops.aten.baddbmm, "dtype_out")
-
-
-def half_products(x: Tensor, w: Tensor) -> Tensor:
-    """[B, N, E] and [B, E, K] float16 -> [B, N, K] float32."""
-    if has_float_results():
-        found: Tensor = torch.ops.aten.bmm.dtype(x, w, torch.float32)
-        return found
-    with tensor_float():
-        return torch.bmm(x.float(), w.float())
 
 
 def add_half_products(sums: Tensor, u: Tensor, x: Tensor) -> None:

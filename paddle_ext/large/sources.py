@@ -60,65 +60,27 @@ class Rows(Protocol):
 
 
 class TensorRows:
-    """The rows of a tensor; chunks are views of it.
-
-    Parameters
-    ----------
-    tensor : Tensor [N, D]
-
-    Examples
-    --------
-    >>> rows = TensorRows(torch.eye(3))
-    >>> [chunk.shape[0] for chunk in rows.chunks(2)]
-    [2, 1]
-    """
+    """The rows of a tensor [N, D]; chunks are views of it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        check_matrix("tensor", tensor)
         self.tensor = tensor
         self.shape = (tensor.shape[0], tensor.shape[1])
         self.dtype, self.device = tensor.dtype, tensor.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        """Views of the tensor."""
-        return parts(self.tensor, check.integer("size", size))
+        return parts(self.tensor, size)
 
 
 class IndexedRows:
-    """Rows of a tensor in the order of an index, gathered one chunk at a time.
+    """Rows of a tensor [N, D] in the order of an index [Q], gathered one chunk at a time."""
 
-    Parameters
-    ----------
-    features : Tensor [N, D]
-    index : Tensor [Q]
-        Integers in [0, N), on the device of `features`.
-    validate : bool
-        Whether to check the index; if not, it must be valid.
-
-    Examples
-    --------
-    >>> rows = IndexedRows(torch.eye(3), torch.tensor([2, 0, 2]))
-    >>> torch.cat([*rows.chunks(2)]).argmax(1)
-    tensor([2, 0, 2])
-    """
-
-    def __init__(self, features: Tensor, index: Tensor, *, validate: bool = True) -> None:
-        check_matrix("features", features)
-        check.integers("index", index)
-        check.one_device(features=features, index=index)
-        if index.dim() != 1:
-            raise ValueError(f"index must have shape [Q], got {list(index.shape)}")
-        if validate and len(index):
-            low, high = check.numbers_of([*torch.aminmax(index)])
-            check.outside("index", low, high, features.shape[0])
+    def __init__(self, features: Tensor, index: Tensor) -> None:
         self.features, self.index = features, index
         self.shape = (index.shape[0], features.shape[1])
         self.dtype, self.device = features.dtype, features.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        """Copies of the rows."""
-        pieces = parts(self.index, check.integer("size", size))
-        return (self.features.index_select(0, piece.long()) for piece in pieces)
+        return (self.features.index_select(0, part) for part in parts(self.index, size))
 
 
 class Contents(Protocol):
@@ -255,44 +217,6 @@ class FileRows(StreamedRows):
         return f"FileRows({str(self.path)!r}, {list(self.shape)}, {check.plain(self.dtype)})"
 
 
-def as_rows(
-    source: Tensor | str | os.PathLike[str] | Rows, device: str | torch.device | None = None
-) -> Rows:
-    """Make `Rows` of a tensor or a file; `Rows` are returned as they are.
-
-    Parameters
-    ----------
-    source : Tensor [N, D], path or Rows
-        A path is a file, see `FileRows`.
-    device : device or None
-        Device of the chunks. None: that of a tensor; the CPU for a file.
-
-    Returns
-    -------
-    Rows
-
-    Examples
-    --------
-    >>> as_rows(torch.eye(3)).shape
-    (3, 3)
-    """
-    if isinstance(source, str | os.PathLike):
-        return FileRows(source, device="cpu" if device is None else device)
-    if isinstance(source, Tensor):
-        rows = TensorRows(source)
-        place = source.device if device is None else check.device(device)
-        if numbered(place) == source.device:
-            return rows
-        if source.is_cpu:
-            return StreamedRows(TensorContents(source), place, 0, len(source))
-        raise ValueError(f"query must be on {place} or on the CPU, got {source.device}")
-    if not isinstance(source, Rows):
-        raise TypeError(f"query must be a torch.Tensor, a path or Rows, got {check.kind(source)}")
-    if device is not None and numbered(check.device(device)) != source.device:
-        raise ValueError(f"query must be on {device}, got {source.device}")
-    return source
-
-
 # --- what is read -------------------------------------------------------------------------------
 
 
@@ -378,7 +302,14 @@ class SafetensorsMatrix:
     def reading(self, start: int, stop: int) -> Iterator[Fill]:
         unchanged(self.path, current_version(self.path), self.version)
         with self.opened() as file:
-            yield copying(file.get_slice(self.name), start)
+            matrix, row = file.get_slice(self.name), start
+
+            def fill(rows: Tensor) -> None:
+                nonlocal row
+                rows.copy_(matrix[row : row + len(rows)])
+                row += len(rows)
+
+            yield fill
 
 
 def is_matrix(dtype: str, shape: tuple[int, ...]) -> bool:
@@ -408,30 +339,6 @@ def select_matrix(
     return name
 
 
-class TensorContents:
-    """A CPU tensor whose rows are needed on another device."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.detach()
-        self.shape, self.dtype = (tensor.shape[0], tensor.shape[1]), tensor.dtype
-
-    @contextmanager
-    def reading(self, start: int, stop: int) -> Iterator[Fill]:
-        yield copying(self.tensor, start)
-
-
-def copying(source: Any, start: int) -> Fill:
-    """Copy the rows of whatever gives tensors by slices, from `start` on."""
-    row = start
-
-    def fill(rows: Tensor) -> None:
-        nonlocal row
-        rows.copy_(source[row : row + len(rows)])
-        row += len(rows)
-
-    return fill
-
-
 def parts(x: Tensor, size: int) -> Iterator[Tensor]:
     """x in pieces of at most `size` rows."""
     return (x[start : start + size] for start in range(0, len(x), size))
@@ -440,9 +347,3 @@ def parts(x: Tensor, size: int) -> Iterator[Tensor]:
 def numbered(device: torch.device) -> torch.device:
     """The device with an index, that of the current GPU for plain "cuda"."""
     return torch.empty(0, device=device).device
-
-
-def check_matrix(name: str, x: Tensor) -> None:
-    check.features(name, x)
-    if x.dim() != 2 or x.shape[1] < 1:
-        raise ValueError(f"{name} must have shape [N, D] with D at least 1, got {list(x.shape)}")

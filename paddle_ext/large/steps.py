@@ -1,11 +1,13 @@
 """Native steps of large tasks: from products to probabilities, class counts and the dual.
 
-Sums are added to what their output already holds, so that the chunks of a task accumulate.
+Sums are added to what their output already contains, so that the chunks of a task accumulate.
+Letters: B tasks, N rows of each in a chunk, K classes, D features.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,11 +15,7 @@ from torch import Tensor
 from .. import check
 from ..limits import LEAST_PRIOR_WEIGHT
 from ..native import load as native
-from ..native.call import DTYPES, ON_CPU, pointer, target, workspace
-
-# As in csrc/common/adapt.h.
-FIRST, LEAST, MOST = 1.0, 1e-4, 1e4  # the concentration: first, smallest and largest
-IMPOSSIBLE = -1e30  # stands for minus infinity
+from ..native.call import DTYPES, Inputs, call_native
 
 
 def is_captured(x: Tensor) -> bool:
@@ -34,7 +32,7 @@ class Top:
 
     @staticmethod
     def empty(like: Tensor, B: int, N: int, top: int) -> Top:
-        """Uninitialised, for N rows of B tasks, on the device of `like` and in its dtype."""
+        """Uninitialised, on the device of `like` and in its dtype."""
         probabilities = torch.empty(B, N, top, dtype=like.dtype, device=like.device)
         return Top(probabilities, torch.empty_like(probabilities, dtype=torch.int64))
 
@@ -61,93 +59,69 @@ def assign(
 ) -> None:
     """Compute the probabilities of rows, the softmax of ``slope length products + bias``.
 
-    Parameters
-    ----------
-    products : Tensor [B, N, K or more]
-        float32 or float64; only the first K are used. Overwritten if `leads` is given.
-    slope, bias : Tensor [B], Tensor [B, K]
-    length : Tensor [B, N], optional
-    probabilities, rest : Tensor [B, N, K], optional
-        Outputs: in the dtype of the products, which they may overwrite, or float16 on CUDA; and the
-        rounding errors of the halves.
-    held, log_sums : Tensor [B, K], Tensor [B], float64, optional
-        Incremented by the sums of the probabilities over the rows, and of the log normalisers.
-    top : Top, optional
-        Output.
-    leads : Tensor [B, 2] float64, optional
-        Incremented by the lead of the nearest class over the median one in squared distance, and by
-        the median distance minus the square of the row. The logits are then ``x.w - w.w / 2``.
-    normalise : bool
-        If False, likelihoods are written, scaled so that the largest of a row is 2^15.
-    weigh : bool
-        Whether to multiply the written probabilities by the length.
-    squared : bool
-        Whether all outputs are of the squares of the probabilities.
+    Products [B, N, K or more] are float32 or float64, of which the first K are used; slope [B],
+    bias [B, K] and length [B, N] have their dtype. The other tensors are outputs:
+
+    - `probabilities` [B, N, K], in the dtype of the products, which they may overwrite, or float16
+      on CUDA, and `rest`, the rounding errors of these halves. Without `normalise` they are
+      likelihoods, scaled so that the largest of a row is 2^15; with `weigh`, they are multiplied by
+      the length. With `squared` all outputs are of the squares of the probabilities.
+    - `held` [B, K] and `log_sums` [B], float64: incremented by the sums of the probabilities over
+      the rows, and of the log normalisers.
+    - `leads` [B, 2] float64: incremented by the lead of the nearest class over the median one in
+      squared distance, and by the median distance minus the square of the row. The logits must be
+      ``x.w - w.w / 2``, and the products are overwritten.
     """
-    B, N = products.shape[:2]
-    K = bias.shape[-1]
-    written = products.dtype if probabilities is None else probabilities.dtype
-    call = native.module.assign_call(
-        target=target(products),
-        dtype=DTYPES[products.dtype],
+    (B, N, stride), K, real = products.shape, bias.shape[-1], products.dtype
+    likely, classes = (None, None) if top is None else (top.probabilities, top.classes)
+    best = 0 if classes is None else classes.shape[-1]
+    written = real if probabilities is None else probabilities.dtype
+    tensors: Inputs = {
+        "products": (products, real, (B, N, stride)),
+        "length": (length, real, (B, N)),
+        "slope": (slope, real, (B,)),
+        "bias": (bias, real, (B, K)),
+        "probabilities": (probabilities, written, (B, N, K)),
+        "rest": (rest, written, (B, N, K)),
+        "held": (held, torch.float64, (B, K)),
+        "log_sums": (log_sums, torch.float64, (B,)),
+        "top_probabilities": (likely, real, (B, N, best)),
+        "top_classes": (classes, torch.int64, (B, N, best)),
+        "leads": (leads, torch.float64, (B, 2)),
+    }
+    make = partial(
+        native.module.assign_call,
+        dtype=DTYPES[real],
         written=DTYPES[written],
         B=B,
         N=N,
         K=K,
-        stride=products.shape[-1],
-        top=0 if top is None else top.classes.shape[-1],
+        stride=stride,
+        top=best,
         normalise=normalise,
         weigh=weigh,
         squared=squared,
     )
-    memory = workspace(call.workspace(), products)
-    real, exact, on = products.dtype, torch.float64, products.get_device()
-    likely, classes = (None, None) if top is None else (top.probabilities, top.classes)
-    of_top = (B, N, 0 if classes is None else classes.shape[-1])
-    call.assign(
-        products=pointer(products, real, (B, N, products.shape[-1]), on),
-        length=pointer(length, real, (B, N), on),
-        slope=pointer(slope, real, (B,), on),
-        bias=pointer(bias, real, (B, K), on),
-        probabilities=pointer(probabilities, written, (B, N, K), on),
-        rest=pointer(rest, written, (B, N, K), on),
-        held=pointer(held, exact, (B, K), on),
-        log_sums=pointer(log_sums, exact, (B,), on),
-        top_probabilities=pointer(likely, real, of_top, on),
-        top_classes=pointer(classes, torch.int64, of_top, on),
-        leads=pointer(leads, exact, (B, 2), on),
-        workspace=pointer(memory, torch.uint8, memory.shape, on),
-        workspace_bytes=memory.numel(),
-    )
+    call_native(make, products, tensors, run="assign")
 
 
 def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> None:
-    """Add up probabilities by class from stored likelihoods, and count the faint rows.
+    """Add up probabilities by class from likelihoods [B, N, K] that `assign` wrote.
 
-    Parameters
-    ----------
-    likelihood : Tensor [B, N, K]
-        As written by `assign`: float16 on CUDA, float32 or float64 on the CPU.
-    weights : Tensor [B, K]
-        Factors on the likelihoods of the classes: float64 if these are, else float32.
-    held, faint : Tensor [B, K], Tensor [B], float64
-        Incremented. A row is faint if likelihoods that matter for it have lost precision.
+    The likelihoods of classes are multiplied by `weights` [B, K], float64 if they are, else
+    float32. `held` [B, K] and `faint` [B], float64, are incremented: by the probabilities, and by
+    the number of rows in which likelihoods that matter have lost precision.
     """
     B, N, K = likelihood.shape
-    call = native.module.count_call(
-        target=target(likelihood), dtype=DTYPES[likelihood.dtype], B=B, N=N, K=K
-    )
-    memory = workspace(call.workspace(), likelihood)
-    given, exact, on = likelihood.dtype, torch.float64, likelihood.get_device()
-    real = exact if given is exact else torch.float32
-    call.count(
-        likelihood=pointer(likelihood, given, (B, N, K), on),
-        weights=pointer(weights, real, (B, K), on),
-        held=pointer(held, exact, (B, K), on),
-        faint=pointer(faint, exact, (B,), on),
-        workspace=pointer(memory, torch.uint8, memory.shape, on),
-        workspace_bytes=memory.numel(),
-    )
+    given = likelihood.dtype
+    tensors: Inputs = {
+        "likelihood": (likelihood, given, (B, N, K)),
+        "weights": (weights, torch.promote_types(given, torch.float32), (B, K)),
+        "held": (held, torch.float64, (B, K)),
+        "faint": (faint, torch.float64, (B,)),
+    }
+    make = partial(native.module.count_call, dtype=DTYPES[given], B=B, N=N, K=K)
+    call_native(make, likelihood, tensors, run="count")
 
 
 @dataclass(frozen=True)
@@ -173,11 +147,21 @@ class AbsorbStep:
         The first K products are with prototypes, the others with class sums. `own` [N] are products
         of rows with themselves, `added` [N, K] further logits.
         """
-        N, K = products.shape[1], products.shape[2] // 2
-        dtype, device = products.dtype, products.get_device()
-        call = native.module.late_call(
-            target=target(products),
-            dtype=DTYPES[dtype],
+        N, K, real = products.shape[1], products.shape[2] // 2, products.dtype
+        tensors: Inputs = {
+            "products": (products, real, (1, N, 2 * K)),
+            "added": (added, real, (N, K)),
+            "own": (own, real, (N,)),
+            "bias": (self.bias, real, (K,)),
+            "square": (self.square, real, (K,)),
+            "mass": (self.mass, real, (K,)),
+            "constant": (self.constant, real, (K,)),
+            "total": (self.total, real, (K,)),
+            "prior": (self.prior, real, (K,)),
+        }
+        make = partial(
+            native.module.absorb_call,
+            dtype=DTYPES[real],
             N=N,
             K=K,
             weight=self.weight,
@@ -187,29 +171,7 @@ class AbsorbStep:
             sharper=self.sharper,
             share=self.share,
         )
-        each = {
-            name: pointer(getattr(self, name), dtype, (K,), device)
-            for name in ("bias", "square", "mass", "constant", "total", "prior")
-        }
-        call.step(
-            products=pointer(products, dtype, (1, N, 2 * K), device),
-            added=pointer(added, dtype, (N, K), device),
-            own=pointer(own, dtype, (N,), device),
-            **each,
-            workspace=0,
-            workspace_bytes=0,
-        )
-
-
-def split_unit(
-    rows: Tensor, pieces: int, scale: Tensor, centre: Tensor, metric: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`split` for rows that are first made unit-norm, centred, and made unit-norm again.
-
-    Also returns their squares ``sum_d metric_d x_d^2``, [B, N].
-    """
-    own = torch.empty(rows.shape[:2], device=rows.device)
-    return split(rows, pieces, scale, centre, metric=metric, own=own), own
+        call_native(make, products, tensors, run="step")
 
 
 def split(
@@ -226,13 +188,20 @@ def split(
 
     With ``x = length rows scale - centre``, one piece is x rounded; three are x rounded, the
     rounding error, and x rounded again. Two are float16 rows unchanged, twice. Length [B, N], scale
-    and centre [B, D] are float32. With a metric, x is in the coordinates of `adaptive`, and `own`
-    [B, N] receives its squares; see `split_unit`.
+    and centre [B, D] are float32. With a metric [B, D], rows are first made unit-norm, centred, and
+    made unit-norm again, and `own` [B, N] receives their squares ``sum_d metric_d x_d^2``.
     """
-    B, N, D = rows.shape
-    out = torch.empty(B, N, pieces * D, dtype=torch.float16, device=rows.device)
-    call = native.module.split_call(
-        target=target(rows),
+    (B, N, D), single, half = rows.shape, torch.float32, torch.float16
+    tensors: Inputs = {
+        "rows": (rows, rows.dtype, (B, N, D)),
+        "length": (length, single, (B, N)),
+        "scale": (scale, single, (B, D)),
+        "centre": (centre, single, (B, D)),
+        "metric": (metric, single, (B, D)),
+        "own": (own, single, (B, N)),
+    }
+    make = partial(
+        native.module.split_call,
         dtype=DTYPES[rows.dtype],
         B=B,
         N=N,
@@ -240,18 +209,7 @@ def split(
         pieces=pieces,
         unit=metric is not None,
     )
-    real, on = torch.float32, rows.get_device()
-    call.split(
-        rows=pointer(rows, rows.dtype, (B, N, D), on),
-        length=pointer(length, real, (B, N), on),
-        scale=pointer(scale, real, (B, D), on),
-        centre=pointer(centre, real, (B, D), on),
-        metric=pointer(metric, real, (B, D), on),
-        out=pointer(out, torch.float16, (B, N, pieces * D), on),
-        own=pointer(own, real, (B, N), on),
-        workspace=0,
-        workspace_bytes=0,
-    )
+    (out,) = call_native(make, rows, tensors, {"out": (half, (B, N, pieces * D))}, run="split")
     return out
 
 
@@ -261,12 +219,15 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
     Weights below `threshold` are ignored. If more than `most` weights are above, nothing is added
     and the result is False.
     """
-    B, N, K = u.shape
-    D = x.shape[-1]
-    found = torch.zeros(1, dtype=torch.int64)
-    call = native.module.sums_call(
-        target=target(u),
-        dtype=DTYPES[u.dtype],
+    (B, N, K), D, real = u.shape, x.shape[-1], u.dtype
+    tensors: Inputs = {
+        "probabilities": (u, real, (B, N, K)),
+        "rows": (x, real, (B, N, D)),
+        "sums": (sums, real, (B, K, D)),
+    }
+    make = partial(
+        native.module.sums_call,
+        dtype=DTYPES[real],
         B=B,
         N=N,
         K=K,
@@ -274,16 +235,8 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
         threshold=threshold,
         most=most,
     )
-    memory = workspace(call.workspace(), u)
-    call.add(
-        probabilities=pointer(u, u.dtype, (B, N, K), ON_CPU),
-        rows=pointer(x, u.dtype, (B, N, D), ON_CPU),
-        sums=pointer(sums, u.dtype, (B, K, D), ON_CPU),
-        found=pointer(found, torch.int64, (1,), ON_CPU),
-        workspace=pointer(memory, torch.uint8, memory.shape, ON_CPU),
-        workspace_bytes=memory.numel(),
-    )
-    return int(found) <= most
+    (above,) = call_native(make, u, tensors, {"found": (torch.int64, (1,))}, run="add")
+    return int(above) <= most
 
 
 @dataclass(frozen=True)
@@ -312,19 +265,19 @@ class State:
         epsilon: float,
         tol: float,
         measure: Tensor | None = None,
-        first: float = FIRST,
-        least: float = LEAST,
+        first: float | None = None,
+        least: float | None = None,
     ) -> None:
         """`measure` [B, K] float64 and the concentrations are for a Dirichlet prior."""
         self.prior, self.total = prior, total
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
-        new = {"dtype": torch.float64, "device": device}
-        self.counts = torch.zeros(B, K, **new)  # type: ignore[call-overload]
+        self.counts = torch.zeros(B, K, dtype=torch.float64, device=device)
         self.measure = torch.ones_like(self.counts) if measure is None else measure.contiguous()
-        self.dual = self.measure.log().clamp(min=IMPOSSIBLE)
-        self.least = least
+        self.dual = self.measure.log().clamp(min=native.module.IMPOSSIBLE)
+        self.least = native.module.MIN_CONCENTRATION if least is None else least
+        first = native.module.FIRST_CONCENTRATION if first is None else first
         self.before = torch.empty_like(self.counts)  # the dual of the last probabilities
-        self.concentration = torch.full((B,), first, **new)  # type: ignore[call-overload]
+        self.concentration = self.counts.new_full((B,), first)
         self.criterion = torch.zeros_like(self.concentration)
         self.iterations = torch.zeros(B, dtype=torch.int32, device=device)
         self.running = torch.ones_like(self.iterations)
@@ -335,10 +288,29 @@ class State:
         The criterion is how far prototypes have moved or, without `moved`, the largest change of a
         count.
         """
-        real = torch.float32 if moved is None else moved.bias.dtype
         B, K = self.counts.shape
-        call = native.module.dual_call(
-            target=target(self.counts),
+        real = torch.float32 if moved is None else moved.bias.dtype
+        away = unit = base = bias = None
+        if moved is not None:
+            away, unit, base, bias = moved.away, moved.unit, moved.base, moved.bias
+        double, int32 = torch.float64, torch.int32
+        tensors: Inputs = {
+            "held": (held, double, (B, K)),
+            "away": (away, double, (B, K)),
+            "unit": (unit, double, (B,)),
+            "base": (base, double, (B, K)),
+            "measure": (self.measure, double, (B, K)),
+            "bias": (bias, real, (B, K)),
+            "counts": (self.counts, double, (B, K)),
+            "dual": (self.dual, double, (B, K)),
+            "before": (self.before, double, (B, K)),
+            "concentration": (self.concentration, double, (B,)),
+            "criterion": (self.criterion, double, (B,)),
+            "iterations": (self.iterations, int32, (B,)),
+            "running": (self.running, int32, (B,)),
+        }
+        make = partial(
+            native.module.dual_call,
             dtype=DTYPES[real],
             B=B,
             K=K,
@@ -350,35 +322,15 @@ class State:
             dual_weight=self.dual_weight,
             least=self.least,
         )
-        exact, on = torch.float64, self.counts.get_device()
-        away = unit = base = bias = None
-        if moved is not None:
-            away, unit, base, bias = moved.away, moved.unit, moved.base, moved.bias
-        call.update(
-            held=pointer(held, exact, (B, K), on),
-            away=pointer(away, exact, (B, K), on),
-            unit=pointer(unit, exact, (B,), on),
-            base=pointer(base, exact, (B, K), on),
-            measure=pointer(self.measure, exact, (B, K), on),
-            bias=pointer(bias, real, (B, K), on),
-            counts=pointer(self.counts, exact, (B, K), on),
-            dual=pointer(self.dual, exact, (B, K), on),
-            before=pointer(self.before, exact, (B, K), on),
-            concentration=pointer(self.concentration, exact, (B,), on),
-            criterion=pointer(self.criterion, exact, (B,), on),
-            iterations=pointer(self.iterations, torch.int32, (B,), on),
-            running=pointer(self.running, torch.int32, (B,), on),
-            workspace=0,
-            workspace_bytes=0,
-        )
+        call_native(make, self.counts, tensors, run="update")
 
     def proportions(self, counts: Tensor) -> Tensor:
         """Proportions of the classes, from the weighted sums of probabilities, [B, K]."""
         if self.prior != check.PRIORS["dirichlet"]:
             return counts / self.total
         a = self.concentration.unsqueeze(-1)
-        found: Tensor = (counts + a * self.measure) / (self.total + counts.shape[-1] * a)
-        return found
+        shares: Tensor = (counts + a * self.measure) / (self.total + counts.shape[-1] * a)
+        return shares
 
     def bound(self, held: Tensor, log_sums: Tensor) -> Tensor:
         """Lower bound of the log evidence, [B].
@@ -386,7 +338,8 @@ class State:
         `held` and `log_sums` are sums over rows: of probabilities, and of their log normalisers.
         """
         counts, a, K = self.weight * held, self.concentration, held.shape[-1]
-        own = (a.unsqueeze(-1) * self.measure).clamp(min=LEAST * LEAST_PRIOR_WEIGHT)
+        least = native.module.MIN_CONCENTRATION * LEAST_PRIOR_WEIGHT
+        own = (a.unsqueeze(-1) * self.measure).clamp(min=least)
         classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
         whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)
         return self.weight * log_sums + whole + classes.sum(-1)

@@ -43,7 +43,7 @@ def call_native(
     make: Callable[..., Any],
     like: Tensor,
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: Outputs = NOTHING,
     *,
     early: Inputs = NOTHING,
     sizing: Mapping[str, int] = NOTHING,
@@ -59,7 +59,7 @@ def call_native(
     like : Tensor
         Says where to run: on its device.
     inputs : mapping
-        The tensor, or None, and its dtype and shape, by name.
+        The tensor, or None, and its dtype and shape, by name. Native code may write to them.
     outputs : mapping
         The dtype and shape of each result; None is not computed and not returned. If the first one
         has no elements, there is no task, and nothing is called.
@@ -70,7 +70,7 @@ def call_native(
     run : str
         The method of the call that runs it.
     """
-    _, first = next(iter(outputs.values())) or (None, ())
+    _, first = next(iter(outputs.values()), None) or (None, ())
     if isinstance(like, FakeTensor) or 0 in first:
         return allocate(like, outputs)
     device = like.get_device()
@@ -79,13 +79,15 @@ def call_native(
     size = call.workspace(**sizing)
     if size < 0:
         return []
-    memory = workspace(size, like)
     results = allocate(like, outputs)
     addresses = {name: pointer(*x, device) for name, x in inputs.items()}
     new = iter(results)
     for name, wanted in outputs.items():
         addresses[name] = 0 if wanted is None else next(new).data_ptr()
-    getattr(call, run)(**addresses, workspace=memory.data_ptr(), workspace_bytes=memory.numel())
+    if size:  # 0: the call takes none
+        memory = workspace(size, like)
+        addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
+    getattr(call, run)(**addresses)
     return results
 
 

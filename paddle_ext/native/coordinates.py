@@ -5,14 +5,14 @@ Letters: B tasks, N rows, D features.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from . import load as native
-from .call import DTYPES, allocate, packed, pointer, target
+from .call import DTYPES, call_native, packed
 from .devices import on_cpu_without_gpu_code
-
-GROUP, SPLIT_FACTOR = 32, 64  # as in csrc/common/mma.cuh and csrc/cuda/split_rows.cuh
 
 
 @on_cpu_without_gpu_code
@@ -43,25 +43,23 @@ def rewritten(
     """
     (B, N, D), rows = rows.shape, packed(rows)
     centre, scale = (None if x is None else packed(x) for x in (centre, scale))
-    (x,) = allocate(rows, {"x": (dtype, shape)})
-    if x.numel():
-        shared = centre is not None and len(centre) == 1
-        call = native.module.coordinates_call(
-            target=target(rows),
-            dtype=DTYPES[rows.dtype],
-            B=B,
-            N=N,
-            D=D,
-            shared=shared,
-            split=dtype is not rows.dtype,
-        )
-        own, each, device = rows.dtype, (1 if shared else B, D), rows.get_device()
-        call.solve(
-            rows=pointer(rows, own, (B, N, D), device),
-            centre=pointer(centre, own, each, device),
-            scale=pointer(scale, own, each, device),
-            x=x.data_ptr(),
-        )
+    shared = centre is not None and len(centre) == 1
+    own, each = rows.dtype, (1 if shared else B, D)
+    inputs = {
+        "rows": (rows, own, (B, N, D)),
+        "centre": (centre, own, each),
+        "scale": (scale, own, each),
+    }
+    make = partial(
+        native.module.coordinates_call,
+        dtype=DTYPES[own],
+        B=B,
+        N=N,
+        D=D,
+        shared=shared,
+        split=dtype is not own,
+    )
+    (x,) = call_native(make, rows, inputs, {"x": (dtype, shape)})
     return x
 
 
@@ -72,7 +70,8 @@ def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]
     """
     if not like.is_cuda:
         return like.dtype, shape
-    return torch.float16, (*shape[:-1], -(-shape[-1] // GROUP) * 2 * GROUP)
+    group = native.module.GROUP
+    return torch.float16, (*shape[:-1], -(-shape[-1] // group) * 2 * group)
 
 
 @on_cpu_without_gpu_code
@@ -88,6 +87,6 @@ def unsplit(rows: Tensor, width: int) -> Tensor:
     """The inverse of `as_split`: rows of `width` numbers each."""
     if rows.dtype is not torch.float16:
         return rows
-    groups = rows.shape[-1] // (2 * GROUP)
-    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, GROUP)
-    return halves.sum(-2).flatten(-2)[..., :width] / SPLIT_FACTOR
+    groups = rows.shape[-1] // (2 * native.module.GROUP)
+    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, native.module.GROUP)
+    return halves.sum(-2).flatten(-2)[..., :width] / native.module.SPLIT_FACTOR

@@ -1,6 +1,6 @@
 """Numbered few-shot tasks: task i depends only on the seed and on i.
 
-The draws come from a counter-based generator in native code (`csrc/common/random.h`), so that a
+The draws come from a counter-based generator in native code (`csrc/cpu/tasks.cpp`), so that a
 task is the same on every machine, in any batch and on any number of threads or workers.
 """
 

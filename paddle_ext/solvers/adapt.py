@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..large.arguments import check_top, output_table, returns_all
-from ..large.fixed import is_large
-from ..large.logits import adapt_large
+from ..large.passes import adapt_large, is_large
 from ..native import load as native
 from ..native.call import DTYPES, Outputs, allocate, call_native, packed, packed_features, solver
 from ..native.devices import on_cpu_without_gpu_code

@@ -181,7 +181,10 @@ def solve(
         outputs = call_paddle(queries, support, labels, K, options, return_prototypes)
     if not outputs:
         asked = large.Options(
-            *(options[0], scaling, *options[2:], precision),
+            options[0],
+            scaling,
+            *options[2:],
+            precision=precision,
             prototypes=return_prototypes,
             all_classes=all_classes,
             top=top,
@@ -268,14 +271,11 @@ def solve_indexed(
     if not outputs:
         S, Q, last = labels.shape[-1], of_query.shape[-1], len(features) - 1
         asked = large.Options(options[0], scaling, *options[2:], prototypes=return_prototypes)
-        tasks = (  # indices that were not validated are kept in range
-            of_query.reshape(-1, Q).clamp(0, last),
-            features[of_support.reshape(-1, S).clamp(0, last)],
-            labels.reshape(-1, S),
-        )
-        with torch.autocast(features.device.type, enabled=False):
-            result = large.solve_indexed(features, *tasks, K, asked)
-        outputs = large_outputs(result, batched=of_query.dim() == 2)
+        # Indices that were not validated are kept in range.
+        support = features[of_support.reshape(-1, S).clamp(0, last)]
+        index = of_query.reshape(-1, Q).clamp(0, last)
+        results = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
+        outputs = large_outputs(results, batched=of_query.dim() == 2)
     return solution(outputs, scaling, options, return_prototypes)
 
 

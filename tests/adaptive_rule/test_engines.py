@@ -15,7 +15,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FileRows, methods
-from paddle_ext.large import fixed, queries
+from paddle_ext.large import passes
 
 SHOTS = (1, 3, 8)  # eight: the full metric
 
@@ -55,8 +55,8 @@ def test_one_rule(device: str, shots: int, tmp_path: Path, monkeypatch: pytest.M
     small = paddle_ext.adaptive(*inputs)
     want = small.probabilities
     assert largest(methods.create("adaptive").predict(*inputs).probabilities - want) < 1e-6
-    monkeypatch.setattr(queries, "CPU_NUMBERS", 2**11)
-    monkeypatch.setattr(queries, "CUDA_NUMBERS", 2**11)
+    monkeypatch.setitem(passes.CHUNK_NUMBERS, "cpu", 2**11)
+    monkeypatch.setitem(passes.CHUNK_NUMBERS, "cuda", 2**11)
     top = paddle_ext.adaptive(*inputs, return_assignments=False, top=14)
     assert_same(top.labels, all_of(top), want)
     assert torch.equal(top.labels, top.classes[:, 0])
@@ -71,7 +71,7 @@ def test_one_rule(device: str, shots: int, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_around_the_switch(shots: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many probabilities as the small engine takes, and with one query more."""
-    monkeypatch.setattr(fixed, "LARGE", 100 * 14)
+    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 100 * 14)
     problem = hard(101, 14, shots, B=2).to(dtype)
     for Q in (100, 101):
         inputs = problem.support, problem.support_labels, problem.query[:, :Q]
@@ -79,7 +79,7 @@ def test_around_the_switch(shots: int, dtype: torch.dtype, monkeypatch: pytest.M
         other = paddle_ext.adaptive(*inputs, return_assignments=False, top=14)
         assert_same(found.labels, found.probabilities, all_of(other))
         with monkeypatch.context() as patched:
-            patched.setattr(fixed, "LARGE", 2**22)
+            patched.setattr(passes, "MOST_IN_ONE_BLOCK", 2**22)
             small = paddle_ext.adaptive(*inputs)
         assert_same(found.labels, found.probabilities, small.probabilities)
         # A task of this size is solved by the small engine to the last bit, a larger one is not.
@@ -94,7 +94,7 @@ def in_both_engines(
 ) -> None:
     """Labels and probabilities of a caller, in the small engine and in the large one."""
     want = torch.as_tensor(predict()[1])
-    monkeypatch.setattr(fixed, "LARGE", 0)
+    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 0)
     labels, probabilities = (torch.as_tensor(x) for x in predict())
     assert_same(labels, probabilities, want)
     assert not torch.equal(probabilities, want)  # it was the other engine
@@ -136,7 +136,7 @@ def test_subnormal_features(
     device: str, shots: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In all rows, only directions count; in one column, they are as good as zeros."""
-    monkeypatch.setattr(fixed, "LARGE", 0 if large else 2**40)
+    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 0 if large else 2**40)
     problem = make_problem(Q=513, K=5, D=9, shots=(shots, shots), seed=7).to(device)
     want = paddle_ext.adaptive(*problem.inputs())
     tiny = problem.map(lambda x: x * 1e-39)

@@ -6,7 +6,7 @@ import torch
 
 import paddle_ext
 from paddle_ext.large import arguments as paddle_large
-from paddle_ext.large import fixed
+from paddle_ext.large import passes
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 sparse = pytest.importorskip("scipy.sparse", reason="needs SciPy")
@@ -17,7 +17,7 @@ K, D, Q = 12, 16, 300
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paddle_large, "MOST_PROBABILITIES", Q * K - 1)
-    monkeypatch.setattr(fixed, "LARGE", Q)
+    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", Q)
 
 
 def task(shots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -34,7 +34,7 @@ def task(shots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def within_the_limits(X: np.ndarray, y: np.ndarray) -> paddle_ext.PaddleClassifier:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fixed, "LARGE", 2**22)
+        patched.setattr(passes, "MOST_IN_ONE_BLOCK", 2**22)
         patched.setattr(paddle_large, "MOST_PROBABILITIES", 2**28)
         return paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FileRows, Solution, reference
-from paddle_ext.large import fixed, queries
+from paddle_ext.large import passes
 
 CHUNK = 2**12  # numbers of a chunk, so that small tasks have many
 
@@ -176,13 +176,13 @@ def make_logits(place: Place, sharpness: float) -> Tensor:
 @pytest.mark.usefixtures("many_chunks")
 def test_adapt(place: Place, sharpness: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sharp logits, where the batch prefers a class far below the largest of a row."""
-    monkeypatch.setattr(fixed, "KEPT_BYTES", 2**31 if kept else 0)
+    monkeypatch.setattr(passes, "MOST_STORED_LIKELIHOODS", 2**31 if kept else 0)
     logits = make_logits(place, sharpness)
     want = reference.adapt(logits.double().cpu(), tol=0.0, max_iter=40)
     got = paddle_ext.adapt(logits, tol=0.0, max_iter=40, return_assignments=False)
     assert_same_but_for_rounding(got, want, 1e-3 if kept and place.device == "cuda" else 1e-4)
     assert abs(float(got.bound) / float(want.bound) - 1) < 1e-4
-    monkeypatch.setattr(fixed, "LARGE", 0)
+    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 0)
     whole = paddle_ext.adapt(logits, tol=0.0, max_iter=40)
     assert_same_but_for_rounding(whole, want, 1e-3 if kept and place.device == "cuda" else 1e-4)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paddle_ext.large.coordinates import Placed, Survey, slope_of, survey
+from paddle_ext.large.distances import DistanceScores, RowFactors
+from paddle_ext.large.queries import Queries
 from problems import Place, largest
 from torch import Tensor
 
 from paddle_ext.large import coordinates
 from paddle_ext.large import queries as chunks
-from paddle_ext.large.coordinates import Placed, Survey, slope_of, survey
-from paddle_ext.large.distances import DistanceScores, RowFactors
 from paddle_ext.large.products import Form, OneHalf, Plain, RowsAsTheyAre, TwoHalves
-from paddle_ext.large.queries import Queries
 from paddle_ext.large.sources import TensorRows
 from paddle_ext.large.steps import Moved, State
 from paddle_ext.rows import unit_rows

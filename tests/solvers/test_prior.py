@@ -11,7 +11,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import Solution, reference
 from paddle_ext.adaptive_rule.solve import solve_tasks
-from paddle_ext.large import fixed
+from paddle_ext.large import passes
 from paddle_ext.prior import measures_of
 from paddle_ext.reference.adapt import LEAST, MOST, iterate, measures
 from paddle_ext.task import Task
@@ -68,7 +68,7 @@ def test_adapt_follows_the_reference(shape: tuple[int, int, int], device: str) -
 @pytest.mark.parametrize("device", DEVICES)
 def test_large_tasks_follow_the_reference(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, prior = logits_of(1, 300, 40)
-    monkeypatch.setattr(fixed, "LARGE", 100)
+    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 100)
     for given in (prior[0], permuted(prior)[0]):
         wanted = reference.adapt(logits[0], prior=given)
         found = paddle_ext.adapt(logits[0].float().to(device), prior=given)
@@ -98,7 +98,7 @@ def test_adaptive_follows_the_reference(
 ) -> None:
     support, labels, query, prior, _ = task()
     if large:
-        monkeypatch.setattr(fixed, "LARGE", 100)
+        monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 100)
     for given in (prior, permuted(prior), prior[0]):
         wanted = reference.adaptive(support, labels, query, prior=given)
         for dtype, tolerance in ((torch.float32, 5e-4), (torch.float64, 1e-6)):
@@ -167,14 +167,14 @@ def test_priors_out_of_reach_are_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         assert ((full.bound > first.bound) == won).all()
         assert ((found.bound > first.bound) == won).all()
         assert ((found.iterations == full.iterations) == won).all()
-    duals, held = [], fixed.Kept.held
+    duals, held = [], passes.Stored.held
 
-    def counted(self: fixed.Kept, dual: Tensor) -> Tensor:
+    def counted(self: passes.Stored, dual: Tensor) -> Tensor:
         duals.append(dual)
         return held(self, dual)
 
-    monkeypatch.setattr(fixed, "LARGE", 100)
-    monkeypatch.setattr(fixed.Kept, "held", counted)
+    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 100)
+    monkeypatch.setattr(passes.Stored, "held", counted)
     paddle_ext.adapt(logits[0], prior=permuted(prior)[0])
     assert len(duals) < int(first.iterations[0] + full.iterations[0])
 

@@ -7,21 +7,22 @@ pickles, are read with ``weights_only=True``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ...arrays import read_torch, safetensors
-from ...files import check_regular, readable, write_tensors
-from .augment import Transform
-from .networks import Backbone, create_uninitialised, known_architecture
+from ...files import RefusedError, check_regular, readable, write_tensors
+from .networks import Backbone, create_uninitialised
+from .recipes import Transform
 
 FORMAT = "paddle_ext.backbone.1"
 PUBLIC_TRANSFORM = Transform(84, resize=96)  # as in their evaluation
-PUBLIC_HEADS = ("fc", "linear")
+PUBLIC_HEAD = re.compile(r"^(fc|linear)\.")
 # Layers that identify the public networks.
 PUBLIC_LAYERS = {"layer4.1.conv2.weight": "resnet18", "layer3.3.conv2.weight": "wrn28_10"}
 COUNTERS = "num_batches_tracked"  # of batch normalisation; missing in old files and never used
@@ -80,7 +81,7 @@ class Checkpoint:
         write_tensors(Path(path), safetensors(), tensors, metadata)
 
 
-def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> Checkpoint:
+def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a network from a file.
 
     Parameters
@@ -88,8 +89,7 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
     path : path
         ``.safetensors`` as written by `Checkpoint.save`; any other name is treated as a checkpoint
         of the public code of TIM or SimpleShot (``model_best.pth.tar``), or a folder of theirs.
-    transform : Transform or None
-        Replaces the file's; the public files have none and get theirs: 96x96, cropped to 84x84.
+        Images for a public one are scaled to 96x96 and cropped to 84x84.
 
     Returns
     -------
@@ -105,11 +105,7 @@ def load_checkpoint(path: str | Path, *, transform: Transform | None = None) -> 
         path = path / "model_best.pth.tar"
     if not path.exists():
         raise ValueError(f"path must be a checkpoint, got {path}, which does not exist")
-    loaded = read_own(path) if path.suffix == ".safetensors" else read_public(path)
-    if transform is not None:
-        loaded = replace(loaded, transform=transform)
-    loaded.backbone.eval()
-    return loaded
+    return read_own(path) if path.suffix == ".safetensors" else read_public(path)
 
 
 def read_own(path: Path) -> Checkpoint:
@@ -120,22 +116,19 @@ def read_own(path: Path) -> Checkpoint:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:
         about = {name: json.loads(value) for name, value in metadata.items()}
-        if about.pop("format") != FORMAT:
+        if about["format"] != FORMAT:
             raise ValueError("of another format")
-        transform = Transform(
-            about["input_size"],
-            tuple(about["mean"]),
-            tuple(about["std"]),
-            about["resize"],
-            about["mirror"],
-        )
-        architecture, class_names = about["architecture"], tuple(about["class_names"])
-        notes = dict(about["notes"])
+        mean, std = tuple(about["mean"]), tuple(about["std"])
+        transform = Transform(about["input_size"], mean, std, about["resize"], about["mirror"])
+        network = assemble(path, about["architecture"], tensors, transform)
+        network.class_names, network.notes = tuple(about["class_names"]), dict(about["notes"])
+    except RefusedError:
+        raise
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be written by Checkpoint.save, got other metadata: {error}"
         ) from error
-    return assemble(path, architecture, tensors, transform, class_names, notes)
+    return network
 
 
 def read_public(path: Path) -> Checkpoint:
@@ -143,50 +136,36 @@ def read_public(path: Path) -> Checkpoint:
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not weights:
         raise ValueError(f"{path} must hold a state dict, got {type(content).__name__}")
-    tensors = {public_key(str(name)): x for name, x in weights.items() if isinstance(x, Tensor)}
+    # Training in several processes adds "module.".
+    named = {str(k).removeprefix("module."): x for k, x in weights.items() if isinstance(x, Tensor)}
+    tensors = {PUBLIC_HEAD.sub("head.", name): x for name, x in named.items()}
     for layer, architecture in PUBLIC_LAYERS.items():
         if layer in tensors:
-            return assemble(path, architecture, tensors, PUBLIC_TRANSFORM, (), {})
+            return assemble(path, architecture, tensors, PUBLIC_TRANSFORM)
     raise ValueError(
         f"{path} must hold a ResNet-18 or WRN-28-10, got layers such as {next(iter(weights))!r}"
     )
 
 
-def public_key(name: str) -> str:
-    """Our name for a tensor of the public code; training in several processes adds a prefix."""
-    name = name.removeprefix("module.")
-    for head in PUBLIC_HEADS:
-        if name.startswith(f"{head}."):
-            return "head." + name.removeprefix(f"{head}.")
-    return name
-
-
 def assemble(
-    path: Path,
-    architecture: str,
-    tensors: Mapping[str, Tensor],
-    transform: Transform,
-    class_names: tuple[str, ...],
-    notes: dict[str, str],
+    path: Path, architecture: str, tensors: Mapping[str, Tensor], transform: Transform
 ) -> Checkpoint:
-    """Load weights into a network."""
-    head = None
-    if "head.weight" in tensors:
-        weight = tensors["head.weight"]
-        with torch.random.fork_rng(devices=[]):
-            head = nn.Linear(weight.shape[1], weight.shape[0], bias="head.bias" in tensors)
-        head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
-    stem = tensors.get("conv1.weight", tensors.get("stages.0.0.weight"))
-    channels = stem.shape[1] if stem is not None and stem.dim() == 4 else len(transform.mean)
-    backbone = create_uninitialised(known_architecture(architecture), channels)
+    """A network in evaluation mode with these weights."""
+    backbone, head = create_uninitialised(architecture, len(transform.mean)), None
     own = backbone.state_dict()
     counters = {name: torch.zeros_like(x) for name, x in own.items() if name.endswith(COUNTERS)}
     given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
     try:
         backbone.load_state_dict(counters | given)
-    except RuntimeError as error:
-        differences = " ".join(str(error).partition(":")[2].split())  # several lines
-        raise ValueError(
+        if "head.weight" in tensors:
+            size = backbone.dimension, len(tensors["head.weight"])
+            head = nn.Linear(*size, bias="head.bias" in tensors, device="meta")
+            head.to_empty(device="cpu")
+            head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
+    except (RuntimeError, TypeError) as error:
+        text = str(error)
+        differences = " ".join((text.partition(":")[2] or text).split())  # several lines
+        raise RefusedError(
             f"{path} must have the weights of {architecture!r}, got others: {differences[:200]}"
         ) from error
-    return Checkpoint(backbone, transform, class_names, head, notes)
+    return Checkpoint(backbone.eval(), transform, head=head)

@@ -1,4 +1,4 @@
-"""Features of images, with a cache indexed by everything they depend on."""
+"""Features of images, with a cache indexed by everything they depend on, and their accuracy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from ... import check
 from ...arrays import read_npz
 from ...files import ahead, replacing
+from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
-from ..data.images import ImageSet, in_batches, in_memory
-from .augment import Transform
+from ..data.images import ImageSet, in_memory
+from ..sampler import TaskSampler
 from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
+from .recipes import Transform
 
 # Part of every cache key: increase it with each change in what is computed from the same weights,
 # transform and data.
@@ -30,13 +32,14 @@ VERSION = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHARE_OF_DEVICE = 0.25  # of its free memory, to keep all images there
 SHARE_OF_HOST = 0.5  # of its memory, to keep decoded images
+QUERIES_PER_CLASS = 15  # at most, in a task of `nearest_mean_accuracy`
+TASKS_AT_ONCE = 50
 
 
 def extract(
-    network: Checkpoint | Backbone,
+    network: Checkpoint,
     images: ImageSet,
     *,
-    transform: Transform | None = None,
     base: ImageSet | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
@@ -48,10 +51,9 @@ def extract(
 
     Parameters
     ----------
-    network : Checkpoint or Backbone
+    network : Checkpoint
+        A network with the preprocessing of its images.
     images : ImageSet
-    transform : Transform or None
-        The preprocessing; None: the checkpoint's. A bare backbone needs one.
     base : ImageSet or None
         Images of the base classes: their mean feature becomes the bank's `base_mean`.
     batch_size : int
@@ -77,14 +79,11 @@ def extract(
     >>> from paddle_ext.research.backbones import Transform, create
     >>> from paddle_ext.research.data.images import ImageArray
     >>> images = ImageArray(torch.zeros(4, 32, 32, dtype=torch.uint8), [0, 0, 1, 1], ["a", "b"])
-    >>> extract(create("small"), images, transform=Transform(32, (0.5,), (0.5,))).features.shape
+    >>> network = Checkpoint(create("small"), Transform(32, (0.5,), (0.5,)))
+    >>> extract(network, images).features.shape
     torch.Size([4, 128])
     """
-    if transform is None:
-        if not isinstance(network, Checkpoint):
-            raise ValueError("transform must be given with a bare backbone, got None")
-        transform = network.transform
-    backbone = network.backbone if isinstance(network, Checkpoint) else network
+    backbone, transform = network.backbone, network.transform
     for name, given in (("images", images), ("base", base)):
         if given is not None and given.shape[2] != backbone.channels:
             raise ValueError(
@@ -92,73 +91,43 @@ def extract(
                 f"got {given.shape[2]}"
             )
     place = check.device(device)
-    extractor = Extractor(
-        backbone,
-        transform,
-        place,
-        product_dtype(precision, place),
-        check.integer("batch_size", batch_size),
-        None if cache is None else Path(cache),
-        progress,
-    )
-    features = extractor.features(images)
-    base_mean = None if base is None else extractor.features(base).mean(0, dtype=torch.float64)
-    return FeatureBank(
-        features,
-        images.labels,
-        images.class_names,
-        images.split or None,
-        None if base_mean is None else base_mean.float(),
-    )
+    dtype = product_dtype(precision, place)
+    batch_size = check.integer("batch_size", batch_size)
 
-
-@dataclass(frozen=True)
-class Extractor:
-    """A network in use; see `extract` for the arguments."""
-
-    backbone: Backbone
-    transform: Transform
-    device: torch.device
-    dtype: torch.dtype
-    batch_size: int
-    cache: Path | None
-    progress: bool
-
-    def features(self, images: ImageSet) -> Tensor:
-        """[N, D] float32 from the cache, or computed and stored there."""
-        if self.cache is None:
-            return self.compute(images)
-        path = self.cache / f"features-{self.key(images)}.npz"
-        if path.is_file():
-            return read_cached(path, (len(images), self.backbone.dimension))
-        features = self.compute(images)
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new, new.open("wb") as file:
-            np.savez(file, values=features.numpy())
+    def features_of_set(some: ImageSet) -> Tensor:
+        path = None
+        if cache is not None:
+            path = Path(cache) / f"features-{cache_key(network, some, dtype)}.npz"
+            if path.is_file():
+                return read_cached(path, (len(some), backbone.dimension))
+        with Progress("features", len(some), show=progress) as shown:
+            parts = []
+            for batch in batches(some, torch.split(torch.arange(len(some)), batch_size), place):
+                parts.append(features_of(backbone, batch, transform, dtype).cpu())
+                shown.advance(len(batch))
+        features = torch.cat(parts)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as new, new.open("wb") as file:
+                np.savez(file, values=features.numpy())
         return features
 
-    def compute(self, images: ImageSet) -> Tensor:
-        """On the CPU; restores the mode of the network."""
-        order = in_batches(len(images), self.batch_size)
-        was_training, home = self.backbone.training, next(self.backbone.parameters()).device
-        self.backbone.to(self.device).eval()
-        features = []
-        try:
-            with Progress("features", len(images), show=self.progress) as shown:
-                for batch in Feeder(images, self.device, keep=False).batches(order):
-                    x = features_of(self.backbone, batch, self.transform, self.dtype)
-                    features.append(x.cpu())
-                    shown.advance(len(batch))
-        finally:
-            self.backbone.to(home).train(was_training)
-        return torch.cat(features)
+    was_training, home = backbone.training, next(backbone.parameters()).device
+    backbone.to(place).eval()
+    try:
+        features = features_of_set(images)
+        base_mean = None if base is None else features_of_set(base).double().mean(0).float()
+    finally:
+        backbone.to(home).train(was_training)
+    return FeatureBank(features, images.labels, images.class_names, images.split or None, base_mean)
 
-    def key(self, images: ImageSet) -> str:
-        """A digest of everything the features of these images depend on."""
-        about = (VERSION, self.backbone.architecture, astuple(self.transform), str(self.dtype))
-        parts = [repr(about), digest_of_weights(self.backbone)]
-        parts.append(digest_of_images(images, progress=self.progress))
-        return hashlib.blake2b("".join(parts).encode(), digest_size=20).hexdigest()
+
+def cache_key(network: Checkpoint, images: ImageSet, dtype: torch.dtype) -> str:
+    """A digest of everything the features of these images depend on."""
+    backbone = network.backbone
+    about = (VERSION, backbone.architecture, astuple(network.transform), str(dtype))
+    parts = (repr(about), digest_of_weights(backbone), digest_of_images(images))
+    return hashlib.blake2b("".join(parts).encode(), digest_size=20).hexdigest()
 
 
 def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:
@@ -172,40 +141,34 @@ def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(values)
 
 
-class Feeder:
-    """Yields batches of images, uint8 [n, H, W, C], on a device.
+def kept(images: ImageSet, device: torch.device, *, progress: bool) -> ImageSet | Tensor:
+    """Images that are read many times: decoded once, and on the device, as far as they fit."""
+    size = len(images) * math.prod(images.shape)
+    if size > SHARE_OF_HOST * host_memory():
+        return images
+    array = in_memory(images, progress=progress)
+    if device.type == "cuda" and size > SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
+        return array
+    return array.images.to(device)
 
-    `keep` is for images that are read many times: they are decoded once, and kept on the device if
-    they fit.
-    """
 
-    def __init__(
-        self, images: ImageSet, device: torch.device, *, keep: bool, progress: bool = False
-    ) -> None:
-        size = len(images) * math.prod(images.shape)
-        self.images, self.device = images, device
-        self.resident: Tensor | None = None
-        if keep and size <= SHARE_OF_HOST * host_memory():
-            self.images = array = in_memory(images, progress=progress)
-            on_cpu = device.type == "cpu"
-            if on_cpu or size <= SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
-                self.resident = array.images.to(device)
+def batches(
+    images: ImageSet | Tensor, order: Iterable[Tensor], device: torch.device
+) -> Iterator[Tensor]:
+    """The images of each index of `order`, uint8 [n, H, W, C]; a thread reads one batch ahead."""
+    if isinstance(images, Tensor):
+        for index in order:
+            yield images[index.to(device, non_blocking=True)]
+        return
+    remaining = iter(order)
 
-    def batches(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The images of each index of `order`, [n] int64 on the CPU; a thread reads one ahead."""
-        if self.resident is not None:
-            for index in order:
-                yield self.resident[index.to(self.device, non_blocking=True)]
-            return
-        indices = iter(order)
+    def read() -> Tensor | None:
+        index = next(remaining, None)
+        return None if index is None else images.read(index)
 
-        def read() -> Tensor | None:
-            index = next(indices, None)
-            return None if index is None else self.images.read(index)
-
-        with closing(ahead(read)) as batches:
-            for batch in batches:
-                yield batch.to(self.device)
+    with closing(ahead(read)) as ready:
+        for batch in ready:
+            yield batch.to(device)
 
 
 def host_memory() -> int:
@@ -231,18 +194,13 @@ def product_dtype(precision: str, device: torch.device) -> torch.dtype:
     return DTYPES[precision]
 
 
-def mixed_precision(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """The autocast context."""
-    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-
-
 @torch.no_grad()
 def features_of(
     backbone: Backbone, images: Tensor, transform: Transform, dtype: torch.dtype
 ) -> Tensor:
     """uint8 [n, H, W, C] -> float32 [n, D]."""
     inputs = channels_last(transform(images))
-    with mixed_precision(images.device, dtype):
+    with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
         features = backbone(inputs).float()
         if transform.mirror:
             features = (features + backbone(inputs.flip(-1)).float()) / 2
@@ -267,19 +225,81 @@ def digest_of_weights(network: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def digest_of_images(images: ImageSet, *, progress: bool = False) -> str:
-    """A digest of the bytes of all images, in order, without labels and names.
+def digest_of_images(images: ImageSet) -> str:
+    """A digest of the bytes of all images, in order, without labels and names."""
+    digest = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
+    for piece in images.content():
+        digest.update(len(piece).to_bytes(8, "big"))
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+# --- how good they are --------------------------------------------------------------------------
+
+
+def nearest_mean_accuracy(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    num_classes: int = 5,
+    shots: int = 5,
+    n_tasks: int = 500,
+    centre: Tensor | None = None,
+) -> float:
+    """Mean accuracy over random tasks, of unit-norm features and the nearest mean of the support.
 
     Parameters
     ----------
-    images : ImageSet
-    progress : bool
-        Show progress on stderr.
+    features : Tensor [N, D]
+    labels : Tensor [N]
+        Integers; -1 for no class. The tasks depend only on them.
+    num_classes, shots, n_tasks : int
+        Classes per task, labelled samples per class, tasks. At most 15 other samples of each class
+        are classified.
+    centre : Tensor [D] or None
+        Subtracted from the features: the mean feature of the base classes.
+
+    Returns
+    -------
+    float
+        In [0, 1].
+
+    Examples
+    --------
+    >>> features = torch.eye(4).repeat_interleave(10, 0)
+    >>> nearest_mean_accuracy(features, torch.arange(4).repeat_interleave(10), num_classes=3)
+    1.0
     """
-    digest = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
-    with Progress("hashing", len(images), show=progress) as shown:
-        for piece in images.content():
-            digest.update(len(piece).to_bytes(8, "big"))
-            digest.update(piece)
-            shown.advance()
-    return digest.hexdigest()
+    labels = labels.cpu()
+    present, counts = torch.unique(labels[labels >= 0], return_counts=True)
+    if len(present) < num_classes:
+        raise ValueError(f"labels must have at least {num_classes} classes, got {len(present)}")
+    fewest = int(counts.min())
+    if fewest <= shots:
+        raise ValueError(
+            f"labels must have at least {shots + 1} samples of each class, got {fewest}"
+        )
+    n_query = num_classes * min(QUERIES_PER_CLASS, fewest - shots)
+    sampler = TaskSampler(
+        torch.where(labels < 0, -1, torch.searchsorted(present, labels)),  # numbered from 0
+        shots=shots,
+        n_query=n_query,
+        k_eff=num_classes,
+        num_classes=num_classes,
+        sampling="balanced",
+    )
+    method = SimpleShot(scaling="l2n" if centre is None else "cl2n")
+    correct = 0
+    for start in range(0, n_tasks, TASKS_AT_ONCE):
+        tasks = sampler.batch(start, min(TASKS_AT_ONCE, n_tasks - start)).to(features.device)
+        prediction = method.predict_indexed(
+            features,
+            tasks.support_index,
+            tasks.support_labels,
+            tasks.query_index,
+            num_classes=num_classes,
+            base_mean=None if centre is None else centre.to(features),
+            validate=False,
+        )
+        correct += int((prediction.labels == tasks.query_labels).sum())
+    return correct / (n_tasks * n_query)

@@ -39,21 +39,9 @@ class Backbone(nn.Module):
             raise ValueError(f"channels must be 1 or 3, got {channels}")
         self.channels = channels
 
-    def forward(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def __call__(self, images: Tensor) -> Tensor:
         features: Tensor = super().__call__(images)
         return features
-
-
-def initialise(network: nn.Module) -> None:
-    """He's normal initialisation for convolutions, by the number of outputs."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
@@ -86,21 +74,7 @@ class PlainBlock(nn.Module):
 
 
 class ResNet18(Backbone):
-    """The ResNet-18 of the paper: 64, 128, 256, 512 channels; 512 features.
-
-    The stem is a 3x3 convolution of stride 1, and there is no pooling before the last layer.
-
-    Parameters
-    ----------
-    channels : int
-        3 for RGB, 1 for grey.
-
-    Examples
-    --------
-    >>> import torch
-    >>> ResNet18()(torch.zeros(2, 3, 84, 84)).shape
-    torch.Size([2, 512])
-    """
+    """The ResNet-18 of the paper: its stem has stride 1, and only the last layer is pooled."""
 
     architecture = "resnet18"
     dimension = 512
@@ -114,10 +88,8 @@ class ResNet18(Backbone):
         self.layer2 = nn.Sequential(PlainBlock(64, 128, 2), PlainBlock(128, 128, 1))
         self.layer3 = nn.Sequential(PlainBlock(128, 256, 2), PlainBlock(256, 256, 1))
         self.layer4 = nn.Sequential(PlainBlock(256, 512, 2), PlainBlock(512, 512, 1))
-        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] -> features [N, 512]."""
         x = F.relu(self.bn1(self.conv1(images)), inplace=True)
         maps: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return maps.mean((2, 3))
@@ -149,13 +121,7 @@ def wide_layer(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 class WideResNet28x10(Backbone):
-    """WRN-28-10 without dropout: 160, 320, 640 channels; 640 features.
-
-    Parameters
-    ----------
-    channels : int
-        3 for RGB, 1 for grey.
-    """
+    """WRN-28-10 without dropout."""
 
     architecture = "wrn28_10"
     dimension = 64 * WIDTH
@@ -168,10 +134,8 @@ class WideResNet28x10(Backbone):
         self.layer2 = wide_layer(16 * WIDTH, 32 * WIDTH, 2)
         self.layer3 = wide_layer(32 * WIDTH, 64 * WIDTH, 2)
         self.bn1 = nn.BatchNorm2d(64 * WIDTH)
-        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] -> features [N, 640]."""
         x = self.layer3(self.layer2(self.layer1(self.conv1(images))))
         return F.relu(self.bn1(x), inplace=True).mean((2, 3))
 
@@ -186,21 +150,9 @@ def stage(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
 
 
 class SmallNet(Backbone):
-    """Three convolutions of stride 2 and a linear layer; 128 non-negative features.
+    """Three convolutions of stride 2 and a linear layer, trained on a CPU in under a minute.
 
-    Small enough to train on a CPU in less than a minute. The linear layer sees positions, which
-    separates characters better than a mean.
-
-    Parameters
-    ----------
-    channels : int
-        1 for grey, 3 for RGB.
-
-    Examples
-    --------
-    >>> import torch
-    >>> SmallNet()(torch.zeros(2, 1, 32, 32)).shape
-    torch.Size([2, 128])
+    The linear layer sees positions, which separates characters better than a mean.
     """
 
     architecture = "small"
@@ -214,10 +166,8 @@ class SmallNet(Backbone):
         )
         self.linear = nn.Linear(64 * MAPS * MAPS, self.dimension, bias=False)
         self.norm = nn.BatchNorm1d(self.dimension)
-        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] -> features [N, 128]."""
         maps = F.adaptive_avg_pool2d(self.stages(images), MAPS)
         return F.relu(self.norm(self.linear(maps.flatten(1))))
 
@@ -227,7 +177,6 @@ class SmallNet(Backbone):
 ARCHITECTURES: dict[str, type[ResNet18 | WideResNet28x10 | SmallNet]] = {
     network.architecture: network for network in (ResNet18, WideResNet28x10, SmallNet)
 }
-PUBLIC_NAMES = {"wideres": "wrn28_10", "wrn": "wrn28_10"}
 
 
 def create(architecture: str, *, channels: int | None = None) -> Backbone:
@@ -236,27 +185,30 @@ def create(architecture: str, *, channels: int | None = None) -> Backbone:
     Parameters
     ----------
     architecture : {"resnet18", "wrn28_10", "small"}
-        The public code's name of the second, ``"wideres"``, also works.
+        ResNet-18 and WRN-28-10 of the paper, for 84x84 images, with 512 and 640 features; a small
+        one for 32x32 images, with 128.
     channels : int or None
         3 for RGB, 1 for grey; None: 1 for ``"small"``, 3 for the others.
 
     Examples
     --------
-    >>> create("small").dimension
-    128
+    >>> import torch
+    >>> create("small")(torch.zeros(2, 1, 32, 32)).shape
+    torch.Size([2, 128])
     """
-    network = ARCHITECTURES[known_architecture(architecture)]
-    return network() if channels is None else network(channels)
+    kind = ARCHITECTURES[check.choice("architecture", architecture, tuple(ARCHITECTURES))]
+    network = kind() if channels is None else kind(channels)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):  # He's normal initialisation, by the number of outputs
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return network
 
 
 def create_uninitialised(architecture: str, channels: int) -> Backbone:
-    """A network whose weights will be loaded; skips random initialisation."""
+    """A network whose weights will be loaded."""
     with torch.device("meta"):
-        network = create(architecture, channels=channels)
+        kind = ARCHITECTURES[check.choice("architecture", architecture, tuple(ARCHITECTURES))]
+        network = kind(channels)
     return network.to_empty(device="cpu")
-
-
-def known_architecture(architecture: str) -> str:
-    if architecture in PUBLIC_NAMES:
-        return PUBLIC_NAMES[architecture]
-    return check.choice("architecture", architecture, tuple(ARCHITECTURES))

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,26 +22,26 @@ from ... import check
 from ...arrays import read_torch, safetensors
 from ...files import first_line, replacing
 from ...progress import Progress
-from ..data.images import ImageSet, in_batches
-from .augment import DRAWS, IMAGENET_MEAN, IMAGENET_STD, Transform, pixels
+from ..data.images import ImageSet
 from .checkpoints import Checkpoint, load_checkpoint
 from .extraction import (
-    Feeder,
+    batches,
     channels_last,
     digest_of_weights,
     features_of,
-    mixed_precision,
+    kept,
+    nearest_mean_accuracy,
     product_dtype,
 )
 from .networks import Backbone, create, create_uninitialised
-from .recipes import Recipe
-from .validation import nearest_mean_accuracy
+from .recipes import DRAWS, Recipe, Transform, pixels
 
 STATE, BEST, LAST = "state.pt", "best.safetensors", "last.safetensors"
-FORMAT = "paddle_ext.training.3"
+FORMAT = "paddle_ext.training.4"
 NUM_CLASSES, SHOTS = 5, 5  # of the validation tasks
 MEAN_IMAGES = 2000  # base images used for a mean
 VALIDATION_BATCH = 256  # images
+TURN_WEIGHT = 0.5  # of the rotation task in the loss
 
 
 class Epoch(NamedTuple):
@@ -54,13 +54,10 @@ class Epoch(NamedTuple):
     seconds: float
 
 
-@dataclass
-class Trained:
-    """A finished run."""
+class Trained(NamedTuple):
+    """A finished run: the network of the best epoch, or of the last without validation."""
 
     checkpoint: Checkpoint
-    """The network of the best epoch by validation, or of the last without validation."""
-
     history: list[Epoch]
 
 
@@ -72,7 +69,6 @@ def train(
     recipe: Recipe | None = None,
     output: str | Path | None = None,
     resume: bool = True,
-    transform: Transform | None = None,
     start: Checkpoint | None = None,
     device: str | torch.device | None = None,
     precision: str = "auto",
@@ -88,7 +84,8 @@ def train(
     ----------
     architecture : {"resnet18", "wrn28_10", "small"}
     base : ImageSet
-        Training images.
+        Training images. The inputs have the network's size, or the images' if smaller; they are
+        normalised by ImageNet's mean and deviation for RGB, by the images' own for grey.
     validation : ImageSet or None
         Images of other classes: after each epoch, 5-way 5-shot accuracy by the nearest class mean
         on them selects the epoch to keep.
@@ -101,9 +98,6 @@ def train(
     resume : bool
         Resume from `output` if possible; False: start over. Its contents must have the same
         settings and labels.
-    transform : Transform or None
-        Size and normalisation of the inputs; None: the network's size, or the images' if smaller,
-        ImageNet's mean and deviation for RGB, the images' own for grey.
     start : Checkpoint or None
         Initial weights; None: random.
     device : device or None
@@ -135,14 +129,14 @@ def train(
     if folder is not None:
         safetensors()  # fail before the first epoch if it is missing
     classifier = create_classifier(architecture, base, recipe, start, seed)
-    check_validation(base, validation)
-    if transform is None:
-        transform = default_transform(classifier.backbone, base, recipe.mirror_features)
+    if validation is not None:
+        check_validation(base, validation)
+    transform = default_transform(classifier.backbone, base, recipe.mirror_features)
     settings = {
         "format": FORMAT,
         "architecture": classifier.backbone.architecture,
-        "base": digest_of_labels(base),
-        "validation": "" if validation is None else digest_of_labels(validation),
+        "base": description(base),
+        "validation": description(validation),
         "recipe": repr(recipe),
         "transform": repr(transform),
         "seed": str(seed),
@@ -152,7 +146,7 @@ def train(
     if place.type == "cuda":
         classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # untyped
     learner = Learner(classifier, recipe, dtype, compiled=compiled)
-    run = Run(learner, transform, base, validation, settings, validate_every, progress)
+    run = Run(learner, transform, base, validation, settings, progress)
     with (
         cudnn_algorithms(deterministic),
         Progress("training", run.total_steps, show=progress) as shown,
@@ -162,8 +156,8 @@ def train(
         elif folder is not None:  # no state of one run with networks of another
             (folder / STATE).unlink(missing_ok=True)
         shown.advance(len(run.history) * run.steps)
-        while len(run.history) < run.recipe.epochs:
-            shown.line(run.one_epoch(shown))
+        while len(run.history) < recipe.epochs:
+            run.one_epoch(shown, validate_every)
             if folder is not None:
                 run.save(folder)
     return Trained(run.best, run.history)
@@ -172,7 +166,7 @@ def train(
 @contextmanager
 def cudnn_algorithms(deterministic: bool) -> Iterator[None]:
     """Let cuDNN choose among all algorithms, or only deterministic ones."""
-    cudnn = torch.backends.cudnn
+    cudnn = torch.backends.cudnn  # its context manager `flags` would change TF32, too
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = deterministic, not deterministic
     try:
@@ -207,12 +201,6 @@ class Learner:
         self.classifier, self.recipe, self.dtype = classifier, recipe, dtype
         self.device = next(classifier.parameters()).device
         self.forward = torch.compile(classifier) if compiled else classifier
-        self.average = None
-        self.final = classifier  # the network that is validated and saved
-        if recipe.average:
-            ema = get_ema_multi_avg_fn(recipe.average)  # type: ignore[no-untyped-call]
-            self.average = AveragedModel(classifier, multi_avg_fn=ema, use_buffers=True)
-            self.final = self.average.module  # type: ignore[assignment]  # a copy of ours
         self.optimiser = torch.optim.SGD(
             classifier.parameters(),
             lr=recipe.learning_rate,
@@ -221,6 +209,19 @@ class Learner:
             nesterov=recipe.nesterov,
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        # Everything whose state is needed to resume a run.
+        self.parts: dict[str, Any] = {
+            "classifier": classifier,
+            "optimiser": self.optimiser,
+            "scaler": self.scaler,
+        }
+        self.average = None
+        self.final = classifier  # the network that is validated and saved
+        if recipe.average:
+            ema = get_ema_multi_avg_fn(recipe.average)  # type: ignore[no-untyped-call]
+            self.average = AveragedModel(classifier, multi_avg_fn=ema, use_buffers=True)
+            self.final = self.average.module  # type: ignore[assignment]  # a copy of ours
+            self.parts["average"] = self.average
 
     def step(
         self, inputs: Tensor, turns: Tensor, labels: Tensor, rate: float
@@ -229,9 +230,12 @@ class Learner:
         # Not by a scheduler of torch, which warns about steps that the scaler leaves out.
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        with mixed_precision(self.device, self.dtype):
+        smoothing = self.recipe.label_smoothing
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits, turn_logits = self.forward(inputs)
-            loss = self.loss(logits, turn_logits, turns, labels)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+            if turn_logits is not None:
+                loss = loss + TURN_WEIGHT * F.cross_entropy(turn_logits.float(), turns)
         self.optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(self.scaler.scale(loss))
         self.scaler.step(self.optimiser)
@@ -239,20 +243,6 @@ class Learner:
         if self.average is not None:
             self.average.update_parameters(self.classifier)
         return loss.detach(), (logits.detach().argmax(1) == labels).sum()
-
-    def loss(
-        self, logits: Tensor, turn_logits: Tensor | None, turns: Tensor, labels: Tensor
-    ) -> Tensor:
-        recipe = self.recipe
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
-        if turn_logits is not None:
-            loss = loss + recipe.turn_weight * F.cross_entropy(turn_logits.float(), turns)
-        return loss
-
-    def parts(self) -> dict[str, Any]:
-        """Everything whose state is needed to resume a run."""
-        names = ("classifier", "average", "optimiser", "scaler")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 # --- all epochs ---------------------------------------------------------------------------------
@@ -268,45 +258,40 @@ class Run:
         base: ImageSet,
         validation: ImageSet | None,
         settings: dict[str, str],
-        validate_every: int,
         progress: bool,
     ) -> None:
         self.learner, self.transform, self.settings = learner, transform, settings
-        self.recipe, self.device = learner.recipe, learner.device
-        self.validate_every, self.class_names = validate_every, base.class_names
-        self.labels = base.labels
-        self.base = Feeder(base, self.device, keep=True, progress=progress)
-        self.validation = None
+        self.base, self.validation = base, validation
+        self.base_images = kept(base, learner.device, progress=progress)
         if validation is not None:
-            self.validation = Feeder(validation, self.device, keep=True, progress=progress)
-            self.validation_labels = validation.labels
-        self.batch = min(self.recipe.batch_size, len(base))
+            self.validation_images = kept(validation, learner.device, progress=progress)
+        self.batch = min(learner.recipe.batch_size, len(base))
         self.steps = len(base) // self.batch  # an incomplete batch is dropped
-        self.total_steps = self.steps * self.recipe.epochs
+        self.total_steps = self.steps * learner.recipe.epochs
         self.history: list[Epoch] = []
         self.best, self.best_accuracy = self.checkpoint(), -1.0
 
-    def one_epoch(self, shown: Progress) -> str:
-        """Train for one epoch, validate, remember the best; returns a line about it."""
+    def one_epoch(self, shown: Progress, validate_every: int) -> None:
+        """Train for one epoch, validate, remember the best, print a line about it."""
         began = time.perf_counter()
-        number = len(self.history)
-        loss, accuracy = self.learn(number, shown)
+        number, epochs = len(self.history) + 1, self.learner.recipe.epochs
+        loss, accuracy = self.learn(number - 1, shown)
         validation = None
-        due = number in (0, self.recipe.epochs - 1) or (number + 1) % self.validate_every == 0
+        due = number in (1, epochs) or number % validate_every == 0
         if self.validation is not None and due:
-            validation = self.validation_accuracy(self.validation)
+            validation = self.validation_accuracy(self.validation.labels)
         seconds = time.perf_counter() - began
-        self.history.append(Epoch(number + 1, loss, accuracy, validation, seconds))
+        self.history.append(Epoch(number, loss, accuracy, validation, seconds))
+        few_shot = ""
         if self.validation is None:
             self.best = self.checkpoint()
-        elif validation is not None and validation > self.best_accuracy:
-            self.best, self.best_accuracy = self.checkpoint(), validation
-        few_shot = ""
-        if validation is not None:
+        elif validation is not None:
             few_shot = f"  {NUM_CLASSES}-way {SHOTS}-shot {100 * validation:.1f} %"
-        return (
-            f"epoch {number + 1}/{self.recipe.epochs}  loss {loss:.3f}  "
-            f"accuracy {100 * accuracy:.1f} %{few_shot}  {seconds:.1f} s"
+            if validation > self.best_accuracy:
+                self.best, self.best_accuracy = self.checkpoint(), validation
+        shown.line(
+            f"epoch {number}/{epochs}  loss {loss:.3f}  accuracy {100 * accuracy:.1f} %{few_shot}  "
+            f"{seconds:.1f} s"
         )
 
     def learn(self, epoch: int, shown: Progress) -> tuple[float, float]:
@@ -314,16 +299,17 @@ class Run:
         # All randomness depends on the seed and the epoch only, so a resumed run needs no generator
         # state, and the device does not matter.
         random = torch.Generator().manual_seed(seed_from(f"{self.settings['seed']} {epoch}"))
-        order = torch.randperm(len(self.labels), generator=random)
+        order = torch.randperm(len(self.base), generator=random)
         order = order[: self.steps * self.batch].view(self.steps, self.batch)
-        draws = torch.rand(self.steps, self.batch, DRAWS, generator=random).to(self.device)
-        labels = self.labels[order].to(self.device)
-        losses = torch.zeros((), device=self.device)
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        device, recipe = self.learner.device, self.learner.recipe
+        draws = torch.rand(self.steps, self.batch, DRAWS, generator=random).to(device)
+        labels = self.base.labels[order].to(device)
+        losses = torch.zeros((), device=device)
+        right = torch.zeros((), dtype=torch.int64, device=device)
         self.learner.classifier.train()
-        for step, images in enumerate(self.base.batches(order)):
-            inputs, turns = self.recipe.augmentation(images, draws[step], self.transform)
-            rate = self.recipe.rate(epoch * self.steps + step, self.total_steps)
+        for step, images in enumerate(batches(self.base_images, order, device)):
+            inputs, turns = recipe.augmentation(images, draws[step], self.transform)
+            rate = recipe.rate(epoch * self.steps + step, self.total_steps)
             loss, correct = self.learner.step(channels_last(inputs), turns, labels[step], rate)
             losses += loss
             right += correct
@@ -336,23 +322,20 @@ class Run:
             )
         return mean, right.item() / order.numel()
 
-    def validation_accuracy(self, validation: Feeder) -> float:
+    def validation_accuracy(self, labels: Tensor) -> float:
         """Few-shot accuracy on the validation classes."""
-        step = -(-len(self.labels) // MEAN_IMAGES)
-        centre = self.features(self.base, torch.arange(0, len(self.labels), step)).mean(0)
-        features = self.features(validation, torch.arange(len(self.validation_labels)))
-        num_classes = min(NUM_CLASSES, int((self.validation_labels.bincount() > 0).sum()))
+        centre = self.features(self.base_images, sample_of(self.base)).mean(0)
+        features = self.features(self.validation_images, torch.arange(len(labels)))
+        num_classes = min(NUM_CLASSES, len(torch.unique(labels)))
         return nearest_mean_accuracy(
-            features, self.validation_labels, num_classes=num_classes, shots=SHOTS, centre=centre
+            features, labels, num_classes=num_classes, shots=SHOTS, centre=centre
         )
 
-    def features(self, feeder: Feeder, index: Tensor) -> Tensor:
-        backbone = self.learner.final.backbone.eval()
+    def features(self, images: ImageSet | Tensor, index: Tensor) -> Tensor:
+        backbone, dtype = self.learner.final.backbone.eval(), self.learner.dtype
         transform = replace(self.transform, mirror=False)
-        order = (index[some] for some in in_batches(len(index), VALIDATION_BATCH))
-        dtype = self.learner.dtype
-        batches = feeder.batches(order)
-        return torch.cat([features_of(backbone, images, transform, dtype) for images in batches])
+        read = batches(images, torch.split(index, VALIDATION_BATCH), self.learner.device)
+        return torch.cat([features_of(backbone, batch, transform, dtype) for batch in read])
 
     def checkpoint(self) -> Checkpoint:
         """A copy of the current network on the CPU."""
@@ -364,22 +347,21 @@ class Run:
             accuracy = f"{self.history[-1].validation:.4f}"
             notes[f"validation, {NUM_CLASSES}-way {SHOTS}-shot"] = accuracy
         notes |= {"recipe": self.settings["recipe"], "seed": self.settings["seed"]}
-        head = copy.deepcopy(final.head).cpu()
-        return Checkpoint(backbone.eval(), self.transform, self.class_names, head, notes)
+        head, class_names = copy.deepcopy(final.head).cpu(), self.base.class_names
+        return Checkpoint(backbone.eval(), self.transform, class_names, head, notes)
 
     def save(self, folder: Path) -> None:
         """Write the state of the run, the best network if this epoch is the best, and the last."""
         if self.best.notes["epoch"] == str(len(self.history)):
             self.best.save(folder / BEST)
-        if len(self.history) == self.recipe.epochs:
+        if len(self.history) == self.learner.recipe.epochs:
             self.checkpoint().save(folder / LAST)
         state = {
             "settings": self.settings,
             "history": [tuple(epoch) for epoch in self.history],
             "best_accuracy": self.best_accuracy,
-            "learner": {k: part.state_dict() for k, part in self.learner.parts().items()},
+            "learner": {name: part.state_dict() for name, part in self.learner.parts.items()},
         }
-        folder.mkdir(parents=True, exist_ok=True)
         content = io.BytesIO()  # writing to the disk, torch hides why it fails
         torch.save(state, content)
         with replacing(folder / STATE) as new:
@@ -390,75 +372,59 @@ class Run:
         path = folder / STATE
         if not path.is_file():
             return
-        with state_of_a_run(path):
+        try:
             state: Any = read_torch(path)
-            settings = dict(state["settings"])
-        for name, value in self.settings.items():
-            if settings.get(name) != value:
-                got = f"expected {value}, got {settings.get(name)}"
-                if name in ("base", "validation"):
-                    got = "labels, classes and size of images, got others"
-                raise check.ArgumentValueError(
-                    str(path), f"must belong to a run with the same {name}, {got}", "resume=False"
-                )
-        with state_of_a_run(path):
-            for name, part in self.learner.parts().items():
-                part.load_state_dict(state["learner"][name])
-            self.history = [Epoch(*epoch) for epoch in state["history"]]
-            self.best_accuracy = float(state["best_accuracy"])
+            stored = dict(state["settings"])
+            different = [name for name, own in self.settings.items() if stored.get(name) != own]
+            if not different:
+                for name, part in self.learner.parts.items():
+                    part.load_state_dict(state["learner"][name])
+                self.history = [Epoch(*epoch) for epoch in state["history"]]
+                self.best_accuracy = float(state["best_accuracy"])
+        except Exception as error:  # torch raises anything on a damaged file
+            raise check.ArgumentValueError(
+                str(path), f"must be the state of a run, got {first_line(error)}", "resume=False"
+            ) from error
+        for name in different:
+            both = f"{self.settings[name]}, got {stored.get(name)}"
+            raise check.ArgumentValueError(
+                str(path), f"must belong to a run with the same {name}, {both}", "resume=False"
+            )
         self.best = load_checkpoint(folder / BEST)
-
-
-@contextmanager
-def state_of_a_run(path: Path) -> Iterator[None]:
-    """One-sentence error for a damaged state."""
-    try:
-        yield
-    except Exception as error:  # torch raises anything on a damaged file
-        raise check.ArgumentValueError(
-            str(path), f"must be the state of a run, got {first_line(error)}", "resume=False"
-        ) from error
 
 
 def create_classifier(
     architecture: str, base: ImageSet, recipe: Recipe, start: Checkpoint | None, seed: int
 ) -> Classifier:
     """A network with the weights of `start`, or random ones."""
-    channels = base.shape[2]
     if len(base) < 2:
         raise ValueError(f"base must have at least 2 images, got {len(base)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        backbone = create(architecture, channels=channels)
+        backbone = create(architecture, channels=base.shape[2])
         head = nn.Linear(backbone.dimension, len(base.class_names))
         classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
     if start is not None:
-        if start.backbone.channels != channels:
-            got = start.backbone.channels
-            raise check.ArgumentValueError(
-                "start", f"must have as many channels as base, {channels}, got {got}"
-            )
-        if start.backbone.architecture != backbone.architecture:
-            got_name = start.backbone.architecture
-            raise check.ArgumentValueError(
-                "start", f"must be a network {backbone.architecture!r}, got {got_name!r}"
-            )
+        expected, got = (
+            f"{network.architecture!r} for images of {network.channels} channels"
+            for network in (backbone, start.backbone)
+        )
+        if got != expected:
+            raise check.ArgumentValueError("start", f"must be a network {expected}, got {got}")
         backbone.load_state_dict(start.backbone.state_dict())
         if start.head is not None and start.class_names == base.class_names:
             head.load_state_dict(start.head.state_dict())
     return classifier
 
 
-def check_validation(base: ImageSet, validation: ImageSet | None) -> None:
-    if validation is None:
-        return
+def check_validation(base: ImageSet, validation: ImageSet) -> None:
+    """Reject before the first epoch what could not be validated after it."""
     if validation.shape[2] != base.shape[2]:
         raise ValueError(
             f"validation must have as many channels as base, {base.shape[2]}, "
             f"got {validation.shape[2]}"
         )
-    counts = validation.labels.bincount()
-    counts = counts[counts > 0]
+    counts = torch.unique(validation.labels, return_counts=True)[1]
     if len(counts) < 2 or int(counts.min()) <= SHOTS:
         raise ValueError(
             f"validation must have at least 2 classes with more than {SHOTS} images each, "
@@ -470,18 +436,26 @@ def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Trans
     """Inputs of the network's size, or of the images' if smaller."""
     size = min(backbone.input_size, *base.shape[:2])
     if base.shape[2] == 3:
-        return Transform(size, IMAGENET_MEAN, IMAGENET_STD, mirror=mirror)
-    step = -(-len(base) // MEAN_IMAGES)
-    sample = pixels(base.read(torch.arange(0, len(base), step)))
+        return Transform(size, mirror=mirror)
+    sample = pixels(base.read(sample_of(base)))
     # Rounded, because a resumed run is compared with it.
     mean, std = round(sample.mean().item(), 4), max(0.01, round(sample.std().item(), 4))
     return Transform(size, (mean,), (std,), mirror=mirror)
+
+
+def sample_of(images: ImageSet) -> Tensor:
+    """Numbers of at most `MEAN_IMAGES` images, evenly spaced."""
+    return torch.arange(0, len(images), -(-len(images) // MEAN_IMAGES))
 
 
 def seed_from(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
 
 
-def digest_of_labels(images: ImageSet) -> str:
+def description(images: ImageSet | None) -> str:
+    """A text that changes with the labels, the classes and the shape of images."""
+    if images is None:
+        return "none"
     about = repr((images.shape, images.class_names)).encode() + images.labels.numpy().tobytes()
-    return hashlib.blake2b(about, digest_size=20).hexdigest()
+    digest = hashlib.blake2b(about, digest_size=20).hexdigest()
+    return f"{len(images)} images of {len(images.class_names)} classes (labels {digest})"

@@ -242,14 +242,33 @@ class FeatureBank:
         path = Path(path)
         if path.suffix not in (".npz", ".safetensors"):
             raise ValueError(f"path must end in .npz or .safetensors, got {str(path)!r}")
+        if path.suffix == ".npz" and self.features.dtype == torch.bfloat16:
+            raise ValueError(
+                f"path must end in .safetensors for bfloat16 features, got {str(path)!r}"
+            )
         parts = {"features": self.features, "labels": self.labels, "base_mean": self.base_mean}
         tensors = {
             name: part.detach().cpu().contiguous()
             for name, part in parts.items()
             if part is not None
         }
-        write = write_npz if path.suffix == ".npz" else write_safetensors
-        write(path, tensors, self.class_names, self.split)
+        if path.suffix == ".npz":
+            arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
+            if self.class_names is not None:
+                arrays["class_names"] = np.array(self.class_names, dtype=np.str_)
+            if self.split is not None:
+                arrays["split"] = self.split
+            with replacing(path) as new, new.open("wb") as file:
+                np.savez(file, **arrays)
+            return
+        texts = {}  # strings are JSON metadata
+        if self.class_names is not None:
+            texts["class_names"] = json.dumps(self.class_names)
+        if self.split is not None:
+            names, index = np.unique(self.split, return_inverse=True)
+            texts["splits"] = json.dumps(names.tolist())
+            tensors["split_index"] = torch.from_numpy(index.astype(np.int32))
+        write_tensors(path, safetensors(), tensors, texts)
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = False) -> FeatureBank:
@@ -346,40 +365,6 @@ def bank_arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
         # The last one is that of the label -1.
         parts["split"] = names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
     return parts
-
-
-def write_npz(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    class_names: Sequence[str] | None,
-    split: TextArray | None,
-) -> None:
-    if tensors["features"].dtype == torch.bfloat16:
-        raise ValueError(f"path must end in .safetensors for bfloat16 features, got {str(path)!r}")
-    arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
-    if class_names is not None:
-        arrays["class_names"] = np.array(class_names, dtype=np.str_)
-    if split is not None:
-        arrays["split"] = split
-    with replacing(path) as new, new.open("wb") as file:
-        np.savez(file, **arrays)
-
-
-def write_safetensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    class_names: Sequence[str] | None,
-    split: TextArray | None,
-) -> None:
-    """Strings are JSON metadata: `class_names`, and `splits`, indexed by `split_index`."""
-    stored, texts = dict(tensors), {}
-    if class_names is not None:
-        texts["class_names"] = json.dumps(list(class_names))
-    if split is not None:
-        names, index = np.unique(split, return_inverse=True)
-        texts["splits"] = json.dumps(names.tolist())
-        stored["split_index"] = torch.from_numpy(index.astype(np.int32))
-    write_tensors(path, safetensors(), stored, texts)
 
 
 # --- parts of a bank ----------------------------------------------------------------------------

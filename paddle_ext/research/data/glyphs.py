@@ -202,15 +202,7 @@ def draw(character: str, font: str) -> Pixels:
 def class_sources(
     character: str, samples: int, size: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All randomness in the samples of a class, from a separate generator.
-
-    Returns
-    -------
-    sources : Tensor [samples, 3, 64, 64] uint8, where the samples start: thinner, plain, thicker
-    numbers : Tensor [samples, 10], uniform in [-1, 1]
-    bends : Tensor [samples, 2, 4, 4], normal
-    noise : Tensor [samples, size, size], normal
-    """
+    """The drawings that the samples of a class start from, and all their randomness."""
     digest = hashlib.blake2b(f"{seed} {character}".encode(), digest_size=8).digest()
     random = torch.Generator().manual_seed(int.from_bytes(digest, "big") % 2**63)
     plain = np.stack([draw(character, font) for font in fonts_with(character)])
@@ -219,10 +211,10 @@ def class_sources(
     drawings = np.stack([thinner, plain, thicker], 1)  # [fonts, 3, 64, 64]
     font = torch.randint(len(drawings), (samples,), generator=random)
     return (
-        torch.from_numpy(drawings[font.numpy()]),
-        torch.rand(samples, 10, generator=random) * 2 - 1,
-        torch.randn(samples, 2, 4, 4, generator=random),
-        torch.randn(samples, size, size, generator=random),
+        torch.from_numpy(drawings[font.numpy()]),  # thinner, plain, thicker: [samples, 3, 64, 64]
+        torch.rand(samples, 10, generator=random) * 2 - 1,  # numbers of the distortion
+        torch.randn(samples, 2, 4, 4, generator=random),  # bends
+        torch.randn(samples, size, size, generator=random),  # noise
     )
 
 
@@ -241,7 +233,7 @@ def smoothing(size: int) -> Tensor:
 
 
 def distorted(sources: Tensor, numbers: Tensor, bends: Tensor, noise: Tensor) -> Tensor:
-    """[n, size, size] uint8; the letters as `class_sources` gives them."""
+    """[n, size, size] uint8 from what `class_sources` returns."""
     turn, larger, longer, shear, x, y, thick, ink, paper, grain = numbers.unbind(1)
     angle, scale = math.radians(18) * turn, (0.22 * larger).exp()
     across, down = scale * (0.15 * longer).exp(), scale * (-0.15 * longer).exp()

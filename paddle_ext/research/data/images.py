@@ -205,8 +205,9 @@ class EncodedImages:
         return torch.from_numpy(images)
 
     def content(self) -> Iterator[bytes]:
-        for index in in_batches(len(self), READ_AT_ONCE):
-            yield from in_threads(self.encoded, index.tolist())
+        for start in range(0, len(self), READ_AT_ONCE):
+            numbers = range(start, min(start + READ_AT_ONCE, len(self)))
+            yield from in_threads(self.encoded, numbers)
 
 
 def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:
@@ -231,16 +232,10 @@ def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:
         return images
     pixels = torch.empty(len(images), *images.shape, dtype=torch.uint8)
     with Progress("decoding", len(images), show=progress) as shown:
-        for index in in_batches(len(images), READ_AT_ONCE):
+        for index in torch.split(torch.arange(len(images)), READ_AT_ONCE):
             pixels[index] = images.read(index)
             shown.advance(len(index))
     return ImageArray(pixels, images.labels, images.class_names, images.split)
-
-
-def in_batches(count: int, size: int) -> Iterator[Tensor]:
-    """The numbers below `count` in order, at most `size` at a time: [n] int64."""
-    for start in range(0, count, size):
-        yield torch.arange(start, min(start + size, count))
 
 
 def checked_names(class_names: Sequence[str]) -> tuple[str, ...]:

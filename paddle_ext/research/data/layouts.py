@@ -97,15 +97,15 @@ def image_list(
     """
     root, rows = existing_folder(root), read_list(path)
     if class_names is None:
-        class_names = sorted({row.label for row in rows})
+        class_names = sorted({label for _, label in rows})
     number = {name: label for label, name in enumerate(class_names)}
-    for row in rows:
-        if row.label not in number:
-            raise ValueError(f"{path} must have only labels of class_names, got {row.label!r}")
-    paths = [root / row.filename for row in rows]
+    for _, name in rows:
+        if name not in number:
+            raise ValueError(f"{path} must have only labels of class_names, got {name!r}")
+    paths = [root / filename for filename, _ in rows]
     if not paths[0].is_file():  # the others are checked when they are read
-        raise ValueError(f"{root} must have the images of {path}, got no {rows[0].filename}")
-    labels = [number[row.label] for row in rows]
+        raise ValueError(f"{root} must have the images of {path}, got no {rows[0][0]}")
+    labels = [number[name] for _, name in rows]
     return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
 
 
@@ -162,9 +162,9 @@ def open_images(
         names = None
         if split in ("repr", "query"):
             both = (list_of(root, lists, which) for which in ("repr", "query"))
-            names = sorted({row.label for one in both for row in read_list(one)})
+            names = sorted({label for one in both for _, label in read_list(one)})
         return image_list(path, root, split=split, class_names=names, size=size)
-    first = read_list(path)[0].filename
+    first, _ = read_list(path)[0]
     places = (place for place in (root / "images", root / "data") if (place / first).is_file())
     return image_list(path, next(places, root), split=split, size=size)
 
@@ -193,20 +193,13 @@ def folder_of_splits(root: Path, split: str, size: int) -> EncodedImages:
 # --- lists of images and labels ------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """An image in a list."""
-
-    filename: str
-    label: str
-
-
 def is_image(name: str) -> bool:
     """Decide by the name; names that begin with a dot are leftovers of other programs."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
-def read_list(path: str | Path) -> list[Row]:
-    """Read a CSV file of file names and labels; a first line that is no image must be a header."""
+def read_list(path: str | Path) -> list[tuple[str, str]]:
+    """File names and labels of a CSV file; a first line that is no image must be a header."""
     if not Path(path).is_file():
         raise ValueError(f"path must be a CSV file, got {path}, which does not exist")
     try:
@@ -214,22 +207,22 @@ def read_list(path: str | Path) -> list[Row]:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file) if any(line)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} must be a CSV file, got: {error}") from error
-    columns = (0, 1)
+    name, label = 0, 1
     if lines and not is_image(Path(lines[0][0]).name):
-        columns = header_columns(path, lines.pop(0))
+        name, label = header_columns(path, lines.pop(0))
     rows = []
     for number, line in enumerate(lines, 1):
-        if len(line) <= max(columns) or not all(line[column] for column in columns):
+        if len(line) <= max(name, label) or not line[name] or not line[label]:
             raise ValueError(
                 f"{path} must have a file name and a label in each row, got {line} in row {number}"
             )
-        rows.append(Row(*(line[column] for column in columns)))
+        rows.append((line[name], line[label]))
     if not rows:
         raise ValueError(f"{path} must list at least one image, got none")
     return rows
 
 
-def header_columns(path: str | Path, header: list[str]) -> tuple[int, int]:
+def header_columns(path: str | Path, header: list[str]) -> list[int]:
     """The columns of the file name and the label."""
     names = [cell.lower() for cell in header]
     columns = []
@@ -241,7 +234,7 @@ def header_columns(path: str | Path, header: list[str]) -> tuple[int, int]:
                 f"got {header}"
             )
         columns.append(column)
-    return columns[0], columns[1]
+    return columns
 
 
 # --- paths ---------------------------------------------------------------------------------------

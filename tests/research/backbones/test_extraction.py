@@ -8,6 +8,7 @@ import pytest
 import torch
 from toy_images import (
     LazyImages,
+    generator,
     one_thread,  # noqa: F401
     pattern_images,
     random_pixels,
@@ -19,40 +20,45 @@ from paddle_ext.research.backbones import (
     Checkpoint,
     Transform,
     create,
-    digest_of_images,
-    digest_of_weights,
     extract,
+    nearest_mean_accuracy,
 )
 from paddle_ext.research.backbones import extraction as module
-from paddle_ext.research.backbones.extraction import Extractor, Feeder
+from paddle_ext.research.backbones.extraction import (
+    batches,
+    cache_key,
+    digest_of_images,
+    digest_of_weights,
+    kept,
+)
 from paddle_ext.research.data import FeatureBank
 from paddle_ext.research.data.images import EncodedImages, ImageArray
 
 GREY = Transform(16, (0.4,), (0.2,))
+CPU = torch.device("cpu")
 IMAGES = pattern_images(5, 9)
 BASE = pattern_images(4, 7, seed=9)
 
 
 @pytest.fixture
-def network() -> Backbone:
+def network() -> Checkpoint:
     torch.manual_seed(0)
-    network = create("small")
-    network(torch.randn(32, 1, 16, 16))
-    return network.eval()
+    backbone = create("small")
+    backbone(torch.randn(32, 1, 16, 16))
+    return Checkpoint(backbone.eval(), GREY)
 
 
-def directly(network: Backbone, images: ImageArray, transform: Transform = GREY) -> torch.Tensor:
+def directly(network: Checkpoint, images: ImageArray) -> torch.Tensor:
     with torch.no_grad():
-        return network(transform(images.images))
+        return network.backbone(network.transform(images.images))
 
 
 # --- features ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 45, 1000])
-def test_features(network: Backbone, batch_size: int) -> None:
-    options = {"transform": GREY, "batch_size": batch_size, "device": "cpu"}
-    bank = extract(network, IMAGES, base=BASE, **options)
+def test_features(network: Checkpoint, batch_size: int) -> None:
+    bank = extract(network, IMAGES, base=BASE, batch_size=batch_size, device="cpu")
     assert isinstance(bank, FeatureBank)
     assert bank.features.shape == (45, 128)
     assert bank.features.dtype == torch.float32
@@ -63,54 +69,43 @@ def test_features(network: Backbone, batch_size: int) -> None:
     assert bank.splits == ("base",)
 
 
-def test_of_a_checkpoint(network: Backbone) -> None:
-    checkpoint = Checkpoint(network, GREY)
-    bank = extract(checkpoint, IMAGES, device="cpu")
-    assert torch.allclose(bank.features, directly(network, IMAGES), atol=1e-5)
-    assert bank.base_mean is None
-    other = replace(GREY, std=(0.5,))
-    bank = extract(checkpoint, IMAGES, transform=other, device="cpu")
-    assert torch.allclose(bank.features, directly(network, IMAGES, other), atol=1e-5)
-
-
-def test_mean_over_the_mirror_image(network: Backbone) -> None:
-    bank = extract(network, IMAGES, transform=replace(GREY, mirror=True), device="cpu")
+def test_mean_over_the_mirror_image(network: Checkpoint) -> None:
+    bank = extract(replace(network, transform=replace(GREY, mirror=True)), IMAGES, device="cpu")
     mirrored = ImageArray(IMAGES.images.flip(2), IMAGES.labels, IMAGES.class_names)
     expected = (directly(network, IMAGES) + directly(network, mirrored)) / 2
     assert torch.allclose(bank.features, expected, atol=1e-5)
+    assert bank.base_mean is None
 
 
-def test_the_network_stays_as_it_was(network: Backbone) -> None:
-    before = digest_of_weights(network)
-    network.train()
-    extract(network, IMAGES, transform=GREY, device="cpu")
-    assert network.training
-    assert digest_of_weights(network) == before
+def test_the_network_stays_as_it_was(network: Checkpoint) -> None:
+    before = digest_of_weights(network.backbone)
+    network.backbone.train()
+    extract(network, IMAGES, device="cpu")
+    assert network.backbone.training
+    assert digest_of_weights(network.backbone) == before
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["float32", "auto"])
-def test_on_cuda(network: Backbone, precision: str) -> None:
-    bank = extract(network, IMAGES, base=BASE, transform=GREY, device="cuda", precision=precision)
+def test_on_cuda(network: Checkpoint, precision: str) -> None:
+    bank = extract(network, IMAGES, base=BASE, device="cuda", precision=precision)
     exact = directly(network, IMAGES)
     assert bank.features.device.type == "cpu"
     assert (bank.features - exact).norm() / exact.norm() < 0.03
-    assert next(network.parameters()).device.type == "cpu"
+    assert next(network.backbone.parameters()).device.type == "cpu"
 
 
-def test_bad_arguments(network: Backbone) -> None:
-    with pytest.raises(ValueError, match="transform must be given with a bare backbone"):
-        extract(network, IMAGES)
+def test_bad_arguments(network: Checkpoint) -> None:
     with pytest.raises(ValueError, match="images must have as many channels as the network, 1"):
-        extract(network, pattern_images(2, 2, channels=3), transform=GREY)
+        extract(network, pattern_images(2, 2, channels=3))
     with pytest.raises(ValueError, match="base must have as many channels as the network, 1"):
-        extract(network, IMAGES, base=pattern_images(2, 2, channels=3), transform=GREY)
+        extract(network, IMAGES, base=pattern_images(2, 2, channels=3))
     with pytest.raises(ValueError, match=r"batch_size must be an integer in \[1, \d+\], got 0"):
-        extract(network, IMAGES, transform=GREY, batch_size=0)
+        extract(network, IMAGES, batch_size=0)
     with pytest.raises(ValueError, match="precision must be one of"):
-        extract(network, IMAGES, transform=GREY, precision="half")
+        extract(network, IMAGES, precision="half")
     with pytest.raises(ValueError, match="precision must be 'auto' or 'float32' on the CPU"):
-        extract(network, IMAGES, transform=GREY, precision="bfloat16", device="cpu")
+        extract(network, IMAGES, precision="bfloat16", device="cpu")
 
 
 # --- the cache -----------------------------------------------------------------------------------
@@ -130,7 +125,7 @@ class Counting:
 
     def during(self, *arguments, **options) -> tuple[int, FeatureBank]:
         before = self.count
-        bank = extract(*arguments, **({"transform": GREY, "device": "cpu"} | options))
+        bank = extract(*arguments, **({"device": "cpu"} | options))
         return self.count - before, bank
 
 
@@ -139,7 +134,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
     return Counting(monkeypatch)
 
 
-def test_computed_once(network: Backbone, counting: Counting, tmp_path: Path) -> None:
+def test_computed_once(network: Checkpoint, counting: Counting, tmp_path: Path) -> None:
     cache = tmp_path / "new" / "cache"
     count, first = counting.during(network, IMAGES, base=BASE, cache=cache)
     assert count == 45 + 28
@@ -157,7 +152,9 @@ def test_computed_once(network: Backbone, counting: Counting, tmp_path: Path) ->
     assert third.splits == ("test",)
 
 
-def test_anything_else_is_recomputed(network: Backbone, counting: Counting, tmp_path: Path) -> None:
+def test_anything_else_is_recomputed(
+    network: Checkpoint, counting: Counting, tmp_path: Path
+) -> None:
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 45
     pixels = IMAGES.images.clone()
     pixels[44, 15, 15, 0] ^= 1
@@ -166,24 +163,20 @@ def test_anything_else_is_recomputed(network: Backbone, counting: Counting, tmp_
     reordered = ImageArray(IMAGES.images.flip(0), IMAGES.labels, IMAGES.class_names)
     assert counting.during(network, reordered, cache=tmp_path)[0] == 45
     for change in ({"mean": (0.41,)}, {"size": 15}, {"resize": 17}, {"mirror": True}):
-        other = replace(GREY, **change)
-        assert counting.during(network, IMAGES, transform=other, cache=tmp_path)[0] == 45, change
-    cpu = torch.device("cpu")
-    keys = {
-        Extractor(network, GREY, cpu, dtype, 1, tmp_path, False).key(IMAGES)
-        for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    }
-    assert len(keys) == 3
+        other = replace(network, transform=replace(GREY, **change))
+        assert counting.during(other, IMAGES, cache=tmp_path)[0] == 45, change
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    assert len({cache_key(network, IMAGES, dtype) for dtype in dtypes}) == 3
     with torch.no_grad():
-        network.linear.weight[3, 5] += 1e-3
+        network.backbone.linear.weight[3, 5] += 1e-3
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 45
-    network.norm.running_mean[0] += 1e-3
+    network.backbone.norm.running_mean[0] += 1e-3
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 45
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 0
 
 
 def test_files_count_by_their_bytes_alone(
-    network: Backbone, counting: Counting, tmp_path: Path
+    network: Checkpoint, counting: Counting, tmp_path: Path
 ) -> None:
     pytest.importorskip("PIL", reason="needs Pillow")
     paths = [write_image(tmp_path / f"{n}.png", random_pixels(16, 16, seed=n)) for n in range(3)]
@@ -219,8 +212,8 @@ def test_digest_of_images_sees_borders() -> None:
     assert digest_of_images(wide) == digest_of_images(ImageArray(pixels.clone(), [0] * 8, ["b"]))
 
 
-def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
-    extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
+def test_a_damaged_cache_is_named(network: Checkpoint, tmp_path: Path) -> None:
+    extract(network, IMAGES, device="cpu", cache=tmp_path)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     middle = len(whole) // 2
@@ -228,16 +221,16 @@ def test_a_damaged_cache_is_named(network: Backbone, tmp_path: Path) -> None:
     for content in (whole[:100], whole[:-4], b"", other_bit):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{file.name} is a damaged cache file"):
-            extract(network, IMAGES, transform=GREY, device="cpu", cache=tmp_path)
+            extract(network, IMAGES, device="cpu", cache=tmp_path)
 
 
 def test_progress(
-    network: Backbone, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    network: Checkpoint, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paddle_ext.progress.SECONDS_BETWEEN_LINES", 0.0)
-    extract(network, IMAGES, transform=GREY, device="cpu", batch_size=20, progress=True)
+    extract(network, IMAGES, device="cpu", batch_size=20, progress=True)
     assert "features 40/45" in capsys.readouterr().err
-    extract(network, IMAGES, transform=GREY, device="cpu")
+    extract(network, IMAGES, device="cpu")
     assert capsys.readouterr().err == ""
 
 
@@ -248,22 +241,58 @@ ORDER = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 0, 5]), torch
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_batches_in_order(keep: bool) -> None:
-    feeder = Feeder(LazyImages(IMAGES), torch.device("cpu"), keep=keep)
-    assert (feeder.resident is not None) == keep
-    batches = list(feeder.batches(ORDER))
-    assert len(batches) == 12
-    for index, batch in zip(ORDER, batches, strict=True):
+    images = kept(LazyImages(IMAGES), CPU, progress=False) if keep else LazyImages(IMAGES)
+    assert isinstance(images, torch.Tensor) == keep
+    for index, batch in zip(ORDER, batches(images, ORDER, CPU), strict=True):
         assert torch.equal(batch, IMAGES.images[index])
 
 
 def test_broken_images_and_leaving_early() -> None:
-    lazy = LazyImages(IMAGES, broken=7)
-    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
-    assert len(next(batches)) == 2
+    read = batches(LazyImages(IMAGES, broken=7), ORDER, CPU)
+    assert len(next(read)) == 2
     with pytest.raises(ValueError, match="image 7 must be an image"):
-        next(batches)
+        next(read)
     lazy = LazyImages(IMAGES)
-    batches = Feeder(lazy, torch.device("cpu"), keep=False).batches(ORDER)
-    next(batches)
-    batches.close()
+    read = batches(lazy, ORDER, CPU)
+    next(read)
+    read.close()
     assert lazy.reads <= 2
+
+
+# --- accuracy by the nearest class mean -----------------------------------------------------------
+
+
+def test_accuracy_by_hand() -> None:
+    """Two classes on a line; a third of the second lies with the first."""
+    features = torch.tensor([[1.0, 0.0]] * 12 + [[0.0, 1.0]] * 8 + [[1.0, 0.0]] * 4)
+    labels = torch.tensor([0] * 12 + [1] * 12)
+    options = {"num_classes": 2, "shots": 2, "n_tasks": 400}
+    # The mean of two shots of class 1 is nearest to its queries at (0, 1) unless both are strays:
+    # (4/12)(3/11) = 1/11 of the tasks, in which everything ties and the first class of a task wins.
+    expected = (10 / 11) * (10 + 10 - 10 / 3) / 20 + (1 / 11) * 10 / 20
+    assert nearest_mean_accuracy(features, labels, **options) == pytest.approx(expected, abs=0.03)
+
+
+def test_accuracy_depends_on_the_centre() -> None:
+    features = pattern_images(8, 20, size=8).images.flatten(1).float() + 300
+    features += 120 * torch.randn(features.shape, generator=generator(0))
+    labels = torch.arange(8).repeat_interleave(20)
+    first = nearest_mean_accuracy(features, labels, n_tasks=50)
+    assert first == nearest_mean_accuracy(features, labels, n_tasks=50)
+    assert first < nearest_mean_accuracy(features, labels, n_tasks=50, centre=features.mean(0))
+
+
+def test_uneven_classes() -> None:
+    counts = torch.tensor([4, 7, 30, 8])
+    # Rows of no class, and labels that are not 0, 1, 2.
+    labels = torch.tensor([-1, 0, 5, 10]).repeat_interleave(counts)
+    features = torch.eye(11)[labels]
+    assert nearest_mean_accuracy(features, labels, num_classes=3, n_tasks=20) == 1.0
+
+
+def test_too_few_for_a_task() -> None:
+    features, labels = torch.randn(10, 4), torch.arange(2).repeat_interleave(5)
+    with pytest.raises(ValueError, match="at least 3 classes, got 2"):
+        nearest_mean_accuracy(features, labels, num_classes=3)
+    with pytest.raises(ValueError, match="at least 6 samples of each class, got 5"):
+        nearest_mean_accuracy(features, labels, num_classes=2)

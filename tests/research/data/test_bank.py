@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -337,20 +336,6 @@ def test_mapped(tmp_path: Path, file: str) -> None:
     assert features_file.read_bytes() == content
     bank.save(tmp_path / "bank.npz")
     refused(lambda: FeatureBank.load(tmp_path / "bank.npz", mmap=True), "mmap must be False for .n")
-
-
-def test_interrupted_save_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "bank.npz"
-    bank = make_bank()
-    bank.save(path)
-    monkeypatch.setattr(np, "savez", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        make_bank(features=features() + 1).save(path)
-    monkeypatch.undo()
-    assert [file.name for file in tmp_path.iterdir()] == ["bank.npz"]
-    assert_same(bank, FeatureBank.load(path))
 
 
 # --- bad contents ---------------------------------------------------------------------------------

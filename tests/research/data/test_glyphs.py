@@ -28,7 +28,7 @@ def draw_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def validation() -> ImageArray:
-    return glyph_images("val", samples=12)
+    return glyph_images("val", samples=4)
 
 
 def test_splits_are_large_and_disjoint() -> None:
@@ -45,14 +45,14 @@ def test_every_split_has_every_script() -> None:
 
 
 def test_images(validation: ImageArray) -> None:
-    assert validation.images.shape == (1200, 32, 32, 1)
+    assert validation.images.shape == (400, 32, 32, 1)
     assert validation.split == "val"
-    assert torch.equal(validation.labels, torch.arange(100).repeat_interleave(12))
+    assert torch.equal(validation.labels, torch.arange(100).repeat_interleave(4))
     assert all(name.startswith("U+") for name in validation.class_names)
     # Every image has ink on paper, and none is like another.
     pixels = validation.images.flatten(1).float()
     assert (pixels.amax(1) - pixels.amin(1)).min() > 50
-    assert len(validation.images.flatten(1).unique(dim=0)) == 1200
+    assert len(validation.images.flatten(1).unique(dim=0)) == 400
 
 
 def test_samples_are_of_several_fonts() -> None:
@@ -79,22 +79,18 @@ def test_the_same_each_time(validation: ImageArray, monkeypatch: pytest.MonkeyPa
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        again = glyph_images("val", samples=12)
+        again = glyph_images("val", samples=4)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(again.images, validation.images)
     assert again.class_names == validation.class_names
-    first, other = (glyph_images("val", samples=1, size=8, seed=seed) for seed in (0, 1))
-    assert (other.images != first.images).float().mean() > 0.5
-    assert other.class_names == validation.class_names
-
-
-def test_global_randomness_is_left_alone() -> None:
-    torch.manual_seed(3)
+    torch.manual_seed(3)  # not used, nor changed
     expected = torch.rand(2)
     torch.manual_seed(3)
-    glyph_images("val", samples=1, size=8)
+    first, other = (glyph_images("val", samples=1, size=8, seed=seed) for seed in (0, 1))
     assert torch.equal(torch.rand(2), expected)
+    assert (other.images != first.images).float().mean() > 0.5
+    assert other.class_names == validation.class_names
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,429 @@
+// Every call, and each of its parameters once: the fields of its struct (params.h), its keyword
+// arguments in Python (bindings.cpp) and the functions that run it.
+//
+//   CALL(Name, name, method, cpu, cuda)   struct NameParams; name_call(..) in Python returns an object
+//                                         whose `method` runs the call. On the CPU it solves its tasks
+//                                         one by one (CPU_TASKS, see cpu/levels.h), or has its own
+//                                         run_cpu (CPU), or none (NO_CPU); likewise on CUDA.
+//   MAKE(type, names..)                   given to name_call: sizes and options
+//   RUN(type, names..)                    given to `method`: mostly pointers
+//   MAKE_AS(type, field, keyword)         given under another name
+//   PART(field, name)                     a part of a struct, given to name_call
+//   MEASURE(name)                         also given to `workspace`, which returns the bytes needed
+//   OWN(type, name)                       set by native code, not from Python
+//   MEMORY()                              given to `method`: that many bytes of memory
+//
+// Letters used throughout: B tasks, Q queries, S support rows, K classes, D features, N rows of a
+// feature bank, or of each task in a chunk of large tasks. Sizes are in elements; all arrays are
+// contiguous. "Real" is double for float64 features, logits or rows, and float otherwise.
+
+CALL(Paddle, paddle, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of the features
+    MAKE_AS(PaddleSizes, size, sizes);
+    PART(size, support_shared);
+    MAKE(double, lam);
+    MAKE(Scaling, scaling);
+    MAKE(double, temperature, epsilon);
+    MAKE(int, max_iter);
+    MAKE(double, tol);                    // mean shift of the prototypes
+    RUN(const void*, support);            // [B, S, D], [S, D] when shared, or the bank [N, D]
+    RUN(const int64_t*, support_labels);  // [B, S], or [S] when shared
+    RUN(const void*, query);              // [B, Q, D], or the bank [N, D]
+    RUN(const int64_t*, support_index);   // [B, S], or [S] when shared; null without a bank
+    RUN(const int64_t*, query_index);     // [B, Q]; null without a bank
+    RUN(int64_t*, labels);                // out [B, Q]
+    RUN(void*, probabilities);            // out [B, Q, K] real
+    RUN(void*, proportions);              // out [B, K]    real
+    RUN(void*, dual);                     // out [B, K]    real
+    RUN(int32_t*, iterations);            // out [B]
+    RUN(void*, criterion);                // out [B]       real
+    RUN(void*, prototypes);               // out [B, K, D] real, or null
+    MEASURE(prototypes);
+    MEMORY();
+};
+
+CALL(Sinkhorn, sinkhorn, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, B, Q, K);
+    MAKE(bool, row_mass_shared, col_mass_shared);
+    MAKE(double, sharpness);  // the factor on the cost
+    MAKE(int, max_iter);
+    MAKE(double, tol);
+    RUN(const void*, cost);      // [B, Q, K]
+    RUN(const void*, row_mass);  // [B, Q], or [Q] when shared
+    RUN(const void*, col_mass);  // [B, K], or [K] when shared
+    RUN(void*, plan);            // out [B, Q, K]
+    RUN(int32_t*, iterations);   // out [B]
+    RUN(void*, residual);        // out [B]
+    MEMORY();
+};
+
+// Whether the labels and the numbers of a call are valid.
+CALL(Values, values, check, CPU, CUDA) {
+    MAKE(DType, dtype);  // of the numbers
+    MAKE(int64_t, B, S);
+    MAKE(double, most);            // a valid number is at most this in magnitude
+    MAKE(ValuesCounts, counts);    // of the numbers
+    RUN(const int64_t*, labels);   // [B, S]
+    RUN(ValuesPointers, numbers);  // null if absent
+    // out: the smallest K of all tasks, and minus the largest. K is 0 for a task in which a class
+    // below its largest label is missing; an invalid number makes the smallest K 0.
+    RUN(int64_t*, found);  // [2]
+};
+
+CALL(Tim, tim, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of the features
+    OWN(TimSizes, size);
+    PART(size, B);
+    PART(size, Q);
+    PART(size, S);
+    PART(size, K);
+    PART(size, D);
+    PART(size, support_shared);
+    MAKE(TimSolver, solver);
+    MAKE(bool, normalize);  // normalise rows to unit length first
+    MAKE(double, temperature);
+    // Of the support's cross-entropy, the marginal, the conditional entropy; an order of 1 is
+    // Shannon's.
+    MAKE_AS(TimTerms, weight, weights);
+    MAKE_AS(TimTerms, alpha, alphas);
+    MAKE(double, learning_rate);  // of Adam, or the step fraction towards the closed form
+    MAKE(int, max_iter);
+    RUN(const void*, support);            // [B, S, D], or [S, D] when shared
+    RUN(const int64_t*, support_labels);  // [B, S], or [S] when shared
+    RUN(const void*, query);              // [B, Q, D]
+    RUN(int64_t*, labels);                // out [B, Q]
+    RUN(void*, probabilities);            // out [B, Q, K] real
+    RUN(void*, prototypes);  // out [B, K, D] real, in the coordinates of the (normalised) features
+    RUN(void*, losses);      // out [max_iter, B] real, each before its step; or null
+    MEMORY();
+};
+
+CALL(Adapt, adapt, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of the logits
+    MAKE(int64_t, B, Q, K);
+    MAKE(double, weight);  // of a query in the counts
+    MAKE(int, max_iter);
+    MAKE(double, tol);
+    MAKE(int64_t, priors);       // number of measures to choose from; see common/adapt.h
+    RUN(const void*, logits);    // [B, Q, K]
+    RUN(const void*, measures);  // [B, priors, K] real; null: one, 1 for all classes
+    RUN(int64_t*, labels);       // out [B, Q]
+    RUN(void*, probabilities);   // out [B, Q, K] real
+    RUN(void*, proportions);     // out [B, K]    real
+    RUN(void*, dual);            // out [B, K]    real
+    RUN(int32_t*, iterations);   // out [B]
+    RUN(void*, criterion);       // out [B]       real
+    RUN(void*, concentration);   // out [B]       real
+    RUN(void*, bound);           // out [B]       real
+    RUN(int32_t*, chosen);       // out [B]       the measure with the largest bound
+    MEMORY();
+    OWN(const volatile int*, stop);  // on CUDA: 1 once the call is cancelled; or null
+};
+
+// Statistics of the labelled rows of `adaptive`, before calibration.
+CALL(Labelled, labelled, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, B, S, K, D);
+    MAKE(int64_t, R);             // calibration rows; 0 if every class has one row
+    RUN(const void*, support);    // [B, S, D]
+    RUN(const int64_t*, labels);  // [B, S]
+    RUN(void*, first);            // out [B, S]    1 / norm of a row
+    RUN(void*, second);           // out [B, S]    1 / norm of the unit row minus the centre
+    RUN(void*, centre);           // out [B, D]
+    RUN(void*, means);            // out [B, K, D] of the rows in these coordinates
+    RUN(void*, shots);            // out [B, K]
+    RUN(int64_t*, own);           // out [B, R]    class of a calibration row
+    RUN(int64_t*, count);         // out [B]       number of calibration rows; the rest is padding
+    RUN(void*, scale);            // out [B, D]    the feature scale
+    MEMORY();
+    OWN(bool*, finite);  // out [B] every class has a row, each plainly finite; or null
+};
+
+// Rows in the coordinates chosen by the labelled rows: unit norm, minus the centre, unit norm.
+CALL(Coordinates, coordinates, solve, CPU, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, B, N, D);
+    MAKE(bool, shared);        // one centre for all tasks
+    MAKE(bool, split);         // on CUDA: x split, see cuda/mma.cuh
+    RUN(const void*, rows);    // [B, N, D]
+    RUN(const void*, centre);  // [B, D], or [D] when shared; or null: rows as they are
+    RUN(const void*, scale);   // likewise: x is multiplied by its root; or null
+    RUN(void*, x);             // out [B, N, D]
+    OWN(bool*, finite);        // out [B] set to false where a row is not plainly finite; or null
+};
+
+CALL(Calibrate, calibrate, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of the distances: float32 or float64
+    MAKE(int64_t, B, R, K);
+    MAKE(double, centre, spread);  // the expected sharpness, and the spread of its logarithm
+    RUN(const void*, distances);   // [B, R, K]
+    RUN(const int64_t*, labels);   // [B, R]
+    RUN(const int64_t*, count);    // [B]: number of rows used, from the first on
+    RUN(void*, sharpness);         // out [B]
+    RUN(void*, objective);         // out [B]
+    RUN(void*, drawn);             // out [B, K] share of other classes' rows that a class attracts
+    MEMORY();
+};
+
+// Likelihoods estimated from labelled rows: `labelled`, then the metric, the sharpness and the bias
+// of hubs. Rows are multiplied by the root of the feature scale first; their product in the metric
+// is then plain x.y + projected (Z x).(Z y), see common/adaptive.h.
+CALL(Likelihood, likelihood, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, B, S, K, D);
+    MAKE(int64_t, R);                       // calibration rows
+    MAKE(bool, full);                       // the full metric too, as far as these rows choose it
+    MAKE(bool, every);                      // write `left_out`
+    MAKE(double, prior_sharpness, spread);  // as in CalibrateParams
+    MAKE(const void*, support);             // [B, S, D]
+    MAKE(const int64_t*, labels);           // [B, S]
+    RUN(void*, centre);                     // out [B, D]
+    RUN(void*, means);                      // out [B, K, D]
+    RUN(void*, rows);  // out [B, N, D] scaled means, after the scaled offsets if N = K + S: by rows
+    RUN(void*, squares);    // out [B, K] of the means, in the metric
+    RUN(void*, bias);       // out [B, K]
+    RUN(void*, variance);   // out [B] of the calibration rows, see excess_distance
+    RUN(void*, shots);      // out [B, K]
+    RUN(void*, sharpness);  // out [B]
+    RUN(bool*, finite);     // out [B] see plainly_finite
+    RUN(void*, scale);      // out [B, D]
+    RUN(void*, factor);     // out [B, M', M'] null unless full, like the next two
+    RUN(void*, solved);     // out [B, K, M'] Z of the scaled means
+    RUN(void*, shares);     // out [B, 3] weight of the full metric in the mixture, plain, projected
+    RUN(void*,
+        left_out);  // out [B, S, K] squared distances of every row, left out of its class, up
+                    // to a constant per row; or null
+    MEMORY();
+};
+
+// Probabilities of queries under these likelihoods: coordinates, proportions, absorb step.
+CALL(Posterior, posterior, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE_AS(PosteriorSizes, size, sizes);
+    MAKE(double, weight);      // of a query in the counts
+    MAKE(double, temper);      // factor on the logits of the absorb step
+    MAKE(double, mean_shots);  // see excess_distance
+    MAKE(int, max_iter);
+    MAKE(double, tol);
+    MAKE(const void*, added);      // [B, Q, K] further logits, or null
+    MAKE(const void*, factor);     // [L, M', M'] or null, like the next two
+    MAKE(const void*, solved);     // [L, K, M']
+    MAKE(const void*, shares);     // [L, 3]
+    MAKE(const void*, squares);    // [L, K]
+    MAKE(const void*, bias);       // [B, K]
+    MAKE(const void*, shots);      // [L, K]
+    MAKE(const void*, variance);   // [L]
+    MAKE(const void*, sharpness);  // [B]
+    MAKE(int64_t, priors);         // as in AdaptParams, like the next
+    MAKE(const void*, measures);
+    RUN(const void*, query);   // [B, Q, D]
+    RUN(const void*, centre);  // [L, D]
+    RUN(const void*, rows);    // [L, N, D]
+    RUN(const void*, scale);   // [L, D]
+    // out, as in AdaptParams; labels and probabilities are after the absorb step, in which
+    // proportions under the Dirichlet prior become class_share
+    RUN(int64_t*, labels);
+    RUN(void*, probabilities);
+    RUN(void*, proportions);
+    RUN(void*, dual);
+    RUN(int32_t*, iterations);
+    RUN(void*, criterion);
+    RUN(void*, concentration);
+    RUN(void*, bound);
+    RUN(int32_t*, chosen);
+    RUN(bool*, finite);  // [B] see plainly_finite; of the queries
+    MEMORY();
+};
+
+// A block of rows of large tasks: from their products with prototypes to probabilities.
+//   logit = slope length_q product + bias_k
+CALL(Assign, assign, assign, CPU, CUDA) {
+    MAKE(DType, dtype);    // of the products, and of all reals: float32 or float64
+    MAKE(DType, written);  // of `probabilities` and `rest`
+    MAKE(int64_t, B, N, K);
+    MAKE(int64_t, stride);     // numbers per row of the products, of which the first K count
+    MAKE(int64_t, top);        // most probable classes reported per row; may be 0
+    MAKE(bool, normalise);     // else write likelihoods, the largest of a row being kLikelihoodUnit
+    MAKE(bool, weigh);         // the output is multiplied by the length of the row
+    MAKE(bool, squared);       // whether the outputs are of the squares of the probabilities
+    RUN(void*, products);      // [B, N, stride]; overwritten if `leads` are wanted
+    RUN(const void*, length);  // [B, N], or null for 1
+    RUN(const void*, slope);   // [B]
+    RUN(const void*, bias);    // [B, K]
+    // out; null if not wanted
+    RUN(void*, probabilities);  // [B, N, K]
+    RUN(void*, rest);           // [B, N, K] their rounding errors
+    RUN(double*, held);         // [B, K] incremented by the sums of the probabilities
+    RUN(double*, log_sums);     // [B] incremented by the sums of the log normalisers of the rows
+    RUN(void*, top_probabilities);  // [B, N, top]
+    RUN(int64_t*, top_classes);     // [B, N, top]
+    RUN(double*,
+        leads);  // [B, 2] incremented by the lead of the nearest class over the median one,
+                 // and by the distance of the median one minus the row's squared norm
+    MEMORY();
+};
+
+// Stored likelihoods, and the sums of probabilities under class weights.
+CALL(Count, count, count, CPU, CUDA) {
+    MAKE(DType, dtype);  // of the likelihoods; float16 or float32, float64 on the CPU
+    MAKE(int64_t, B, N, K);
+    RUN(const void*, likelihood);  // [B, N, K]
+    RUN(const void*, weights);     // [B, K] real
+    RUN(double*, held);            // [B, K] incremented by the sums of the probabilities
+    RUN(double*, faint);           // [B] incremented by the number of rows that lost precision
+    MEMORY();
+};
+
+// The end of an iteration of large tasks: the dual, the bias of the next logits, and whether a task
+// continues. A stopped task keeps its state.
+CALL(Dual, dual, update, CPU, CUDA) {
+    MAKE(DType, dtype);  // real
+    MAKE(int64_t, B, K);
+    MAKE(Prior, prior);
+    MAKE(double, total);    // number of queries times their weight
+    MAKE(double, weight);   // of a query in the counts
+    MAKE(double, epsilon);  // of PADDLE's proportions
+    MAKE(double, tol);
+    MAKE(double, dual_weight);  // of the dual in the logits
+    MAKE(double, least);        // concentration
+    RUN(const double*, held);   // [B, K] sums of the queries' probabilities
+    RUN(const double*,
+        away);  // [B, K] how far prototypes moved, or null: the largest change of a count
+    RUN(const double*, unit);     // [B] of these distances; the criterion is their mean
+    RUN(const double*, base);     // [B, K] the bias without the dual, or null
+    RUN(const double*, measure);  // [B, K] of the Dirichlet prior; null: 1 for all classes
+    RUN(void*, bias);             // out [B, K] real, with the base
+    // in and out
+    RUN(double*, counts);         // [B, K] of the iteration before
+    RUN(double*, dual);           // [B, K]
+    RUN(double*, before);         // [B, K] the dual of the last probabilities
+    RUN(double*, concentration);  // [B]
+    RUN(double*, criterion);      // [B]
+    RUN(int32_t*, iterations);    // [B]
+    RUN(int32_t*, running);       // [B] 1 or 0
+};
+
+// Rows for tensor cores, which multiply halves: a row in the task's coordinates,
+//   x = length_n row scale - centre,
+// as high halves, or as high, low and again high halves; or rows that are halves already, twice. In
+// the coordinates of `adaptive` the length is 1 / norm of the row, and x is made unit-norm again.
+CALL(Split, split, split, NO_CPU, CUDA) {
+    MAKE(DType, dtype);  // of the rows: float16, bfloat16 or float32
+    MAKE(int64_t, B, N, D);
+    MAKE(int64_t, pieces);      // 1, 3 or 2
+    MAKE(bool, unit);           // the coordinates of `adaptive`
+    RUN(const void*, rows);     // [B, N, D]
+    RUN(const float*, length);  // [B, N], or null for 1
+    RUN(const float*, scale);   // [B, D]
+    RUN(const float*, centre);  // [B, D]
+    RUN(const float*, metric);  // [B, D] of `own`
+    RUN(void*, out);            // out [B, N, pieces, D] float16
+    RUN(float*, own);           // out [B, N] of `unit`, or null: sum_d metric_d x_d^2
+};
+
+// Sums of rows by class, when most probabilities are too small to count.
+CALL(Sums, sums, add, CPU, NO_CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, B, N, K, D);
+    MAKE(double, threshold);  // smaller probabilities are ignored
+    MAKE(int64_t, most);  // limit on entries above it, over all tasks; with more, nothing is done
+    RUN(const void*, probabilities);  // [B, N, K]
+    RUN(const void*, rows);           // [B, N, D]
+    RUN(void*, sums);                 // [B, K, D] added to
+    RUN(int64_t*,
+        found);  // out [1] entries above the threshold; if more than `most`, a lower bound
+    MEMORY();
+};
+
+// The absorb step of `adaptive` for a block of rows of one large task; the algebra is in
+// common/adaptive.h. The contribution of other rows to the class sums s_k is known, so rows are
+// independent.
+CALL(Absorb, absorb, step, CPU, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, N, K);
+    MAKE(double, weight, trust, temper);
+    MAKE(double, slope);    // of the logits before the step
+    MAKE(double, sharper);  // factor on distances
+    MAKE(double, share);    // factor on `added`
+    // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; the new logits
+    // overwrite the first
+    RUN(void*, products);
+    RUN(const void*, added);     // [N, K] further logits, before and after the step; or null
+    RUN(const void*, own);       // [N] products of rows with themselves
+    RUN(const void*, bias);      // [K] of the logits before the step
+    RUN(const void*, square);    // [K] s_k.s_k
+    RUN(const void*, mass);      // [K] total weight of the rows in s_k
+    RUN(const void*, constant);  // [K] added to the logits
+    RUN(const void*, total);     // [K] count of the class plus its prior
+    RUN(const void*, prior);     // [K] the prior alone: `total` without a row is at least this
+};
+
+// One pass over a chunk of rows: what the coordinates of a task depend on. Rows are first made
+// unit-norm if lengths are wanted. NaN makes both extremes NaN.
+CALL(Survey, survey, add, CPU, CUDA) {
+    MAKE(DType, dtype);  // of the rows; real on the CPU
+    MAKE(int64_t, B, N, D);
+    RUN(const void*, rows);  // [B, N, D]
+    RUN(void*, length);      // out [B, N] real, 1 / norm, 0 for a row of zeros; or null
+    RUN(double*, sums);      // [B, D] incremented
+    RUN(double*, squares);   // [B] incremented by the sum of squares
+    RUN(void*, least);       // [B, D] real, lowered
+    RUN(void*, most);        // [B, D] real, raised
+    MEMORY();
+};
+
+// Prototypes of large tasks: moved by the sums of an iteration, or as they are without sums; as
+// factors of products, and with their part of the logits' bias. A stopped task keeps its own.
+CALL(Move, move, move, CPU, CUDA) {
+    MAKE(DType, dtype);  // real
+    MAKE(int64_t, B, K, D);
+    MAKE(int64_t, parts);  // of the sums of a task
+    MAKE(int64_t, width);  // numbers per class in `sums`: D, or 2 D, which are added
+    MAKE(int64_t,
+         pieces);  // halves per number of a factor: high; high, low; high, high, low; 0: none
+    MAKE(const void*, start);    // [B, K, D] means of the labelled rows
+    MAKE(const double*, shots);  // [B, K]
+    // Rows that were multiplied as they are, row = (x + centre) / scale: the sums are of these, and
+    // factors of products are multiplied by `factor`. Or null.
+    MAKE(const void*, scale);      // [B, D]
+    MAKE(const void*, centre);     // [B, D]
+    MAKE(const void*, factor);     // [B, D]
+    MAKE(const double*, slope);    // [B]
+    RUN(const void*, sums);        // [B * parts, K, width], or null
+    RUN(const void*, rest);        // [B * parts, K, D], added to the sums; or null
+    RUN(const double*, held);      // [B, K]
+    RUN(const int32_t*, running);  // [B]
+    RUN(void*, prototypes);        // [B, K, D] in and out
+    RUN(void*, before);            // out [B, K, D] prototypes of the last sums
+    RUN(double*, away);            // out [B, K] how far they moved
+    RUN(double*, base);            // out [B, K] their part of the bias
+    RUN(void*, operand);           // out [B, K, pieces, D] halves
+};
+
+CALL(Task, tasks, sample, CPU, NO_CUDA) {
+    MAKE(int64_t, B, Q);
+    MAKE(int64_t, K);                   // classes of the bank
+    MAKE(int64_t, M);                   // rows to draw from
+    MAKE(int64_t, num_classes, k_eff);  // candidates of a task, and how many of them have queries
+    MAKE(int64_t, shots);               // per class; 0 when the support is not drawn
+    MAKE(Sampling, sampling);
+    MAKE(double, alpha);  // of the Dirichlet distribution
+    MAKE(uint64_t, seed);
+    MAKE(uint64_t, start);               // number of the first task
+    RUN(const int64_t*, labels);         // [N]
+    RUN(const int32_t*, rows);           // [M], rows of the bank; each class contiguous
+    RUN(const int32_t*, support_begin);  // [K], where in `rows`
+    RUN(const int32_t*, support_end);    // [K]
+    RUN(const int32_t*, query_begin);    // [K]; may be the same minus the first `shots`
+    RUN(const int32_t*, query_end);      // [K]
+    RUN(int64_t*, support_index);        // out [B, num_classes * shots]
+    RUN(int64_t*, support_labels);       // out [B, num_classes * shots]
+    RUN(int64_t*, query_index);          // out [B, Q]
+    RUN(int64_t*, query_labels);         // out [B, Q]
+    MEMORY();
+};
+
+// Those of CPU_TASKS.
+ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
+           LikelihoodParams, PosteriorParams);

@@ -1,0 +1,396 @@
+// Large tasks on the CPU: steps of an iteration, and what comes before the first.
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/adapt.h"
+#include "common/large.h"
+#include "common/parallel.h"
+#include "common/workspace.h"
+#include "cpu/levels.h"
+
+namespace paddle_ext {
+
+namespace {
+
+int64_t parts_of(int64_t N) { return (N + kRowsOfPart - 1) / kRowsOfPart; }
+
+int row_workers(int64_t B, int64_t N, int64_t K, int threads) {
+    const double work = 16.0 * double(B) * double(N) * double(K);
+    return workers_of(B * parts_of(N), work, threads);
+}
+
+// The memory of a call: the sums of all parts, then one row per worker.
+struct Workspace {
+    AssignSums* sums;  // [B, parts]
+    char* rows;
+    int64_t row_bytes, used;
+
+    Workspace(void* base, int64_t B, int64_t N, int64_t K, int workers, int64_t row_bytes)
+        : row_bytes(round_up(row_bytes)) {
+        Arena arena(base);
+        const int64_t parts = B * parts_of(N);
+        sums = arena.take<AssignSums>(parts);
+        double* const held = arena.take<double>(parts * K);
+        rows = arena.take<char>(workers * this->row_bytes);
+        used = arena.used();
+        for (int64_t i = 0; base != nullptr && i < parts; ++i) sums[i] = {held + i * K, 0, {0, 0}};
+    }
+
+    static int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+};
+
+// Calls work(task, first row, end, worker, sums) for all parts, then adds up their results.
+template <typename Work, typename Add>
+void over_parts(int64_t B, int64_t N, int workers, const Workspace& all, const Work& work,
+                const Add& add) {
+    const int64_t parts = parts_of(N);
+    parallel_for(B * parts, workers, [&](int64_t item, int worker) {
+        const int64_t first = item % parts * kRowsOfPart;
+        work(item / parts, first, std::min(N, first + kRowsOfPart), worker, all.sums[item]);
+    });
+    for (int64_t item = 0; item < B * parts; ++item) add(item / parts, all.sums[item]);
+}
+
+}  // namespace
+
+int64_t workspace_cpu(const AssignParams& p, int threads) {
+    const int64_t row = cpu_kernels().assign.row_bytes[precision(p.dtype, "products")](p.K);
+    return Workspace(nullptr, p.B, p.N, p.K, row_workers(p.B, p.N, p.K, threads), row).used;
+}
+
+void run_cpu(const AssignParams& p, int threads) {
+    const int at = precision(p.dtype, "products");
+    require(p.written == p.dtype && p.rest == nullptr,
+            "probabilities must have the dtype of the products");
+    const AssignKernels& level = cpu_kernels().assign;
+    const int workers = row_workers(p.B, p.N, p.K, threads);
+    const Workspace all(p.workspace, p.B, p.N, p.K, workers, level.row_bytes[at](p.K));
+    require_workspace(p.workspace_bytes, all.used);
+    over_parts(
+        p.B, p.N, workers, all,
+        [&](int64_t task, int64_t first, int64_t end, int worker, AssignSums& sums) {
+            level.assign_rows[at](p, task, first, end, all.rows + worker * all.row_bytes, sums);
+        },
+        [&](int64_t task, const AssignSums& sums) {
+            for (int64_t k = 0; p.held != nullptr && k < p.K; ++k)
+                p.held[task * p.K + k] += sums.held[k];
+            if (p.log_sums != nullptr) p.log_sums[task] += sums.log_sums;
+            for (int i = 0; p.leads != nullptr && i < 2; ++i)
+                p.leads[task * 2 + i] += sums.leads[i];
+        });
+}
+
+void run_cpu(const AbsorbParams& p, int threads) {
+    const int at = precision(p.dtype, "products");
+    const AssignKernels& level = cpu_kernels().assign;
+    parallel_for(parts_of(p.N), row_workers(1, p.N, p.K, threads), [&](int64_t part, int) {
+        const int64_t first = part * kRowsOfPart;
+        level.absorb_rows[at](p, first, std::min(p.N, first + kRowsOfPart));
+    });
+}
+
+int64_t workspace_cpu(const CountParams& p, int threads) {
+    return Workspace(nullptr, p.B, p.N, p.K, row_workers(p.B, p.N, p.K, threads), 0).used;
+}
+
+void run_cpu(const CountParams& p, int threads) {
+    const int at = precision(p.dtype, "likelihood");
+    const AssignKernels& level = cpu_kernels().assign;
+    const int workers = row_workers(p.B, p.N, p.K, threads);
+    const Workspace all(p.workspace, p.B, p.N, p.K, workers, 0);
+    require_workspace(p.workspace_bytes, all.used);
+    over_parts(
+        p.B, p.N, workers, all,
+        [&](int64_t task, int64_t first, int64_t end, int, AssignSums& sums) {
+            level.count_rows[at](p, task, first, end, sums);
+        },
+        [&](int64_t task, const AssignSums& sums) {
+            for (int64_t k = 0; k < p.K; ++k) p.held[task * p.K + k] += sums.held[k];
+            p.faint[task] += sums.log_sums;
+        });
+}
+
+// --- sums of rows by class -----------------------------------------------------------------------
+
+namespace {
+
+// The probabilities that count, one task after the other; first by row, then by class.
+struct Entries {
+    Arena arena;
+    const SumsParams& p;
+    int32_t* row_class = arena.take<int32_t>(p.most);
+    int32_t* row = arena.take<int32_t>(p.most);
+    double* row_value = arena.take<double>(p.most);
+    int64_t* start = arena.take<int64_t>(p.B * p.K + 1);
+    ClassEntry* by_class = arena.take<ClassEntry>(p.most);
+};
+
+// Counts the entries above the threshold; false if there are too many.
+template <typename T>
+bool is_sparse(const SumsParams& p) {
+    const T* u = static_cast<const T*>(p.probabilities);
+    const T threshold = T(p.threshold);
+    *p.found = 0;
+    for (int64_t row = 0; row < p.B * p.N && *p.found <= p.most; ++row, u += p.K) {
+        int32_t count = 0;
+        for (int64_t k = 0; k < p.K; ++k) count += u[k] > threshold;
+        *p.found += count;
+    }
+    return *p.found <= p.most;
+}
+
+// Lists these entries row by row, and counts them by class.
+template <typename T>
+void collect(const SumsParams& p, const Entries& all) {
+    const T* u = static_cast<const T*>(p.probabilities);
+    const T threshold = T(p.threshold);
+    int64_t count = 0;
+    for (int64_t i = 0; i <= p.B * p.K; ++i) all.start[i] = 0;
+    for (int64_t row = 0; row < p.B * p.N; ++row, u += p.K) {
+        int64_t* const start = all.start + row / p.N * p.K + 1;
+        for (int64_t k = 0; k < p.K; ++k) {
+            if (!(u[k] > threshold)) continue;
+            all.row_class[count] = int32_t(k);
+            all.row[count] = int32_t(row);
+            all.row_value[count++] = double(u[k]);
+            ++start[k];
+        }
+    }
+    for (int64_t i = 0; i < p.B * p.K; ++i) all.start[i + 1] += all.start[i];
+}
+
+// Sorts them by class; `start` is left pointing to the ends of the classes.
+void sort(const SumsParams& p, const Entries& all) {
+    for (int64_t i = 0; i < *p.found; ++i) {
+        int64_t& to = all.start[all.row[i] / p.N * p.K + all.row_class[i]];
+        all.by_class[to++] = {all.row[i], all.row_value[i]};
+    }
+}
+
+}  // namespace
+
+int64_t workspace_cpu(const SumsParams& p, int) { return Entries{Arena(), p}.arena.used(); }
+
+void run_cpu(const SumsParams& p, int threads) {
+    const int at = precision(p.dtype, "probabilities");
+    require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
+    const Entries all{Arena(p.workspace), p};
+    require_workspace(p.workspace_bytes, all.arena.used());
+    if (!(at == 0 ? is_sparse<float>(p) : is_sparse<double>(p))) return;
+    at == 0 ? collect<float>(p, all) : collect<double>(p, all);
+    sort(p, all);
+    const AssignKernels& level = cpu_kernels().assign;
+    parallel_for(p.B * p.K, threads, [&](int64_t place, int) {
+        const int64_t first = place == 0 ? 0 : all.start[place - 1];
+        level.add_rows[at](p, place, all.by_class + first, all.start[place] - first);
+    });
+}
+
+// --- the end of an iteration ---------------------------------------------------------------------
+
+namespace {
+
+void end_iteration(const DualParams& p, int64_t task) {
+    const double* const held = p.held + task * p.K;
+    double* const counts = p.counts + task * p.K;
+    double* const dual = p.dual + task * p.K;
+    Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
+    proportions.concentration = p.concentration[task];
+    const auto measure = [&](int64_t k) {
+        return p.measure == nullptr ? 1.0 : p.measure[task * p.K + k];
+    };
+    double moved = 0, slope = 0, curvature = 0;
+    for (int64_t k = 0; k < p.K; ++k) {
+        const double count = p.weight * held[k];
+        moved = std::max(moved, std::abs(count - counts[k]));
+        counts[k] = count;
+        if (!proportions.dirichlet) continue;
+        const PriorTerm term = class_term(count, proportions.concentration, measure(k));
+        slope += term.slope;
+        curvature += term.curvature;
+    }
+    if (proportions.dirichlet) proportions.learn(slope, curvature, p.least);
+    double away = 0;
+    for (int64_t k = 0; k < p.K; ++k) {
+        p.before[task * p.K + k] = dual[k];
+        dual[k] = proportions.dual(counts[k], measure(k));
+        if (p.base != nullptr) set_bias(p, task * p.K + k);
+        if (p.away != nullptr) away += p.away[task * p.K + k];
+    }
+    if (p.away != nullptr) moved = away / double(p.K) * p.unit[task];
+    p.concentration[task] = proportions.concentration;
+    p.criterion[task] = moved;
+    p.iterations[task] += 1;
+    p.running[task] = !(p.tol > 0 && moved <= p.tol);
+}
+
+}  // namespace
+
+void run_cpu(const DualParams& p, int) {
+    for (int64_t task = 0; task < p.B; ++task) {
+        if (p.running[task] != 0) end_iteration(p, task);
+    }
+}
+
+// --- a survey of the queries, before the iterations ----------------------------------------------
+
+namespace {
+
+constexpr int64_t kRowsOfSurvey = 512;  // summed together, whatever the threads
+
+double square(double x) { return x * x; }
+
+// term(0) + .. + term(count - 1), in vectors: a plain loop would keep the order of the terms.
+template <typename Term>
+double sum_of(int64_t count, const Term& term) {
+    double part[8] = {};
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        for (int lane = 0; lane < 8; ++lane) part[lane] += term(i + lane);
+    }
+    for (; i < count; ++i) part[0] += term(i);
+    double sum = 0;
+    for (const double one : part) sum += one;
+    return sum;
+}
+
+// Calls body with a null pointer of the dtype.
+template <typename Body>
+void with_real(DType dtype, const Body& body) {
+    require(dtype == DType::kFloat32 || dtype == DType::kFloat64,
+            "numbers on the CPU must be float32 or float64");
+    if (dtype == DType::kFloat64) return body(static_cast<double*>(nullptr));
+    body(static_cast<float*>(nullptr));
+}
+
+// 1 / norm of a row, as far as the precision of the task has a number for it; 0 for a row of zeros.
+template <typename Feature>
+double length_of(const Feature* row, int64_t D, DType dtype) {
+    const double most =
+        dtype == DType::kFloat64 ? Range<double>::kInfinity : double(Range<float>::kInfinity);
+    double sum = sum_of(D, [&](int64_t d) { return double(row[d]) * double(row[d]); });
+    if (sum > Range<double>::kMinSquaredNorm && sum < Range<double>::kMaxSquaredNorm) {
+        return std::min(1 / std::sqrt(sum), most);
+    }
+    // Squares of float64 may overflow, or vanish, unless the row is divided first.
+    double largest = 0;
+    for (int64_t d = 0; d < D; ++d) largest = std::max(largest, std::abs(double(row[d])));
+    if (largest == 0) return 0;
+    sum = sum_of(D, [&](int64_t d) {
+        const double share = double(row[d]) / largest;
+        return share * share;
+    });
+    return std::min(1 / std::sqrt(sum) / largest, most);
+}
+
+// The results of all parts of the rows.
+template <typename Real>
+struct SurveyParts {
+    const SurveyParams& p;
+    Arena arena{p.workspace};
+    int64_t of_task = (p.N + kRowsOfSurvey - 1) / kRowsOfSurvey, count = p.B * of_task;
+    double* sums = arena.take<double>(count * p.D);
+    double* squares = arena.take<double>(count * p.D);
+    Real* least = arena.take<Real>(count * p.D);
+    Real* most = arena.take<Real>(count * p.D);
+};
+
+template <typename Real>
+void survey_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part) {
+    const int64_t place = part * p.D;
+    double *const sums = all.sums + place, *const squares = all.squares + place;
+    Real *const least = all.least + place, *const most = all.most + place;
+    std::fill_n(sums, p.D, 0.0);
+    std::fill_n(squares, p.D, 0.0);
+    std::fill_n(least, p.D, Real(INFINITY));
+    std::fill_n(most, p.D, Real(-INFINITY));
+    const int64_t task = part / all.of_task, first = part % all.of_task * kRowsOfSurvey;
+    const int64_t end = task * p.N + std::min(p.N, first + kRowsOfSurvey);
+    for (int64_t n = task * p.N + first; n < end; ++n) {
+        const Real* const row = static_cast<const Real*>(p.rows) + n * p.D;
+        Real length = 1;
+        if (p.length != nullptr) {
+            length = Real(length_of(row, p.D, p.dtype));
+            static_cast<Real*>(p.length)[n] = length;
+        }
+        for (int64_t d = 0; d < p.D; ++d) {
+            const Real x = row[d] * length;
+            sums[d] += double(x);
+            squares[d] += double(x) * double(x);
+            least[d] = lower(least[d], x);
+            most[d] = higher(most[d], x);
+        }
+    }
+}
+
+template <typename Real>
+void add_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part) {
+    const int64_t task = part / all.of_task, from = part * p.D;
+    Real* const least = static_cast<Real*>(p.least) + task * p.D;
+    Real* const most = static_cast<Real*>(p.most) + task * p.D;
+    for (int64_t d = 0; d < p.D; ++d) {
+        p.sums[task * p.D + d] += all.sums[from + d];
+        p.squares[task] += all.squares[from + d];
+        least[d] = lower(least[d], all.least[from + d]);
+        most[d] = higher(most[d], all.most[from + d]);
+    }
+}
+
+}  // namespace
+
+int64_t workspace_cpu(const SurveyParams& p, int) {
+    return p.dtype == DType::kFloat64 ? SurveyParts<double>{p}.arena.used()
+                                      : SurveyParts<float>{p}.arena.used();
+}
+
+void run_cpu(const SurveyParams& p, int threads) {
+    with_real(p.dtype, [&](auto* real) {
+        using Real = std::remove_pointer_t<decltype(real)>;
+        const SurveyParts<Real> all{p};
+        require_workspace(p.workspace_bytes, all.arena.used());
+        const double work = 5.0 * double(p.B) * double(p.N) * double(p.D);
+        parallel_for(all.count, workers_of(all.count, work, threads),
+                     [&](int64_t part, int) { survey_part(p, all, part); });
+        for (int64_t part = 0; part < all.count; ++part) add_part(p, all, part);
+    });
+}
+
+// --- prototypes, where rows are multiplied in their coordinates ----------------------------------
+
+namespace {
+
+// Number `at` of all classes of all tasks.
+template <typename Real>
+void move_class(const MoveParams& p, int64_t at) {
+    const int64_t task = at / p.K;
+    Real* const w = static_cast<Real*>(p.prototypes) + at * p.D;
+    const bool moves = p.sums != nullptr && p.running[task] != 0;
+    if (moves) {
+        const Real* const start = static_cast<const Real*>(p.start) + at * p.D;
+        const Real* const sums = static_cast<const Real*>(p.sums) + at * p.D;
+        Real* const before = static_cast<Real*>(p.before) + at * p.D;
+        const Real shots = Real(p.shots[at]), mass = Real(safe_mass(p.shots[at] + p.held[at]));
+        std::copy_n(w, p.D, before);
+        for (int64_t d = 0; d < p.D; ++d) w[d] = (start[d] * shots + sums[d]) / mass;
+        p.away[at] = std::sqrt(sum_of(p.D, [&](int64_t d) { return square(w[d] - before[d]); }));
+    }
+    const double squares = sum_of(p.D, [&](int64_t d) { return square(w[d]); });
+    p.base[at] = -p.slope[task] * (squares / 2);
+}
+
+}  // namespace
+
+void run_cpu(const MoveParams& p, int threads) {
+    require(
+        p.pieces == 0 && p.parts == 1 && p.width == p.D && p.rest == nullptr && p.scale == nullptr,
+        "halves are for CUDA only");
+    const double work = 4.0 * double(p.B) * double(p.K) * double(p.D);
+    with_real(p.dtype, [&](auto* real) {
+        using Real = std::remove_pointer_t<decltype(real)>;
+        parallel_for(p.B * p.K, workers_of(p.B * p.K, work, threads),
+                     [&](int64_t at, int) { move_class<Real>(p, at); });
+    });
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,349 @@
+// Labelled rows by class, and two passes over them: norms and centre, then norms after centring and
+// class means.
+#pragma once
+
+#include "common/adaptive.h"
+#include "cuda/device.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/team.cuh"
+
+namespace paddle_ext {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kPartRows = 128;  // rows per block of the first pass
+
+// Arrays of all tasks in the workspace.
+struct LabelledPlan {
+    int* order;         // [B, S]      rows, by class
+    int* start;         // [B, K + 1]  where a class begins in `order`
+    int* chosen;        // [B, R]      calibration rows
+    float* sums;        // [B, parts, D] partial sums of the rows
+    TeamMemory* teams;  // [B]
+    int64_t parts;
+    bool aligned;  // rows can be read four numbers at a time
+    int64_t bytes;
+
+    LabelledPlan(const LabelledParams& p, bool aligned)
+        : parts(ceil_div(p.S, int64_t(kPartRows))), aligned(aligned) {
+        SharedArena arena(p.workspace);
+        order = arena.take<int>(p.B * p.S);
+        start = arena.take<int>(p.B * (p.K + 1));
+        chosen = arena.take<int>(p.B * p.R);
+        sums = arena.take<float>(p.B * parts * p.D);
+        teams = arena.take<TeamMemory>(p.B);
+        bytes = arena.used();
+    }
+};
+
+__device__ inline float4 centred(float4 x, float first, float4 c) { return x * first - c; }
+
+__device__ inline void store_row4(float* row, int64_t d, int64_t D, bool aligned, float4 value) {
+    if (aligned) {
+        *reinterpret_cast<float4*>(row + d) = value;
+        return;
+    }
+    row[d] = value.x;
+    if (d + 1 < D) row[d + 1] = value.y;
+    if (d + 2 < D) row[d + 2] = value.z;
+    if (d + 3 < D) row[d + 3] = value.w;
+}
+
+// Registers per lane, of four numbers each, that hold a row; 0 if it is too long.
+inline int rows_held(int64_t D) { return D <= 128 ? 1 : D <= 512 ? 4 : D <= 1024 ? 8 : 0; }
+
+// --- which rows ----------------------------------------------------------------------------------
+
+// The sum of `value` over the threads before this one; `total` over all. Has two barriers.
+__device__ inline int block_scan(int value, int* scratch, int& total) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = value;
+    for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(kAllLanes, sum, step);
+        if (lane >= step) sum += below;
+    }
+    if (lane == 31) scratch[warp] = sum;
+    __syncthreads();
+    int before = 0;
+    total = 0;
+    for (int other = 0; other < kWarps; ++other) {
+        before += other < warp ? scratch[other] : 0;
+        total += scratch[other];
+    }
+    __syncthreads();
+    return before + sum - value;
+}
+
+constexpr int kTile = 2048;  // labels in shared memory at once
+
+// Calls body(s) for the rows of class k, in order; all threads of the block take part.
+template <typename Body>
+__device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, int* tile,
+                             const Body& body) {
+    for (int64_t first = 0; first < p.S; first += kTile) {
+        const int size = int(min(p.S - first, int64_t(kTile)));
+        __syncthreads();  // the previous tile has been read
+        for (int i = threadIdx.x; i < size; i += kThreads) {
+            tile[i] = load_label(p.labels + task * p.S, first + i, p.K);
+        }
+        __syncthreads();
+        if (k >= p.K) continue;
+        for (int i = 0; i < size; ++i) {
+            if (tile[i] == k) body(int(first) + i);
+        }
+    }
+}
+
+// By one block.
+__device__ inline void order_rows(const LabelledParams& p, const LabelledPlan& plan, int64_t task) {
+    __shared__ int scratch[kWarps];
+    __shared__ int tile[kTile];
+    const int64_t S = p.S, K = p.K;
+    const int64_t* const labels = p.labels + task * S;
+    float* const shots = static_cast<float*>(p.shots) + task * K;
+    int* const start = plan.start + task * (K + 1);
+    int* const order = plan.order + task * S;
+    int done = 0;
+    bool empty = false;  // whether a class of this thread is empty
+    for (int64_t first = 0; first < K; first += kThreads) {
+        const int64_t k = first + threadIdx.x;
+        int count = 0;
+        for_each_row(p, task, k, tile, [&](int) { ++count; });
+        int total;
+        int at = done + block_scan(count, scratch, total);
+        done += total;
+        if (k < K) {
+            start[k] = at;
+            shots[k] = float(count);
+            empty |= count == 0;
+        }
+        for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
+    }
+    if (threadIdx.x == 0) start[K] = done;
+    if (done < S) {  // no other kernel writes the factors of a row without a class
+        for (int64_t s = threadIdx.x; s < S; s += kThreads) {
+            if (load_label(labels, s, K) >= 0) continue;
+            static_cast<float*>(p.first)[task * S + s] = 0.0f;
+            static_cast<float*>(p.second)[task * S + s] = 0.0f;
+        }
+    }
+    if (p.finite != nullptr) {
+        const bool complete = __syncthreads_or(empty) == 0 && done == S;
+        if (threadIdx.x == 0) p.finite[task] = complete;
+    }
+    if (p.R == 0) {
+        if (threadIdx.x == 0) p.count[task] = 0;
+        return;
+    }
+    __syncthreads();  // the shots are complete
+
+    const auto eligible = [&](int64_t s) {
+        const int label = s < S ? load_label(labels, s, K) : -1;
+        return label >= 0 && shots[label] > 1;
+    };
+    int total = 0;
+    for (int64_t first = 0; first < S; first += kThreads) {
+        int here;
+        block_scan(eligible(first + threadIdx.x), scratch, here);
+        total += here;
+    }
+    const int64_t count = min(int64_t(total), p.R);
+    if (threadIdx.x == 0) p.count[task] = count;
+    int ranked = 0;
+    for (int64_t first = 0; first < S; first += kThreads) {
+        const int64_t s = first + threadIdx.x;
+        const bool is = eligible(s);
+        int here;
+        const int rank = ranked + block_scan(is, scratch, here);
+        ranked += here;
+        const int64_t place = is ? place_of(rank, total, count) : -1;
+        if (place < 0) continue;
+        plan.chosen[task * p.R + place] = int(s);
+        p.own[task * p.R + place] = labels[s];
+    }
+    for (int64_t i = count + threadIdx.x; i < p.R; i += kThreads) {
+        plan.chosen[task * p.R + i] = -1;
+        p.own[task * p.R + i] = 0;
+    }
+}
+
+// --- first pass, for rows that fit in registers --------------------------------------------------
+
+// Norms of a part of the rows of a task, and the part's share of the mean of the class means, by
+// one block; a warp takes two rows at a time.
+template <int kHeld>
+__device__ void sum_rows(const LabelledParams& p, const LabelledPlan& plan, int64_t task,
+                         int64_t part) {
+    extern __shared__ float warp_sums[];  // [kWarps, 128 kHeld]
+    const int64_t D = p.D;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const float* const support = static_cast<const float*>(p.support) + task * p.S * D;
+    const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
+    float* const firsts = static_cast<float*>(p.first) + task * p.S;
+    const int64_t end = min((part + 1) * kPartRows, p.S);
+    float4 sum[kHeld] = {};
+    for (int64_t s = part * kPartRows + 2 * warp; s < end; s += 2 * kWarps) {
+        float4 x[2][kHeld];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float* const row = support + min(s + i, end - 1) * D;
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) {
+                x[i][h] = load_row4(row, 4 * lane + 128 * h, D, plan.aligned);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (s + i >= end) break;
+            float squared = 0;
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) squared += squared_norm(x[i][h]);
+            const float first =
+                inverse_norm(support + (s + i) * D, D, plan.aligned, warp_sum(squared));
+            const int k = load_label(p.labels + task * p.S, s + i, p.K);
+            if (lane == 0) {
+                firsts[s + i] = first;
+                if (p.finite != nullptr && !plainly_finite(first)) p.finite[task] = false;
+            }
+            const float factor = k < 0 ? 0.0f : first / (float(p.K) * shots[k]);
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) sum[h] = sum[h] + x[i][h] * factor;
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+        *reinterpret_cast<float4*>(warp_sums + (warp * kHeld + h) * 128 + 4 * lane) = sum[h];
+    }
+    __syncthreads();
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
+        float total = 0;
+        for (int other = 0; other < kWarps; ++other) total += warp_sums[other * kHeld * 128 + d];
+        plan.sums[(task * plan.parts + part) * D + d] = total;
+    }
+    __syncthreads();  // the sums of the warps have been read
+}
+
+inline int64_t row_sums_bytes(int64_t D) {
+    return int64_t(sizeof(float)) * kWarps * rows_held(D) * 128;
+}
+
+// --- rows of a class -----------------------------------------------------------------------------
+
+// One class from the view of its warp: its rows are order[begin .. end).
+struct ClassRows {
+    const float* support;
+    const float* centre;
+    float *firsts, *seconds, *mean;
+    const int* order;
+    int begin, end;
+    int64_t D;
+    bool aligned;
+    bool* finite;
+
+    __device__ ClassRows(const LabelledParams& p, const LabelledPlan& plan, int64_t task,
+                         int64_t k) {
+        D = p.D;
+        aligned = plan.aligned;
+        support = static_cast<const float*>(p.support) + task * p.S * D;
+        centre = static_cast<const float*>(p.centre) + task * D;
+        firsts = static_cast<float*>(p.first) + task * p.S;
+        seconds = static_cast<float*>(p.second) + task * p.S;
+        mean = static_cast<float*>(p.means) + (task * p.K + k) * D;
+        order = plan.order + task * p.S;
+        begin = plan.start[task * (p.K + 1) + k];
+        end = plan.start[task * (p.K + 1) + k + 1];
+        finite = p.finite == nullptr ? nullptr : p.finite + task;
+    }
+
+    // Four numbers of a row, scaled and, in the second pass, centred.
+    template <bool kCentred>
+    __device__ float4 load(int64_t s, float first, int64_t d) const {
+        const float4 x = load_row4(support + s * D, d, D, aligned);
+        return kCentred ? centred(x, first, load_row4(centre, d, D, aligned)) : x;
+    }
+
+    __device__ void write(int64_t d, float4 v) const {
+        if (d >= D) return;
+        const float share = 1.0f / float(max(end - begin, 1));
+        store_row4(mean, d, D, aligned, v * share);
+    }
+};
+
+// By one warp, which reads the rows twice, for their norms and their mean. The first pass has no
+// centre.
+template <bool kCentred>
+__device__ void find_long_mean(const ClassRows& c) {
+    const int lane = threadIdx.x % 32;
+    float* const factors = kCentred ? c.seconds : c.firsts;
+    for (int i = c.begin; i < c.end; ++i) {
+        const int64_t s = c.order[i];
+        const float first = kCentred ? c.firsts[s] : 1.0f;
+        float squared = 0;
+        for (int64_t d = 4 * lane; d < c.D; d += 128) {
+            squared += squared_norm(c.load<kCentred>(s, first, d));
+        }
+        squared = warp_sum(squared);
+        const float factor = kCentred ? inverse_of_centred(squared)
+                                      : inverse_norm(c.support + s * c.D, c.D, c.aligned, squared);
+        if (lane == 0) factors[s] = factor;
+        if (!kCentred && lane == 0 && c.finite != nullptr && !plainly_finite(factor)) {
+            *c.finite = false;
+        }
+    }
+    __syncwarp();
+    for (int64_t d = 4 * lane; d < c.D; d += 128) {
+        float4 total = make_float4(0, 0, 0, 0);
+        for (int i = c.begin; i < c.end; ++i) {
+            const int64_t s = c.order[i];
+            const float first = kCentred ? c.firsts[s] : 1.0f;
+            total = total + c.load<kCentred>(s, first, d) * factors[s];
+        }
+        c.write(d, total);
+    }
+}
+
+// The second pass by one warp, with two rows in registers at a time.
+template <int kHeld>
+__device__ void find_mean(const ClassRows& c) {
+    const int lane = threadIdx.x % 32;
+    float4 sum[kHeld] = {}, centre[kHeld];
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+        centre[h] = load_row4(c.centre, 4 * lane + 128 * h, c.D, c.aligned);
+    }
+    for (int i = c.begin; i < c.end; i += 2) {
+        float4 x[2][kHeld];
+        float first[2], squared[2] = {};
+        int64_t rows[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            rows[j] = c.order[min(i + j, c.end - 1)];
+            first[j] = c.firsts[rows[j]];
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) {
+                x[j][h] = load_row4(c.support + rows[j] * c.D, 4 * lane + 128 * h, c.D, c.aligned);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) {
+                x[j][h] = centred(x[j][h], first[j], centre[h]);
+                squared[j] += squared_norm(x[j][h]);
+            }
+            const float second = inverse_of_centred(warp_sum(squared[j]));
+            if (i + j >= c.end) continue;
+            if (lane == 0) c.seconds[rows[j]] = second;
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) sum[h] = sum[h] + x[j][h] * second;
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) c.write(4 * lane + 128 * h, sum[h]);
+}
+
+// All outputs of `labelled`.
+LabelledPlan labelled_plan(const LabelledParams& p);
+void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, int device,
+                     cudaStream_t stream);
+
+}  // namespace paddle_ext

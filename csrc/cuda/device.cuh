@@ -1,0 +1,219 @@
+// Host side of a kernel launch: device selection and error checks.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include "common/parallel.h"
+#include "common/workspace.h"
+
+namespace paddle_ext {
+
+inline void check_cuda(cudaError_t status, const char* what) {
+    if (status == cudaSuccess) return;
+    std::ostringstream message;
+    message << what << " failed: " << cudaGetErrorString(status);
+    throw std::runtime_error(message.str());
+}
+
+// Called after every launch, so that an error is reported where it happened and not at the next
+// synchronisation.
+inline void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
+
+inline void fill_bytes(void* at, int value, int64_t bytes, void* stream) {
+    const auto on = static_cast<cudaStream_t>(stream);
+    check_cuda(cudaMemsetAsync(at, value, size_t(bytes), on), "cudaMemsetAsync");
+}
+
+// Makes `device` the current device of the thread during its lifetime.
+class DeviceGuard {
+  public:
+    explicit DeviceGuard(int device) {
+        check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+        changed_ = device != before_;
+        if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+    }
+    ~DeviceGuard() {
+        if (changed_) cudaSetDevice(before_);
+    }
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+  private:
+    int before_ = 0;
+    bool changed_ = false;
+};
+
+inline int device_attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+}
+
+inline unsigned grid_size(int64_t blocks) {
+    require(blocks < (int64_t(1) << 31), "the task is too large for one launch: ", blocks,
+            " blocks");
+    return static_cast<unsigned>(blocks);
+}
+
+// `bytes` of dynamic shared memory; `name` is for errors.
+template <typename... Parameters, typename... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
+            int64_t bytes, void* stream, const Arguments&... arguments) {
+    const auto on = static_cast<cudaStream_t>(stream);
+    kernel<<<grid_size(blocks), threads, size_t(bytes), on>>>(arguments...);
+    check_launch(name);
+}
+
+// The same for blocks that wait for one another: all are resident at the same time.
+template <typename... Parameters>
+void launch_together(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
+                     int64_t bytes, void* stream, Parameters... parameters) {
+    void* arguments[] = {&parameters...};
+    check_cuda(
+        cudaLaunchCooperativeKernel(kernel, dim3(grid_size(blocks)), dim3(threads), arguments,
+                                    size_t(bytes), static_cast<cudaStream_t>(stream)),
+        name);
+}
+
+// Blocks of a kernel that are resident at the same time on one multiprocessor.
+template <typename... Parameters>
+int64_t resident_blocks(void (*kernel)(Parameters...), int threads, int64_t bytes) {
+    int blocks = 0;
+    check_cuda(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, size_t(bytes)),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return blocks;
+}
+
+// Allows a kernel to use all the shared memory a block can have. The amount is always the same: the
+// setting belongs to the kernel, so a smaller one would make a launch from another thread fail.
+template <typename Kernel>
+void allow_all_shared(Kernel* kernel) {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaFuncAttributes attributes;
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    most - int(attributes.sharedSizeBytes)),
+               "cudaFuncSetAttribute");
+}
+
+template <typename A, typename B>
+__host__ __device__ constexpr auto ceil_div(A a, B b) {
+    return (a + b - 1) / b;
+}
+
+template <typename A, typename B>
+__host__ __device__ constexpr auto round_up(A a, B b) {
+    return ceil_div(a, b) * b;
+}
+
+// Splits the memory of a block into arrays, each aligned to 16 bytes. Host and device share this
+// layout code: with a null base it only counts.
+class SharedArena {
+  public:
+    __host__ __device__ explicit SharedArena(void* base)
+        : base_(static_cast<char*>(base)), at_(base_) {}
+
+    template <typename T>
+    __host__ __device__ T* take(int64_t count) {
+        char* const here = at_;
+        at_ += round_up(count * int64_t(sizeof(T)), int64_t(16));
+        return reinterpret_cast<T*>(here);
+    }
+
+    __host__ __device__ int64_t used() const { return at_ - base_; }
+
+  private:
+    char* base_;
+    char* at_;
+};
+
+// --- chunks of tasks ----------------------------------------------------------------------------
+
+// The bytes of a chunk of so many tasks: lay_out(arena, chunk, tasks) takes its arrays from an arena.
+template <auto lay_out, typename Chunk>
+int64_t layout_bytes(Chunk chunk, int64_t tasks) {
+    Arena arena;
+    lay_out(arena, chunk, tasks);
+    return arena.used();
+}
+
+// As many tasks as fit into so many bytes, at least one and at most `most`.
+template <auto lay_out, typename Chunk>
+int64_t tasks_that_fit(const Chunk& chunk, int64_t bytes, int64_t most) {
+    const int64_t one = layout_bytes<lay_out>(chunk, 1),
+                  each = layout_bytes<lay_out>(chunk, 2) - one;
+    return min(1 + max(bytes - one, int64_t(0)) / max(each, int64_t(1)), most);
+}
+
+// --- long calls ----------------------------------------------------------------------------------
+//
+// For a call that may keep the device busy for long: the host waits for it, checks for signals now
+// and then, and makes the kernels stop if the call is cancelled. Other calls do not wait.
+
+// A call that may take more seconds than this is watched.
+constexpr double kLongCall = 0.5;
+
+class Watch {
+  public:
+    // `seconds` is a rough upper bound on the call's time. A captured call is not running yet.
+    Watch(cudaStream_t stream, double seconds) : stream_(stream) {
+        if (!(seconds > kLongCall)) return;
+        cudaStreamCaptureStatus capturing;
+        check_cuda(cudaStreamIsCapturing(stream, &capturing), "cudaStreamIsCapturing");
+        if (capturing != cudaStreamCaptureStatusNone) return;
+        check_cuda(cudaHostAlloc(&stop_, sizeof(int), cudaHostAllocMapped), "cudaHostAlloc");
+        *stop_ = 0;
+        check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+    }
+
+    // Nothing that reads the flag is running at this point, unless an error is pending.
+    ~Watch() {
+        if (stop_ == nullptr) return;
+        cudaStreamSynchronize(stream_);
+        cudaEventDestroy(event_);
+        cudaFreeHost(const_cast<int*>(stop_));
+    }
+
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+    // The flag that kernels read, or null; host memory has the same address on both sides.
+    const volatile int* stop() const { return stop_; }
+
+    bool active() const { return stop_ != nullptr; }
+
+    // Waits for the stream if the call is long. Returns whether the call is cancelled.
+    bool wait() {
+        if (!active()) return interrupted();
+        check_cuda(cudaEventRecord(event_, stream_), "cudaEventRecord");
+        for (cudaError_t status; (status = cudaEventQuery(event_)) != cudaSuccess;) {
+            if (status != cudaErrorNotReady) check_cuda(status, "the device");
+            if (interrupted()) *stop_ = 1;
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+        return interrupted();
+    }
+
+  private:
+    const cudaStream_t stream_;
+    volatile int* stop_ = nullptr;
+    cudaEvent_t event_ = nullptr;
+};
+
+// Whether the call is cancelled; checked by a whole block in some rounds only, because the read is
+// slow.
+__device__ inline bool given_up(const volatile int* stop, int round) {
+    if (stop == nullptr || round % 64 != 0) return false;
+    return __syncthreads_or(threadIdx.x == 0 && *stop != 0);
+}
+
+}  // namespace paddle_ext

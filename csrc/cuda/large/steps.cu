@@ -1,0 +1,400 @@
+// The absorb step of `adaptive` for rows of one large task.
+
+#include "common/adapt.h"
+#include "common/adaptive.h"
+#include "common/large.h"
+#include "common/math.h"
+#include "common/workspace.h"
+#include "cuda/adaptive/adapt.cuh"
+#include "cuda/device.cuh"
+#include "cuda/large/rows.cuh"
+#include "cuda/reduce.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+// Data of all rows; see AbsorbParams.
+struct Absorb {
+    const float *bias, *square, *mass, *constant, *total, *prior, *added;
+    float slope, sharper, share, weight, trust, temper;
+
+    __device__ explicit Absorb(const AbsorbParams& p)
+        : bias(static_cast<const float*>(p.bias)), square(static_cast<const float*>(p.square)),
+          mass(static_cast<const float*>(p.mass)), constant(static_cast<const float*>(p.constant)),
+          total(static_cast<const float*>(p.total)), prior(static_cast<const float*>(p.prior)),
+          added(static_cast<const float*>(p.added)), slope(float(p.slope)),
+          sharper(float(p.sharper)), share(float(p.share)), weight(float(p.weight)),
+          trust(float(p.trust)), temper(float(p.temper)) {}
+
+    // The further logit of a class, at [row, k] of `added`.
+    __device__ float more(int64_t at) const { return added == nullptr ? 0.0f : added[at]; }
+
+    // The logit of a class before the step.
+    __device__ float before(int64_t k, float cross, float more) const {
+        return fmaf(slope, cross, bias[k]) + more;
+    }
+
+    // The new logit, from the previous probability u and the product of the row with the sum.
+    __device__ float after(int64_t k, float u, float all, float own, float more) const {
+        const float w = query_weight(u, trust);
+        const float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
+        const float left = logf(fmaxf(total[k] - weight * u, prior[k]));
+        return temper * (z + constant[k] + share * more + left);
+    }
+};
+
+// The absorb step, one warp per row; its products with the prototypes stay in registers.
+template <int kVectors, int kWidth>
+__global__ void __launch_bounds__(kThreads) absorb_kernel(AbsorbParams p) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
+    if (row >= p.N) return;
+    const Absorb absorb(p);
+    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
+    const float own = static_cast<const float*>(p.own)[row];
+    float value[kVectors][kWidth], most = kNothing, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int k = class_of<kWidth>(i);
+        if (k >= K) continue;
+        const Some<kWidth> x = load<kWidth>(cross + k);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            value[i][j] = absorb.before(k + j, x.x[j], absorb.more(row * K + k + j));
+            most = fmaxf(most, value[i][j]);
+        }
+    }
+    most = warp_max(most);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        if (class_of<kWidth>(i) >= K) continue;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            value[i][j] = expf(value[i][j] - most);
+            sum += value[i][j];
+        }
+    }
+    const float share = 1.0f / warp_sum(sum);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int k = class_of<kWidth>(i);
+        if (k >= K) continue;
+        const Some<kWidth> all = load<kWidth>(cross + K + k);
+        Some<kWidth> z;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+            const float more = absorb.more(row * K + k + j);
+            z.x[j] = absorb.after(k + j, value[i][j] * share, all.x[j], own, more);
+        }
+        *reinterpret_cast<Some<kWidth>*>(cross + k) = z;
+    }
+}
+
+// The same for any number of classes.
+__global__ void __launch_bounds__(kThreads) absorb_of_many_kernel(AbsorbParams p) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
+    if (row >= p.N) return;
+    const int lane = threadIdx.x % 32;
+    const Absorb absorb(p);
+    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
+    const float own = static_cast<const float*>(p.own)[row];
+    const auto logit = [&](int64_t k) {
+        return absorb.before(k, cross[k], absorb.more(row * K + k));
+    };
+    float most = kNothing, sum = 0;
+    for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, logit(k));
+    most = warp_max(most);
+    for (int64_t k = lane; k < K; k += 32) sum += expf(logit(k) - most);
+    const float share = 1.0f / warp_sum(sum);
+    for (int64_t k = lane; k < K; k += 32) {
+        const float u = expf(logit(k) - most) * share;
+        cross[k] = absorb.after(k, u, cross[K + k], own, absorb.more(row * K + k));
+    }
+}
+
+}  // namespace
+
+void run_cuda(const AbsorbParams& p, int device, void* stream) {
+    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
+    const DeviceGuard guard(device);
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (p.K > kTile) {
+        absorb_of_many_kernel<<<row_blocks(p.N), kThreads, 0, on>>>(p);
+    } else {
+        with_shape(p.K, [&](auto shape) {
+            using S = decltype(shape);
+            absorb_kernel<S::kVectors, S::kWidth><<<row_blocks(p.N), kThreads, 0, on>>>(p);
+        });
+    }
+    check_launch("absorb_kernel");
+}
+
+// --- prototypes: one block per class -------------------------------------------------------------
+
+namespace {
+
+constexpr int kMoveThreads = 128, kMoveWarps = kMoveThreads / 32;
+
+// Class number `at` of all tasks.
+struct MovedClass {
+    const MoveParams& p;
+    int64_t at, task;
+    float shots, mass;
+
+    __device__ MovedClass(const MoveParams& params, int64_t number)
+        : p(params), at(number), task(number / params.K), shots(0), mass(1) {
+        if (p.sums == nullptr) return;
+        shots = float(p.shots[at]);
+        mass = float(safe_mass(p.shots[at] + p.held[at]));
+    }
+
+    // Feature d of the sum of the rows, in the coordinates.
+    __device__ float sum(int64_t d) const {
+        const float* const sums = static_cast<const float*>(p.sums);
+        const float* const rest = static_cast<const float*>(p.rest);
+        float found = 0;
+        for (int64_t part = 0; part < p.parts; ++part) {
+            const int64_t line = (task * p.parts + part) * p.K + at % p.K;
+            found += sums[line * p.width + d];
+            if (p.width > p.D) found += sums[line * p.width + p.D + d];
+            if (rest != nullptr) found += rest[line * p.D + d];
+        }
+        if (p.scale == nullptr) return found;
+        const float scale = static_cast<const float*>(p.scale)[task * p.D + d];
+        const float centre = static_cast<const float*>(p.centre)[task * p.D + d];
+        return found * scale - float(p.held[at]) * centre;
+    }
+
+    __device__ float moved(int64_t d) const {
+        return (static_cast<const float*>(p.start)[at * p.D + d] * shots + sum(d)) / mass;
+    }
+
+    // Feature d as a factor of products.
+    __device__ void write(int64_t d, float w) const {
+        __half* const to = static_cast<__half*>(p.operand) + at * p.pieces * p.D + d;
+        if (p.factor != nullptr) w *= static_cast<const float*>(p.factor)[task * p.D + d];
+        const __half high = __float2half_rn(w);
+        to[0] = high;
+        if (p.pieces == 1) return;
+        if (p.pieces == 3) to[p.D] = high;
+        to[(p.pieces - 1) * p.D] = __float2half_rn(w - __half2float(high));
+    }
+};
+
+__global__ void __launch_bounds__(kMoveThreads) move_kernel(MoveParams p) {
+    __shared__ double scratch[kMoveWarps];
+    const MovedClass own(p, blockIdx.x);
+    const bool moves = p.sums != nullptr && p.running[own.task] != 0;
+    float* const prototype = static_cast<float*>(p.prototypes) + own.at * p.D;
+    float* const before = static_cast<float*>(p.before) + own.at * p.D;
+    const float* const centre = static_cast<const float*>(p.centre);
+    double squared = 0, half_square = 0;
+    for (int64_t d = threadIdx.x; d < p.D; d += kMoveThreads) {
+        float w = prototype[d];
+        if (moves) {
+            const float to = own.moved(d);
+            const double away = double(to - w);
+            squared += away * away;
+            before[d] = w;
+            prototype[d] = w = to;
+        }
+        half_square += double(w) * double(w) / 2;
+        // Rows as they are have products with w that are larger by this.
+        if (centre != nullptr) half_square += double(w) * double(centre[own.task * p.D + d]);
+        if (p.pieces > 0) own.write(d, w);
+    }
+    squared = block_sum(squared, scratch);
+    half_square = block_sum(half_square, scratch);
+    if (threadIdx.x != 0) return;
+    if (moves) p.away[own.at] = sqrt(squared);
+    p.base[own.at] = -p.slope[own.task] * half_square;
+}
+
+}  // namespace
+
+void run_cuda(const MoveParams& p, int device, void* stream) {
+    require(p.dtype == DType::kFloat32, "prototypes on CUDA must be float32");
+    const DeviceGuard guard(device);
+    launch("move_kernel", move_kernel, p.B * p.K, kMoveThreads, 0, stream, p);
+}
+
+// --- rows as halves, for products on tensor cores: one warp per row ------------------------------
+
+namespace {
+
+__device__ void store4(__half* to, float4 x, bool aligned, int64_t left) {
+    const __half2 first = __floats2half2_rn(x.x, x.y), second = __floats2half2_rn(x.z, x.w);
+    if (aligned) {
+        uint2 raw;
+        raw.x = *reinterpret_cast<const unsigned*>(&first);
+        raw.y = *reinterpret_cast<const unsigned*>(&second);
+        *reinterpret_cast<uint2*>(to) = raw;
+        return;
+    }
+    to[0] = first.x;
+    if (left > 1) to[1] = first.y;
+    if (left > 2) to[2] = second.x;
+    if (left > 3) to[3] = second.y;
+}
+
+__device__ float low_of(float x) { return x - __half2float(__float2half_rn(x)); }
+
+// A row minus the centre.
+template <typename Feature>
+struct Centred {
+    const Feature* row;
+    const float *scale, *centre;
+    float length;
+    int64_t D;
+    bool aligned;
+
+    __device__ float4 operator()(int64_t d) const {
+        const float4 x = load_row4(row, d, D, aligned);
+        const float4 s = load_row4(scale, d, D, aligned), c = load_row4(centre, d, D, aligned);
+        return x * length * s - c;
+    }
+};
+
+// 1 / norm, by one warp.
+template <typename Feature>
+__device__ float inverse_norm_of(const Centred<Feature>& x) {
+    float sum = 0;
+    for (int64_t d = threadIdx.x % 32 * 4; d < x.D; d += 128) sum += squared_norm(x(d));
+    return inverse_of_centred(warp_sum(sum));
+}
+
+template <typename Feature, bool kUnit>
+__global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool aligned) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, D = p.D;
+    if (row >= p.B * p.N) return;
+    const int64_t task = row / p.N;
+    const int lane = threadIdx.x % 32;
+    __half* const to = static_cast<__half*>(p.out) + row * p.pieces * D;
+    const Feature* const from = static_cast<const Feature*>(p.rows) + row * D;
+    Centred<Feature> x{from, p.scale + task * D, p.centre + task * D, 1.0f, D, aligned};
+    if (kUnit) {
+        x.length = warp_inverse_norm(from, D, aligned);
+    } else if (p.length != nullptr) {
+        x.length = p.length[row];
+    }
+    const float unit = kUnit ? inverse_norm_of(x) : 1.0f;
+    float own = 0;
+    for (int64_t d = lane * 4; d < D; d += 128) {
+        float4 v = x(d);
+        if (kUnit) {
+            v = v * unit;
+            if (p.own != nullptr) {
+                const float4 m = load_row4(p.metric + task * D, d, D, aligned);
+                own += v.x * v.x * m.x + v.y * v.y * m.y + v.z * v.z * m.z + v.w * v.w * m.w;
+            }
+        }
+        store4(to + d, v, aligned, D - d);
+        if (p.pieces == 1) continue;
+        const float4 low = make_float4(low_of(v.x), low_of(v.y), low_of(v.z), low_of(v.w));
+        store4(to + D + d, low, aligned, D - d);
+        store4(to + 2 * D + d, v, aligned, D - d);
+    }
+    if (!kUnit) return;
+    own = warp_sum(own);
+    if (lane == 0 && p.own != nullptr) p.own[row] = own;
+}
+
+// Halves as they are, twice: 16 bytes per thread, or one number.
+template <typename Unit>
+__global__ void __launch_bounds__(kThreads)
+    repeat_kernel(const Unit* rows, int64_t count, int64_t width, Unit* out) {
+    const int64_t at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+    if (at >= count * width) return;
+    const Unit x = rows[at];
+    Unit* const to = out + (at / width * 2) * width + at % width;
+    to[0] = x;
+    to[width] = x;
+}
+
+template <typename Unit>
+void repeat(const SplitParams& p, void* stream) {
+    const int64_t width = p.D * int64_t(sizeof(__half)) / int64_t(sizeof(Unit));
+    launch("repeat_kernel", repeat_kernel<Unit>, ceil_div(p.B * p.N * width, kThreads), kThreads, 0,
+           stream, static_cast<const Unit*>(p.rows), p.B * p.N, width, static_cast<Unit*>(p.out));
+}
+
+void repeat_halves(const SplitParams& p, void* stream) {
+    require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
+    const auto places = reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
+    if (p.D % 8 == 0 && places % 16 == 0) return repeat<uint4>(p, stream);
+    repeat<__half>(p, stream);
+}
+
+}  // namespace
+
+void run_cuda(const SplitParams& p, int device, void* stream) {
+    require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
+    const DeviceGuard guard(device);
+    if (p.pieces == 2) return repeat_halves(p, stream);
+    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
+                         rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
+    with_feature_type(p.dtype, [&](auto* feature) {
+        using Feature = std::remove_pointer_t<decltype(feature)>;
+        const auto kernel = p.unit ? split_kernel<Feature, true> : split_kernel<Feature, false>;
+        launch("split_kernel", kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0, stream, p,
+               aligned);
+    });
+}
+
+// --- the end of an iteration: one block per task -------------------------------------------------
+
+namespace {
+
+constexpr int kDualThreads = 1024, kDualWarps = kDualThreads / 32;
+
+__global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
+    const int64_t task = blockIdx.x;
+    if (p.running[task] == 0) return;
+    const double* const held = p.held + task * p.K;
+    double* const counts = p.counts + task * p.K;
+    double* const dual = p.dual + task * p.K;
+    Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
+    proportions.concentration = p.concentration[task];
+    const auto measure = [&](int64_t k) {
+        return p.measure == nullptr ? 1.0 : p.measure[task * p.K + k];
+    };
+    __shared__ Update<double> scratch[kDualWarps];
+    __shared__ double sums[kDualWarps];
+    Update<double> own{0, 0, 0};
+    double away = 0;
+    for (int64_t k = threadIdx.x; k < p.K; k += kDualThreads) {
+        const double count = p.weight * held[k];
+        own.moved = fmax(own.moved, fabs(count - counts[k]));
+        counts[k] = count;
+        if (p.away != nullptr) away += p.away[task * p.K + k];
+        if (!proportions.dirichlet) continue;
+        const PriorTerm term = class_term(count, proportions.concentration, measure(k));
+        own.slope += term.slope;
+        own.curvature += term.curvature;
+    }
+    const Update<double> all = block_reduce(own, scratch);
+    if (p.away != nullptr) away = block_sum(away, sums);
+    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature, p.least);
+    for (int64_t k = threadIdx.x; k < p.K; k += kDualThreads) {
+        p.before[task * p.K + k] = dual[k];
+        dual[k] = proportions.dual(counts[k], measure(k));
+        if (p.base != nullptr) set_bias(p, task * p.K + k);
+    }
+    __syncthreads();  // the state of the task has been read by all
+    if (threadIdx.x != 0) return;
+    const double moved = p.away == nullptr ? all.moved : away / double(p.K) * p.unit[task];
+    p.concentration[task] = proportions.concentration;
+    p.criterion[task] = moved;
+    p.iterations[task] += 1;
+    p.running[task] = !(p.tol > 0 && moved <= p.tol);
+}
+
+}  // namespace
+
+void run_cuda(const DualParams& p, int device, void* stream) {
+    const DeviceGuard guard(device);
+    dual_kernel<<<grid_size(p.B), kDualThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    check_launch("dual_kernel");
+}
+
+}  // namespace paddle_ext

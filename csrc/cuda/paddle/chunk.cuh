@@ -1,0 +1,133 @@
+// A chunk of tasks solved together, its arrays in the workspace, and the stages of a solve:
+//
+//   scale_queries -> class_sums -> products -> blocks
+//
+// A chunk is a view of the call: its own first task, with all pointers of the call unchanged.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "common/params.h"
+#include "common/workspace.h"
+#include "cuda/device.cuh"
+#include "cuda/reduce.cuh"
+
+namespace paddle_ext {
+
+constexpr int kRowsPerWarp = 16;  // queries owned by one warp of the block solver
+constexpr int kFewClasses = 32;   // kept in registers, one per lane
+
+// Which solver to use; depends on the shape of a task only, so that its result does not depend on
+// the batch.
+struct CudaPlan {
+    bool fits;         // a task fits a block
+    bool shared_gram;  // G fits the block's shared memory
+    int64_t Qp, Dp;    // padded sizes
+    int shared_bytes;  // of the block solver
+};
+
+struct Chunk {
+    PaddleParams call;
+    CudaPlan plan;
+    int64_t first, tasks;
+    int multiprocessors;
+    cudaStream_t stream;
+    const volatile int* stop;  // 1 once the call is cancelled; null if it is not watched
+
+    // for every solve; T tasks in the chunk, U = T, or 1 if the support is shared
+    float* mean;         // [T, D]      query mean, in unit-norm coordinates for "auto"
+    float* scale;        // [T, D]      factor on a centred row
+    int* exponent;       // [T]         the task is scaled down by 2^exponent
+    int* far;            // [T]         whether a prototype is beyond kFarAway
+    float* norms;        // [T, Q]      inverse norms of the queries ("auto")
+    float* z;            // [T, Q, Dp]  scaled, centred queries
+    int* order;          // [U, S]      support rows grouped by class
+    int* start;          // [U, K + 1]  where the rows of a class begin in it
+    int* histogram;      // [U, warps, K], if shared memory is too small for it
+    float* shift;        // [D]         of the shared support
+    float* shared_sums;  // [K, Dp]     of its rows - shift
+    float* count;        // [U, K]      shots
+    float* sums;         // [T, K, Dp]  class sums in scaled coordinates
+    // Gram form
+    float* gram;     // [T, Q, Qp]
+    uint4* halves;   // [T, Qp, Qp]  the same as two halves each, if shared memory is too small
+    float* m;        // [T, K, Qp]  N_k z.w
+    float* u;        // [T, K, Qp]  probabilities as applied to m
+    float* norm;     // [T, K]      ||N_k w_k||^2 at the start
+    int* next_task;  // [1]
+    // prototypes
+    float* raw_shift;  // [U, D]
+    float* raw_sums;   // [U, K, Dp]
+    float* raw_count;  // [U, K]
+};
+
+// How group_support_kernel counts; `shared`: in shared memory.
+struct GroupPlan {
+    int warps;
+    bool shared;
+};
+GroupPlan group_plan(const PaddleSizes& size);
+
+void launch_scale_queries(const Chunk& chunk);
+void launch_class_sums(const Chunk& chunk);
+void launch_products(const Chunk& chunk);
+void launch_blocks(const Chunk& chunk);
+void launch_prototypes(const Chunk& chunk);
+
+int block_shared_bytes(const PaddleSizes& size, bool shared_gram);
+
+// --- feature rows of a call: dense or from a bank ------------------------------------------------
+
+// Where the rows of a task are stored: in its own block, or scattered in a bank.
+template <typename Feature>
+struct DeviceRows {
+    const Feature* base;
+    const int64_t* index;
+    int64_t D, N;
+
+    __device__ const Feature* operator()(int64_t i) const {
+        if (index == nullptr) return base + i * D;
+        return base + load_index(index, i, N) * D;
+    }
+};
+
+template <typename Feature>
+__device__ inline DeviceRows<Feature> device_rows(const void* features, const int64_t* index,
+                                                  int64_t task, int64_t rows,
+                                                  const PaddleSizes& n) {
+    const auto* base = static_cast<const Feature*>(features);
+    if (index != nullptr) return {base, index + task * rows, n.D, n.N};
+    return {base + task * rows * n.D, nullptr, n.D, n.N};
+}
+
+template <typename Feature>
+__device__ inline DeviceRows<Feature> query_rows(const PaddleParams& p, int64_t task) {
+    return device_rows<Feature>(p.query, p.query_index, task, p.size.Q, p.size);
+}
+
+template <typename Feature>
+__device__ inline DeviceRows<Feature> support_rows(const PaddleParams& p, int64_t task) {
+    const int64_t own = p.size.support_shared ? 0 : task;
+    return device_rows<Feature>(p.support, p.support_index, own, p.size.S, p.size);
+}
+
+// One number, or two neighbours at an address aligned to both.
+template <int Width, typename Feature>
+__device__ inline void load_features(const Feature* from, float (&to)[Width]) {
+    if constexpr (Width == 1) {
+        to[0] = to_float(*from);
+    } else if constexpr (std::is_same_v<Feature, float>) {
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        to[0] = two.x, to[1] = two.y;
+    } else {
+        const unsigned two = *reinterpret_cast<const unsigned*>(from);
+        to[0] = to_float(reinterpret_cast<const Feature*>(&two)[0]);
+        to[1] = to_float(reinterpret_cast<const Feature*>(&two)[1]);
+    }
+}
+
+inline bool rows_aligned(const Chunk& c) {
+    return rows_aligned(c.call.dtype, c.call.size.D, {c.call.support, c.call.query});
+}
+
+}  // namespace paddle_ext

@@ -1,0 +1,475 @@
+// Scaled and centred queries: one block per task; the features come from cache after the first
+// pass.
+
+#include <algorithm>
+
+#include "cuda/paddle/chunk.cuh"
+
+namespace paddle_ext {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+// Like load_row4, for numbers that this kernel has written: bypasses the read-only cache.
+__device__ inline float4 load_written4(const float* row, int64_t d, int64_t D, bool aligned) {
+    if (aligned && d < D) return *reinterpret_cast<const float4*>(row + d);
+    return make_float4(d < D ? row[d] : 0.0f, d + 1 < D ? row[d + 1] : 0.0f,
+                       d + 2 < D ? row[d + 2] : 0.0f, d + 3 < D ? row[d + 3] : 0.0f);
+}
+
+// Mean and range of Width neighbouring features, relative to the first row: a common offset costs
+// no precision. Returns the size of the scaled, centred features.
+template <int Width, typename Feature>
+__device__ inline float measure_features(const Chunk& c, int64_t at, const DeviceRows<Feature>& row,
+                                         int64_t d, bool unit_norm) {
+    const PaddleParams& p = c.call;
+    const int64_t Q = p.size.Q, D = p.size.D;
+    const float* const norms = c.norms + at * Q;
+    float first[Width], sum[Width] = {}, low[Width] = {}, high[Width] = {};
+    load_features(row(0) + d, first);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) first[i] *= unit_norm ? norms[0] : 1.0f;
+#pragma unroll 8
+    for (int64_t q = 1; q < Q; ++q) {
+        const float norm = unit_norm ? norms[q] : 1.0f;
+        float x[Width];
+        load_features(row(q) + d, x);
+#pragma unroll
+        for (int i = 0; i < Width; ++i) {
+            const float away = x[i] * norm - first[i];
+            sum[i] += away;
+            low[i] = fminf(low[i], away);
+            high[i] = fmaxf(high[i], away);
+        }
+    }
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+        const float offset = sum[i] / float(Q), centre = first[i] + offset;
+        const float range = high[i] - low[i];
+        const bool spread =
+            p.scaling == Scaling::kMinMax && range > float(Range<float>::kMinSpread);
+        const float factor = spread ? 1.0f / range : 1.0f;
+        const float hidden = fabsf(centre) * float(Range<float>::kOffsetResolution);
+        const float reach = fmaxf(fmaxf(high[i] - offset, offset - low[i]), hidden);
+        largest = fmaxf(largest, factor * reach);
+        c.mean[at * D + d + i] = centre;
+        c.scale[at * D + d + i] = factor;
+    }
+    return largest;
+}
+
+// One block per task, 8 per multiprocessor: a large device runs a thousand tasks at once.
+template <typename Feature>
+__global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, bool aligned) {
+    __shared__ float warp_largest[kWarps];
+    const PaddleParams& p = c.call;
+    const int64_t Q = p.size.Q, D = p.size.D;
+    const int64_t at = blockIdx.x;
+    const auto row = query_rows<Feature>(p, c.first + at);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float* const norms = c.norms + at * Q;
+    float* const mean = c.mean + at * D;
+    float* const scale = c.scale + at * D;
+    const bool unit_norm = p.scaling == Scaling::kAuto;
+
+    // 1) Norms of the rows.
+    if (unit_norm) {
+        for (int64_t q = warp; q < Q; q += kWarps) {
+            const float norm = warp_inverse_norm(row(q), D, aligned);
+            if (lane == 0) norms[q] = norm;
+        }
+        __syncthreads();  // every thread reads all norms below
+    }
+
+    // 2) Mean and range of every feature.
+    float largest = 0.0f;
+    if (aligned) {
+        for (int64_t d = 2 * threadIdx.x; d < D; d += 2 * kThreads) {
+            largest = fmaxf(largest, measure_features<2>(c, at, row, d, unit_norm));
+        }
+    } else {
+        for (int64_t d = threadIdx.x; d < D; d += kThreads) {
+            largest = fmaxf(largest, measure_features<1>(c, at, row, d, unit_norm));
+        }
+    }
+
+    // 3) A power of two brings the task near one: exact, and squares can neither overflow nor
+    //    vanish. "auto" is near one already.
+    largest = warp_max(largest);
+    if (lane == 0) warp_largest[warp] = largest;
+    __syncthreads();  // also makes mean and scale visible to all threads
+    for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, warp_largest[i]);
+    int exponent = 0;
+    if (!unit_norm && largest > 0.0f && isfinite(largest)) frexpf(largest, &exponent);
+    exponent = max(exponent, Range<float>::kMinExponent);
+    if (threadIdx.x == 0) {
+        c.exponent[at] = exponent;
+        c.far[at] = 0;
+    }
+
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] = ldexpf(scale[d], -exponent);
+    __syncthreads();  // the scale of all features is final
+
+    // 4) The scaled queries, one warp per row; rows are padded with zeros.
+    for (int64_t q = warp; q < Q; q += kWarps) {
+        const float norm = unit_norm ? norms[q] : 1.0f;
+        for (int64_t d = 4 * lane; d < c.plan.Dp; d += 128) {
+            const float4 x = load_row4(row(q), d, D, aligned);
+            const float4 centre = load_written4(mean, d, D, aligned);
+            const float4 factor = load_written4(scale, d, D, aligned);
+            float4* const to = reinterpret_cast<float4*>(c.z + (at * Q + q) * c.plan.Dp + d);
+            *to =
+                make_float4((x.x * norm - centre.x) * factor.x, (x.y * norm - centre.y) * factor.y,
+                            (x.z * norm - centre.z) * factor.z, (x.w * norm - centre.w) * factor.w);
+        }
+    }
+}
+
+}  // namespace
+
+void launch_scale_queries(const Chunk& c) {
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        launch("scale_queries_kernel", scale_queries_kernel<Feature>, c.tasks, kThreads, 0,
+               c.stream, c, rows_aligned(c));
+    });
+}
+
+// --- class sums of the support -------------------------------------------------------------------
+//
+// Class sums of the support: the memory pass that dominates the solve; each row is read once.
+
+namespace {
+
+// The first row of the support (shared by all tasks) or of each task's query, used to shift sums.
+template <typename Feature>
+__global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool aligned,
+                                 float* out) {
+    const int64_t at = blockIdx.x, D = c.call.size.D;
+    const Feature* row = of_support ? support_rows<Feature>(c.call, 0)(0)
+                                    : query_rows<Feature>(c.call, c.first + at)(0);
+    const float norm = unit_norm ? warp_inverse_norm(row, D, aligned) : 1.0f;
+    for (int64_t d = threadIdx.x; d < D; d += 32) out[at * D + d] = to_float(row[d]) * norm;
+}
+
+// Groups the support rows of a task by class, in order: a counting sort by one block. Every warp
+// counts and places its own stretch.
+__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool shared_histogram) {
+    extern __shared__ int shared_counts[];
+    const int64_t at = blockIdx.x, S = c.call.size.S, K = c.call.size.K;
+    const int64_t task = c.call.size.support_shared ? 0 : c.first + at;
+    const int64_t* const labels = c.call.support_labels + task * S;
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int* const counts = shared_histogram ? shared_counts : c.histogram + at * warps * K;
+    int* const own = counts + warp * K;
+    int* const start = c.start + at * (K + 1);
+    const int64_t stretch = round_up(ceil_div(S, int64_t(warps)), int64_t(32));
+    const int64_t begin = warp * stretch, end = min(begin + stretch, S);
+
+    for (int64_t k = lane; k < K; k += 32) own[k] = 0;
+    __syncwarp();
+    const auto each_row = [&](const auto& body) {
+        for (int64_t s = begin; s < end; s += 32) {
+            const int label = s + lane < end ? load_label(labels, s + lane, K) : -1;
+            const bool valid = label >= 0;  // otherwise the row is in no group
+            const unsigned peers = __match_any_sync(kAllLanes, label);
+            if (valid) body(s + lane, label, __popc(peers & ((1u << lane) - 1)));
+            __syncwarp();  // all have read the count
+            if (valid && (peers >> lane) == 1u) own[label] += __popc(peers);
+            __syncwarp();
+        }
+    };
+    each_row([](int64_t, int, int) {});
+    __syncthreads();
+
+    // Where each warp's rows of each class begin.
+    if (warp == 0) {
+        int total = 0;
+        for (int64_t base = 0; base < K; base += 32) {
+            const int64_t k = base + lane;
+            int mine = 0;
+            for (int w = 0; k < K && w < warps; ++w) mine += counts[w * K + k];
+            int before = mine;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const int other = __shfl_up_sync(kAllLanes, before, step);
+                if (lane >= step) before += other;
+            }
+            const int all = __shfl_sync(kAllLanes, before, 31);
+            int place = total + before - mine;
+            if (k < K) start[k] = place;
+            for (int w = 0; k < K && w < warps; ++w) {
+                const int count = counts[w * K + k];
+                counts[w * K + k] = place;
+                place += count;
+            }
+            total += all;
+        }
+        if (lane == 0) start[K] = total;
+    }
+    __syncthreads();
+    int* const order = c.order + at * S;
+    each_row([&](int64_t s, int label, int rank) { order[own[label] + rank] = int(s); });
+}
+
+struct SumsOut {
+    const float* shift;    // [D] or [T, D]
+    int64_t shift_stride;  // 0 or D
+    const float* scale;    // [T, D], or null for unscaled sums
+    float* sums;           // [U, K, Dp]
+    float* count;          // [U, K]
+    bool unit_norm;
+};
+
+// Returns the number, and sets a flag if it is beyond kFarAway.
+__device__ float keep_finite(float sum, float shots, int* far) {
+    if (fabsf(sum) > float(Range<float>::kFarAway) * fmaxf(shots, 1.0f)) *far = 1;
+    return fminf(fmaxf(sum, Range<float>::kMinusInfinity), Range<float>::kInfinity);
+}
+
+// Adds one row to the sums of a warp.
+template <int Pieces>
+__device__ void add_row(float4 (&sum)[Pieces], const float4 (&value)[Pieces], float norm,
+                        const float4 (&shift)[Pieces]) {
+#pragma unroll
+    for (int i = 0; i < Pieces; ++i) sum[i] = sum[i] + (value[i] * norm - shift[i]);
+}
+
+// One warp per class and slice of 128 * Pieces features, two rows in flight.
+template <typename Feature, int Pieces>
+__global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut out, bool aligned) {
+    const PaddleSizes& n = c.call.size;
+    const int lane = threadIdx.x % 32;
+    const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * Pieces));
+    const int64_t unit = (blockIdx.x * int64_t(kWarps) + threadIdx.x / 32);
+    const int64_t tasks = n.support_shared ? 1 : c.tasks;
+    const int64_t k = unit % n.K, slice = unit / n.K % slices, at = unit / n.K / slices;
+    if (at >= tasks) return;
+    const auto row = support_rows<Feature>(c.call, n.support_shared ? 0 : c.first + at);
+    const int* const order = c.order + at * n.S;
+    const int first = c.start[at * (n.K + 1) + k], end = c.start[at * (n.K + 1) + k + 1];
+    const int64_t begin = slice * 128 * Pieces + 4 * lane;
+    const float shots = float(end - first);
+
+    float4 shift[Pieces], sum[Pieces];
+#pragma unroll
+    for (int i = 0; i < Pieces; ++i) {
+        shift[i] = load_row4(out.shift + at * out.shift_stride, begin + 128 * i, n.D, aligned);
+        sum[i] = make_float4(0, 0, 0, 0);
+    }
+    const auto fetch = [&](const Feature* x, float4(&value)[Pieces]) {
+#pragma unroll
+        for (int i = 0; i < Pieces; ++i) value[i] = load_row4(x, begin + 128 * i, n.D, aligned);
+    };
+    const auto norm_of = [&](const Feature* x, const float4(&value)[Pieces]) {
+        if (!out.unit_norm) return 1.0f;
+        if (slices > 1) return warp_inverse_norm(x, n.D, aligned);
+        float squared = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Pieces; ++i) squared += squared_norm(value[i]);
+        return inverse_norm(x, n.D, aligned, warp_sum(squared));
+    };
+    for (int base = first; base < end; base += 32) {
+        const int count = min(end - base, 32);
+        const auto mine =
+            reinterpret_cast<unsigned long long>(lane < count ? row(order[base + lane]) : nullptr);
+        for (int j = 0; j < count; j += 2) {
+            const bool pair = j + 1 < count;
+            const auto* x = reinterpret_cast<const Feature*>(__shfl_sync(kAllLanes, mine, j));
+            const auto* y =
+                reinterpret_cast<const Feature*>(__shfl_sync(kAllLanes, mine, pair ? j + 1 : j));
+            float4 a[Pieces], b[Pieces];
+            fetch(x, a);
+            if (pair) fetch(y, b);
+            add_row(sum, a, norm_of(x, a), shift);
+            if (pair) add_row(sum, b, norm_of(y, b), shift);
+        }
+    }
+    float* const to = out.sums + (at * n.K + k) * c.plan.Dp;
+#pragma unroll
+    for (int i = 0; i < Pieces; ++i) {
+        const int64_t d = begin + 128 * i;
+        if (d >= c.plan.Dp) continue;
+        if (out.scale != nullptr) {
+            const float4 scale = load_row4(out.scale + at * n.D, d, n.D, aligned);
+            sum[i].x = keep_finite(sum[i].x * scale.x, shots, c.far + at);
+            sum[i].y = keep_finite(sum[i].y * scale.y, shots, c.far + at);
+            sum[i].z = keep_finite(sum[i].z * scale.z, shots, c.far + at);
+            sum[i].w = keep_finite(sum[i].w * scale.w, shots, c.far + at);
+        }
+        *reinterpret_cast<float4*>(to + d) = sum[i];
+    }
+    if (lane == 0 && slice == 0) out.count[at * n.K + k] = shots;
+}
+
+// The sums of a shared support in the coordinates of each task: one block per task and class.
+__global__ void move_sums_kernel(Chunk c) {
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, Dp = c.plan.Dp;
+    const float shots = c.count[k];
+    for (int64_t d = threadIdx.x; d < Dp; d += blockDim.x) {
+        float value = 0.0f;
+        if (d < n.D) {
+            value = c.shared_sums[k * Dp + d] - shots * (c.mean[at * n.D + d] - c.shift[d]);
+            value = keep_finite(value * c.scale[at * n.D + d], shots, c.far + at);
+        }
+        c.sums[(at * n.K + k) * Dp + d] = value;
+    }
+}
+
+// For prototypes beyond kFarAway: a larger unit if the task needs it, and a clamp for those still
+// beyond (common/math.h). One block per task, which usually has nothing to do.
+__global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
+    __shared__ float scratch[kWarps];
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x, Dp = c.plan.Dp;
+    if (c.far[at] == 0) return;
+    const float* const count = c.count + (n.support_shared ? 0 : at * n.K);
+    float* const sums = c.sums + at * n.K * Dp;
+    float most = 0.0f;
+    for (int64_t i = threadIdx.x; i < n.K * Dp; i += kThreads) {
+        most = fmaxf(most, fabsf(sums[i]) / safe_mass(count[i / Dp]));
+    }
+    const double farthest = block_max(most, scratch);
+    double reach = farthest;
+    if (is_decisive<float>(c.call.temperature, ldexp(1.0, c.exponent[at]))) {
+        float nearest = Range<float>::kInfinity;
+        for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
+            double squared = 0.0;
+            for (int64_t d = 0; d < Dp; ++d) {
+                const double share = double(sums[k * Dp + d]) / farthest;
+                squared += share * share;
+            }
+            const double length = sqrt(squared) / double(safe_mass(count[k])) * farthest;
+            nearest = fminf(nearest, float(fmin(length, double(Range<float>::kInfinity))));
+        }
+        reach = -kNearFar * double(block_max(-nearest, scratch));
+    }
+    const int exponent = max(exponent_beyond<float>(reach), 0);
+    const double down = ldexp(1.0, -exponent);
+    for (int64_t i = threadIdx.x; i < n.K * Dp; i += kThreads) {
+        const float bound = float(Range<float>::kFarAway) * safe_mass(count[i / Dp]);
+        sums[i] = fminf(fmaxf(float(double(sums[i]) * down), -bound), bound);
+    }
+    float* const z = c.z + at * n.Q * Dp;
+    for (int64_t i = threadIdx.x; exponent > 0 && i < n.Q * Dp; i += kThreads) {
+        z[i] = float(double(z[i]) * down);
+    }
+    __syncthreads();  // all have read it
+    if (threadIdx.x == 0) c.exponent[at] += exponent;
+}
+
+// Prototypes in the coordinates of the inputs: one block per class.
+template <typename Feature>
+__global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
+    __shared__ float weight[kThreads];
+    const PaddleSizes& n = c.call.size;
+    const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, task = c.first + at;
+    const int64_t own = n.support_shared ? 0 : at;
+    const auto row = query_rows<Feature>(c.call, task);
+    const float* const u = static_cast<const float*>(c.call.probabilities) + task * n.Q * n.K + k;
+    const float* const shift = c.raw_shift + own * n.D;
+    const float* const sums = c.raw_sums + (own * n.K + k) * c.plan.Dp;
+    float* const out = static_cast<float*>(c.call.prototypes) + (task * n.K + k) * n.D;
+    for (int64_t d0 = 0; d0 < n.D; d0 += kThreads) {
+        const int64_t d = d0 + threadIdx.x;
+        const float from = d < n.D ? shift[d] : 0.0f;
+        // Thousands of queries may each hold next to nothing but together something. Added to the
+        // support one by one they would be lost in rounding: so partial sums first, and the support
+        // last.
+        float sum = 0.0f, mass = 0.0f;
+        for (int64_t q0 = 0; q0 < n.Q; q0 += kThreads) {
+            __syncthreads();  // the weights of the last round have been read
+            weight[threadIdx.x] = q0 + threadIdx.x < n.Q ? u[(q0 + threadIdx.x) * n.K] : 0.0f;
+            __syncthreads();
+            const int count = int(min(n.Q - q0, int64_t(kThreads)));
+            float some = 0.0f, some_mass = 0.0f;
+            for (int i = 0; i < count; ++i) {
+                some_mass += weight[i];
+                if (weight[i] > 0.0f && d < n.D) {
+                    some += weight[i] * (to_float(row(q0 + i)[d]) - from);
+                }
+            }
+            sum += some;
+            mass += some_mass;
+        }
+        mass += c.raw_count[own * n.K + k];
+        if (d < n.D) out[d] = from + (sum + sums[d]) / safe_mass(mass);
+    }
+}
+
+void launch_groups(const Chunk& c) {
+    const GroupPlan plan = group_plan(c.call.size);
+    const int64_t bytes = plan.shared ? plan.warps * c.call.size.K * int64_t(sizeof(int)) : 0;
+    launch("group_support_kernel", group_support_kernel, c.call.size.support_shared ? 1 : c.tasks,
+           32 * plan.warps, bytes, c.stream, c, plan.shared);
+}
+
+template <typename Feature, int Pieces>
+void launch_pieces(const Chunk& c, const SumsOut& out) {
+    const int64_t slices = ceil_div(c.plan.Dp, 128 * Pieces);
+    const int64_t warps = (c.call.size.support_shared ? 1 : c.tasks) * slices * c.call.size.K;
+    launch("class_sums_kernel", class_sums_kernel<Feature, Pieces>, ceil_div(warps, kWarps),
+           kThreads, 0, c.stream, c, out, rows_aligned(c));
+}
+
+template <typename Feature>
+void launch_sums(const Chunk& c, const SumsOut& out) {
+    const int64_t pieces = ceil_div(c.plan.Dp, int64_t(128));
+    if (pieces <= 1) return launch_pieces<Feature, 1>(c, out);
+    if (pieces <= 2) return launch_pieces<Feature, 2>(c, out);
+    if (pieces <= 4) return launch_pieces<Feature, 4>(c, out);
+    if (pieces <= 6) return launch_pieces<Feature, 6>(c, out);
+    launch_pieces<Feature, 8>(c, out);
+}
+
+}  // namespace
+
+GroupPlan group_plan(const PaddleSizes& size) {
+    // Each warp counts all classes; a histogram too large for the shared memory of every block goes
+    // to the workspace.
+    const int64_t fitting = 48 * 1024 / (size.K * int64_t(sizeof(int)));
+    return {int(std::min<int64_t>(std::max<int64_t>(fitting, 1), kWarps)), fitting >= 1};
+}
+
+void launch_class_sums(const Chunk& c) {
+    const PaddleSizes& n = c.call.size;
+    const bool unit_norm = c.call.scaling == Scaling::kAuto;
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        if (!n.support_shared) {
+            launch_groups(c);
+            launch_sums<Feature>(c, {c.mean, n.D, c.scale, c.sums, c.count, unit_norm});
+            return;
+        }
+        if (c.first == 0) {
+            launch("first_row_kernel", first_row_kernel<Feature>, 1, 32, 0, c.stream, c, true,
+                   unit_norm, rows_aligned(c), c.shift);
+            launch_groups(c);
+            launch_sums<Feature>(c, {c.shift, 0, nullptr, c.shared_sums, c.count, unit_norm});
+        }
+        launch("move_sums_kernel", move_sums_kernel, c.tasks * n.K, 128, 0, c.stream, c);
+    });
+    if (unit_norm) return;  // nothing is far
+    launch("bound_sums_kernel", bound_sums_kernel, c.tasks, kThreads, 0, c.stream, c);
+}
+
+void launch_prototypes(const Chunk& c) {
+    const PaddleSizes& n = c.call.size;
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        if (!n.support_shared || c.first == 0) {
+            launch("first_row_kernel", first_row_kernel<Feature>, n.support_shared ? 1 : c.tasks,
+                   32, 0, c.stream, c, n.support_shared, false, rows_aligned(c), c.raw_shift);
+            const int64_t stride = n.support_shared ? 0 : n.D;
+            launch_sums<Feature>(c, {c.raw_shift, stride, nullptr, c.raw_sums, c.raw_count, false});
+        }
+        launch("prototypes_kernel", prototypes_kernel<Feature>, c.tasks * n.K, kThreads, 0,
+               c.stream, c);
+    });
+}
+
+}  // namespace paddle_ext

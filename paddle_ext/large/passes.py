@@ -1,0 +1,366 @@
+"""Passes over the rows of large tasks, in chunks: class sums, class proportions, probabilities.
+
+Logits are fixed during a pass; their likelihoods are stored between passes if they fit. Letters:
+B tasks, N rows of each, K classes, D features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..limits import CHUNK_NUMBERS, MOST_IN_ONE_BLOCK, MOST_STORED_LIKELIHOODS
+from ..native import load as native
+from ..native.call import packed
+from .products import Form
+from .sources import Rows, TensorRows
+from .steps import State, Top, assign, count, is_captured
+
+# Some rows of a task: their indices, products with the prototypes, lengths, and the terms to sum.
+Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
+
+
+def is_large(Q: int, K: int) -> bool:
+    """Whether a task is too large for one thread block."""
+    return Q * K > MOST_IN_ONE_BLOCK
+
+
+class Queries:
+    """The queries of one task from any source, or those of a few tasks in a tensor [B, N, D]."""
+
+    def __init__(self, source: Rows | Tensor) -> None:
+        self.source = source
+        self.B = len(source) if isinstance(source, Tensor) else 1
+        self.N, self.D = source.shape[-2:]
+        self.features, self.device = source.dtype, source.device
+        self.dtype = torch.float64 if source.dtype is torch.float64 else torch.float32
+
+    def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
+        """Indices and contiguous rows [B, n, D] of each chunk; a row takes so many numbers."""
+        if isinstance(self.source, Tensor):
+            yield slice(0, self.N), packed(self.source)
+            return
+        size = max(256, CHUNK_NUMBERS[self.device.type] // numbers // 256 * 256)
+        start = 0
+        for rows in self.source.chunks(size):
+            yield slice(start, start + len(rows)), packed(rows).unsqueeze(0)
+            start += len(rows)
+
+
+def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:
+    """Reject NaN, infinity and values too large to sum; a NaN makes both extremes NaN."""
+    low, high = check.numbers_of([least.amin(), most.amax()])
+    limit = check.LARGEST_FEATURE[features]
+    if not (-limit <= low and high <= limit):
+        raise ValueError(
+            f"query must be finite and at most {limit:g} in magnitude, got values from {low:g} "
+            f"to {high:g}"
+        )
+
+
+def sums_by_class(
+    parts: Iterable[Part],
+    slope: Tensor,
+    bias: Tensor,
+    form: Form,
+    *,
+    squared: bool = False,
+    top: Top | None = None,
+    out: Tensor | None = None,
+) -> tuple[list[Tensor], Tensor]:
+    """Sums of rows by class, laid out as by `Form.zero_sums`, and of their weights, [B, K] float64.
+
+    `slope` [B], `bias` [B, K] and `squared` are those of `assign`. The most probable
+    classes of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form
+    needs them in a dtype of its own.
+    """
+    K = bias.shape[-1]
+    sums, held = form.zero_sums(K), torch.zeros_like(bias, dtype=torch.float64)
+    for part, products, length, x in parts:
+        u, rest = products if out is None else out[:, part], None
+        if form.weight_dtype is not None:
+            shape = *products.shape[:2], K
+            u = torch.empty(shape, dtype=form.weight_dtype, device=products.device)
+            rest = torch.empty_like(u) if form.sums_of_two else None
+        assign(
+            products,
+            slope,
+            bias,
+            length=length,
+            squared=squared,
+            weigh=form.weigh,
+            probabilities=u,
+            rest=rest,
+            held=held,
+            top=None if top is None else top.rows(part),
+        )
+        form.add(sums, u, rest, x)
+    return sums, held
+
+
+# --- fixed logits -------------------------------------------------------------------------------
+
+
+class Scores(Protocol):
+    """Logits of the rows of B tasks, ``slope length products + bias``, in chunks."""
+
+    shape: tuple[int, int, int]  # B, N, K
+    slope: Tensor  # [B] float32, or float64 like the products
+    bias: Tensor  # [B, K] float64
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """Indices, products [B, n, K or more], which the caller may overwrite, lengths [B, n]."""
+
+
+class GivenScores:
+    """The given logits [Q, K] of one task; implements `Scores`."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.rows = Queries(TensorRows(logits))
+        self.shape = (1, *logits.shape)
+        self.slope = logits.new_ones(1, dtype=self.rows.dtype)
+        self.bias = logits.new_zeros(1, logits.shape[1], dtype=torch.float64)
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        for part, logits in self.rows.chunks(self.shape[2]):
+            copy = torch.empty(logits.shape, dtype=self.slope.dtype, device=logits.device)
+            yield part, copy.copy_(logits), None
+
+
+def assign_all(
+    scores: Scores,
+    dual: Tensor | None,
+    of_rows: Callable[[slice, Tensor], dict[str, Any]] = lambda part, products: {},
+    **others: Any,
+) -> None:
+    """`assign` all rows, with `dual` [B, K] added to their logits.
+
+    `of_rows` makes the outputs for the rows of a chunk, given their indices and products; `others`
+    are further outputs and options.
+    """
+    bias = (scores.bias if dual is None else scores.bias + dual).to(scores.slope.dtype)
+    for part, products, length in scores.chunks():
+        outputs = of_rows(part, products)
+        assign(products, scores.slope, bias, length=length, **outputs, **others)
+        del products, outputs  # before the next ones are computed, to save memory
+
+
+class Recomputed:
+    """Sums probabilities by class; recomputes the logits every time."""
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores = scores
+
+    def held(self, dual: Tensor) -> Tensor:
+        """Sums of probabilities by class [B, K] float64, with `dual` [B, K] added to the logits."""
+        K, held = self.scores.shape[2], torch.zeros_like(self.scores.bias)
+
+        def in_place(part: slice, products: Tensor) -> dict[str, Any]:
+            return {"probabilities": products if products.shape[-1] == K else None}
+
+        assign_all(self.scores, dual, in_place, held=held)
+        return held
+
+
+class Stored:
+    """Sums probabilities by class from stored likelihoods; float16 on CUDA.
+
+    Each row is divided by its largest likelihood under the dual `anchor`. If a later dual prefers a
+    class whose likelihood has underflowed, the likelihoods are recomputed with that dual.
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores = scores
+        dtype = stored_dtype(scores)
+        self.likelihood = torch.empty(scores.shape, dtype=dtype, device=scores.slope.device)
+        self.compute(torch.zeros_like(scores.bias))
+
+    def compute(self, anchor: Tensor) -> None:
+        def stored(part: slice, products: Tensor) -> dict[str, Any]:
+            return {"probabilities": self.likelihood[:, part]}
+
+        self.anchor = anchor
+        assign_all(self.scores, anchor, stored, normalise=False)
+
+    def held(self, dual: Tensor) -> Tensor:
+        held, faint = self.count(dual)
+        if bool(faint.any()):
+            self.compute(dual.clone())
+            held, _ = self.count(dual)
+        return held
+
+    def count(self, dual: Tensor) -> tuple[Tensor, Tensor]:
+        held = torch.zeros_like(self.anchor)
+        faint = torch.zeros_like(held[:, 0])
+        weights = dual - self.anchor
+        weights = torch.exp(weights - weights.amax(-1, keepdim=True)).to(self.scores.slope.dtype)
+        # Subnormal numbers are slow, and negligible here.
+        weights.masked_fill_(weights < torch.finfo(weights.dtype).tiny, 0)
+        count(self.likelihood, weights, held, faint)
+        return held, faint
+
+
+def stored_dtype(scores: Scores) -> torch.dtype:
+    return torch.float16 if scores.slope.is_cuda else scores.slope.dtype
+
+
+def class_counter(scores: Scores) -> Stored | Recomputed:
+    """A counter of the probabilities of each class, with stored likelihoods if they fit."""
+    size = math.prod(scores.shape) * stored_dtype(scores).itemsize
+    if is_captured(scores.slope) or size > MOST_STORED_LIKELIHOODS:
+        return Recomputed(scores)
+    return Stored(scores)
+
+
+# --- class proportions --------------------------------------------------------------------------
+
+
+def best_prior(
+    scores: Scores,
+    measures: Tensor | None,
+    max_iter: int,
+    *,
+    total: float,
+    weight: float,
+    tol: float,
+) -> tuple[Stored | Recomputed, State, int]:
+    """Iterate the dual of one task under each prior, and keep the one with the largest bound.
+
+    `measures` [n, K] are those of Dirichlet priors; None is an even one. The first is even; the
+    concentration that it finds is the least for all others. Returns the counter, the best state,
+    and the number of its prior.
+    """
+    counter, K = class_counter(scores), scores.shape[2]
+
+    def new_state(measure: Tensor | None, first: float, least: float) -> State:
+        return State(
+            1,
+            K,
+            scores.bias.device,
+            prior=check.PRIORS["dirichlet"],
+            total=total,
+            weight=weight,
+            epsilon=1.0,
+            tol=tol,
+            measure=None if measure is None else measure.double().unsqueeze(0),
+            first=first,
+            least=least,
+        )
+
+    def bound_of(state: State) -> float:
+        held, log_sums = torch.zeros_like(scores.bias), torch.zeros_like(scores.bias[:, 0])
+        assign_all(scores, state.dual, held=held, log_sums=log_sums)
+        return float(state.bound(held, log_sums))
+
+    first, least = native.module.FIRST_CONCENTRATION, native.module.MIN_CONCENTRATION
+    best, chosen = new_state(None if measures is None else measures[0], first, least), 0
+    iterate_dual(counter, best, max_iter)
+    if measures is None or len(measures) == 1:
+        return counter, best, 0
+    least, most = float(best.concentration), bound_of(best)
+    for number, measure in enumerate(measures[1:], 1):
+        state = new_state(measure, native.module.MAX_CONCENTRATION, least)
+        iterate_dual(counter, state, max_iter, Race(partial(bound_of, state), most))
+        bound = bound_of(state)
+        if bound > most:
+            best, chosen, most = state, number, bound
+    return counter, best, chosen
+
+
+def iterate_dual(
+    counter: Stored | Recomputed,
+    state: State,
+    max_iter: int,
+    is_lost: Callable[[int], bool] = lambda done: False,
+) -> None:
+    """Iterate the dual until every task has stopped, or `is_lost` of the iterations done."""
+    for done in range(max_iter):
+        if is_lost(done):
+            break
+        state.update(counter.held(state.dual_weight * state.dual))
+        if not state.any_running():
+            break
+
+
+class Race:
+    """Whether a prior is out of reach of the best one; see `Race` in csrc/common/adapt.h."""
+
+    def __init__(self, bound: Callable[[], float], rival: float) -> None:
+        self.bound, self.rival, self.earlier = bound, rival, 0.0
+
+    def __call__(self, done: int) -> bool:
+        if self.rival == -math.inf or done < 1 or done & (done - 1):
+            return False
+        bound = self.bound()
+        growth, self.earlier = bound - self.earlier, bound
+        if bound > self.rival:
+            self.rival = -math.inf  # it has won: no iteration lowers the bound
+        return done > 1 and bound + 2 * growth < self.rival
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowResults:
+    """Results for the rows of B tasks."""
+
+    top: Top
+    probabilities: Tensor | None  # [B, N, K]
+    held: Tensor  # [B, K] float64: sums of the probabilities over the rows
+    log_sums: Tensor  # [B] float64: sum of the logarithms of the rows' normalisers
+
+    @staticmethod
+    def empty(scores: Scores, *, top: int, all_classes: bool) -> RowResults:
+        """Memory for the results, with sums of zero."""
+        B, N, K = scores.shape
+        return RowResults(
+            Top.empty(scores.slope, B, N, min(top, K)),
+            scores.slope.new_empty(B, N, K) if all_classes else None,
+            torch.zeros_like(scores.bias),
+            torch.zeros_like(scores.bias[:, 0]),
+        )
+
+
+def classify_rows(
+    scores: Scores, dual: Tensor | None, *, top: int, all_classes: bool
+) -> RowResults:
+    """Labels and probabilities of all rows, with `dual` [B, K] added to their logits."""
+    results = RowResults.empty(scores, top=top, all_classes=all_classes)
+
+    def outputs(part: slice, products: Tensor) -> dict[str, Any]:
+        u = results.probabilities
+        return {"top": results.top.rows(part), "probabilities": None if u is None else u[:, part]}
+
+    assign_all(scores, dual, outputs, held=results.held, log_sums=results.log_sums)
+    return results
+
+
+def adapt_large(
+    logits: Tensor,
+    weight: float,
+    max_iter: int,
+    tol: float,
+    *,
+    measures: Tensor | None = None,
+    top: int = 1,
+    all_classes: bool = True,
+) -> tuple[RowResults, State, Tensor, Tensor, int]:
+    """Adapt the logits [Q, K] of one task; `measures` [n, K] are the priors to choose from.
+
+    Returns the results for the rows, the final state, the proportions [1, K], the bound [1], and
+    the number of the chosen prior.
+    """
+    scores = GivenScores(logits)
+    total = weight * len(logits)
+    _, state, chosen = best_prior(scores, measures, max_iter, total=total, weight=weight, tol=tol)
+    results = classify_rows(scores, state.dual, top=top, all_classes=all_classes)
+    bound = state.bound(results.held, results.log_sums)
+    return results, state, state.proportions(weight * results.held), bound, chosen
