@@ -47,8 +47,7 @@ def trigamma(x: Tensor) -> Tensor:
     for _ in range(20):
         lower = lower + x.square().reciprocal()
         x = x + 1
-    found: Tensor = lower + torch.special.polygamma(1, x)
-    return found
+    return lower + torch.special.polygamma(1, x)  # type: ignore[no-any-return]
 
 
 class Iterated(NamedTuple):

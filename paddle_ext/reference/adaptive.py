@@ -14,14 +14,7 @@ from torch import Tensor
 
 from ..solution import Solution
 from .adapt import adapt, measures
-from .label_noise import (
-    MIXTURES,
-    NO_SCATTER,
-    STANDARD_ERROR,
-    Mixture,
-    full_metric,
-    weigh_labels,
-)
+from .label_noise import MIXTURES, NO_SCATTER, STANDARD_ERROR, Mixture, full_metric, weigh_labels
 from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # the median of its prior, and its value for one row per class

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .adaptive import (
-    centred,
-    likelihood,
-    moved_distances,
-    posterior,
-    sharpness_of,
-    squared,
-)
+from .adaptive import centred, likelihood, moved_distances, posterior, sharpness_of, squared
 from .paddle import unit_rows
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS, SLOPE = 12.0, 0.3, 0.5, 0.4

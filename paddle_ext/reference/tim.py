@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..solution import TimSolution
-from .paddle import batched, class_means, computing_dtype, unit_rows
+from .paddle import batched, class_means, computing_dtype, power_of_two_above, unit_rows
 
 EPSILON = 1e-12
 # The cross-entropy of alpha > 1 explodes for small p_y. Beyond this power it continues as its
@@ -53,12 +53,6 @@ class Task(NamedTuple):
     temperature: Tensor  # [B, 1, 1]
     unit: Tensor  # [B, 1, 1]
     centre: Tensor  # [B, 1, D]
-
-
-def power_of_two_above(x: Tensor) -> Tensor:
-    """The smallest power of two above all coordinates, [B, N, D] -> [B, 1, 1]; 1 for 0."""
-    exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
-    return torch.exp2(exponent.clamp(min=-1000).double())
 
 
 def prepare(

@@ -35,12 +35,12 @@ def test_methods(place: Place, name: str, form: str) -> None:
 
 
 DEFAULTS = {
-    "tim": "Tim(weights=(1.0, 0.3, 1.0), temperature=15.0, learning_rate=0.0001, max_iter=2000, "
-    "normalize=True)",
-    "alpha_tim": "AlphaTim(weights=(1.0, 1.0, 1.0), temperature=15.0, learning_rate=0.0001, "
-    "max_iter=1000, normalize=True, alphas=(1.0, 7.0, 5.0))",
-    "tim_adm": "TimAdm(weights=(0.1, 1.0, 0.1), temperature=15.0, learning_rate=1.0, max_iter=150, "
-    "normalize=True)",
+    "tim": "Tim(temperature=15.0, learning_rate=0.0001, max_iter=2000, normalize=True, "
+    "weights=(1.0, 0.3, 1.0))",
+    "alpha_tim": "AlphaTim(temperature=15.0, learning_rate=0.0001, max_iter=1000, normalize=True, "
+    "weights=(1.0, 1.0, 1.0), alphas=(1.0, 7.0, 5.0))",
+    "tim_adm": "TimAdm(temperature=15.0, learning_rate=1.0, max_iter=150, normalize=True, "
+    "weights=(0.1, 1.0, 0.1))",
     "baseline": "Baseline(temperature=15.0, learning_rate=0.001, max_iter=100, normalize=True)",
 }
 
