@@ -56,7 +56,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-@pytest.mark.parametrize("shape", [(75, 20, 33), (3, 9, 5)])
+@pytest.mark.parametrize("shape", [(40, 12, 17), (3, 9, 5)])
 def test_single_precision(
     device: str, name: str, options: dict[str, Any], shape: tuple[int, int, int]
 ) -> None:
@@ -77,20 +77,6 @@ def test_paddle_is_solve(place: Place, options: dict[str, Any]) -> None:
     assert largest(got.cpu().double() - want) < TOLERANCE[place.dtype]
     if options == {"lam": 0.0}:
         assert torch.equal(probabilities("soft_kmeans", problem), got)
-
-
-def test_the_budget_changes_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make_problem(B=7, Q=20, K=5, D=8).to(device)
-    shared = make_problem(B=7, Q=20, K=5, D=8, shared=True).to(device)
-    for name in ("simpleshot", "bd_cspn", "laplacian_shot", "paddle_pgd"):
-        method = methods.create(name, **({"max_iter": 20} if name == "paddle_pgd" else {}))
-        for batch in (problem, shared):
-            monkeypatch.undo()
-            want = method.predict(*batch.inputs()).probabilities
-            for budget in (1, 30_000):
-                monkeypatch.setitem(features.BUDGET, device, budget)
-                got = method.predict(*batch.inputs()).probabilities
-                assert largest(got - want) < 1e-5
 
 
 # --- by hand --------------------------------------------------------------------------------------

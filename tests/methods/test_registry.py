@@ -180,11 +180,7 @@ def test_a_class_of_a_module(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("rest", "message"),
-    [
-        (":Yours", "no attribute"),
-        (":number", "which is a int"),
-        ("x:Mine", "can be imported"),
-    ],
+    [(":Yours", "no attribute"), (":number", "which is a int"), ("x:Mine", "can be imported")],
 )
 def test_missing_names_of_a_module(module: str, rest: str, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):

@@ -27,13 +27,7 @@ from paddle_ext.reference import paddle as reference_paddle
 
 
 def naive_solve(
-    problem: Problem,
-    *,
-    lam: float,
-    scaling: str,
-    temperature: float,
-    epsilon: float,
-    max_iter: int,
+    problem: Problem, *, lam: float, scaling: str, temperature: float, epsilon: float, max_iter: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
     """The iteration, number by number: u, v, w (scaled coordinates) and the criterion."""
     task = naive_scaled(problem, scaling)
@@ -90,13 +84,7 @@ def test_hand_computed() -> None:
     support, labels = torch.tensor([[0.0], [2.0]]).double(), torch.tensor([0, 1])
     query = torch.tensor([[0.5]]).double()
     got = reference.solve(
-        support,
-        labels,
-        query,
-        scaling="none",
-        epsilon=0.5,
-        max_iter=1,
-        return_prototypes=True,
+        support, labels, query, scaling="none", epsilon=0.5, max_iter=1, return_prototypes=True
     )
     assert got.probabilities.tolist() == [pytest.approx([0.7310585786300049, 0.2689414213699951])]
     assert got.dual.tolist() == pytest.approx([1.20787443228459, 0.737259512550511])
