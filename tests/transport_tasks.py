@@ -82,11 +82,6 @@ def agrees(tasks: Tasks, place: Place, iterations: int = 0, **options: Any) -> T
     return got
 
 
-def assert_same(a: Transport, b: Transport) -> None:
-    for one, other in zip(a, b, strict=True):
-        assert torch.equal(one.cpu(), other.cpu())
-
-
 # --- nasty costs and masses -----------------------------------------------------------------------
 
 
@@ -154,14 +149,12 @@ def uneven_mass() -> Tasks:
     return tasks._replace(row_mass=rows, col_mass=columns)
 
 
-def small_mass() -> Tasks:
-    tasks = make_tasks(2, 20, 9)
-    return tasks._replace(row_mass=1e-30 * tasks.row_mass, col_mass=1e-30 * tasks.col_mass)
+def scaled_mass(factor: float) -> Callable[[], Tasks]:
+    def make() -> Tasks:
+        cost, rows, columns = make_tasks(2, 20, 9)
+        return Tasks(cost, factor * rows, factor * columns)
 
-
-def large_mass() -> Tasks:
-    tasks = make_tasks(2, 20, 9)
-    return tasks._replace(row_mass=1e28 * tasks.row_mass, col_mass=1e28 * tasks.col_mass)
+    return make
 
 
 NASTY: dict[str, Callable[[], Tasks]] = {
@@ -176,6 +169,6 @@ NASTY: dict[str, Callable[[], Tasks]] = {
     "smallest": scaled_cost(1e-38),
     "no mass": no_mass,
     "uneven mass": uneven_mass,
-    "small mass": small_mass,
-    "large mass": large_mass,
+    "small mass": scaled_mass(1e-30),
+    "large mass": scaled_mass(1e28),
 }

@@ -152,19 +152,7 @@ def adapt(
 ) -> Solution:
     """Adapt log-likelihoods to the class proportions of their batch; see `paddle_ext.adapt`.
 
-    Always computed in float64.
-
-    Returns
-    -------
-    Solution
-        In float64 for float64 logits, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> logits = torch.tensor([[3.0, 0.0, 0.0]] * 6 + [[0.4, 0.5, 0.0]])
-    >>> adapt(logits).labels
-    tensor([0, 0, 0, 0, 0, 0, 0])
+    Always computed in float64; the result is in float64 for float64 logits, else in float32.
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     *batch, Q, K = logits.shape

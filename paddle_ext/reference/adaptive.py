@@ -150,41 +150,23 @@ def judged(metric: Tensor, others: Tensor, own: Tensor, rows: CalibrationRows) -
     return Judged(metric, others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1)))
 
 
-def calibrate(
-    distances: Tensor,
-    labels: Tensor,
-    count: Tensor,
-    *,
-    centre: float = 16.0,
-    spread: float = math.log(2.0),
-) -> tuple[Tensor, Tensor, Tensor]:
+def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sharpness [B], the minimum [B], and what classes attract from rows of others [B, K].
 
     For rows i with distances d_ik to the classes [B, R, K] and own classes y_i, of which the first
     `count` [B] count, each task minimises over ln f
 
-        sum_i CE_i( softmax_k( -f/2 d_ik ) ) + (ln f - ln centre)^2 / (2 spread^2)
+        sum_i CE_i( softmax_k( -f/2 d_ik ) ) + (ln f - ln 16)^2 / (2 ln(2)^2)
 
     by Newton steps inside a bracket; a step outside the bracket becomes a bisection.
-
-    Examples
-    --------
-    >>> import torch
-    >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
-    >>> sharpness, _, _ = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([0]))
-    >>> round(float(sharpness), 3)  # no row counts
-    16.0
     """
     d = distances.detach().double()
     B, R, _ = d.shape
     counts = (torch.arange(R, device=d.device) < count.unsqueeze(-1)).double()  # [B, R]
     own = d.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
-    middle, precision = math.log(centre), spread**-2
-    low, high = (
-        d.new_full((B,), math.log(LEAST_SHARPNESS)),
-        d.new_full((B,), math.log(MOST_SHARPNESS)),
-    )
-    at = d.new_full((B,), min(max(middle, math.log(LEAST_SHARPNESS)), math.log(MOST_SHARPNESS)))
+    middle, precision = math.log(SHARPNESS), math.log(2.0) ** -2
+    low, high = (d.new_full((B,), math.log(f)) for f in (LEAST_SHARPNESS, MOST_SHARPNESS))
+    at = d.new_full((B,), middle)
     running = torch.ones(B, dtype=torch.bool, device=d.device)
     for _ in range(CALIBRATION_STEPS):
         f = at.exp()
@@ -276,10 +258,6 @@ def moved_distances(
     return torch.cat(found)
 
 
-def uses_full_metric(metric: str, S: int, K: int) -> bool:
-    return S > K and metric != "diagonal"
-
-
 def likelihood(
     support: Tensor, labels: Tensor, K: int, metric: str, label_noise: float | str = 0.0
 ) -> Likelihood:
@@ -293,7 +271,7 @@ def likelihood(
         scale = one_shot_scale(means).diag()
         bias = one_shot_hubs(means, scale)
         return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER, S)
-    off, full = x - means[labels], uses_full_metric(metric, S, K)
+    off, full = x - means[labels], metric != "diagonal"
     rows = choose_calibration_rows(x, labels, means, shots, full)
     plain = by_scale(rows, means)
     variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
@@ -388,13 +366,6 @@ def adaptive(
     -------
     Solution
         In float64 for float64 features, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> support, query = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 1.0]])
-    >>> adaptive(support, torch.tensor([0, 1]), query).labels
-    tensor([0])
     """
     rows, one_hot, queries = batched(support, support_labels, query, num_classes)
     K = one_hot.shape[-1]

@@ -187,14 +187,6 @@ def names(
     -------
     Tensor [.., Q, K]
         Probabilities, in float64.
-
-    Examples
-    --------
-    >>> import torch
-    >>> prototypes = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> query = torch.tensor([[3.0, 1.0], [1.0, 4.0]])
-    >>> names(query[:0], torch.zeros(0).long(), query, prototypes=prototypes).argmax(-1)
-    tensor([0, 1])
     """
 
     given = prototypes if logits is None else logits

@@ -178,20 +178,8 @@ def tim(
 ) -> TimSolution:
     """Classify the queries of few-shot tasks by TIM; see `paddle_ext.tim` for the parameters.
 
-    Always computed in float64, with autograd and Adam written out.
-
-    Returns
-    -------
-    TimSolution
-        In float64 for float64 features, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> query = torch.tensor([[3.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
-    >>> tim(support, torch.tensor([0, 1]), query, max_iter=10).labels
-    tensor([0, 1, 1])
+    Always computed in float64, with autograd and Adam written out; the result is in float64 for
+    float64 features, else in float32.
     """
     dtype = computing_dtype(query)
     raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)

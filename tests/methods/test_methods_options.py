@@ -146,37 +146,26 @@ def test_extreme_values_of_an_option(name: str, option: Option) -> None:
         assert_prediction(method.predict(*problem.inputs()), problem)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_unknown_option(name: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        methods.create(name, colour="red")
-    message = str(caught.value)
-    assert message.startswith(f"an option of {name!r} must be one of ")
-    assert message.endswith(", got 'colour'")
-    for option in methods.describe(name):
-        assert f"{option.name} ({option.type}, default {option.default!r})" in message
-
-
 # --- registry -------------------------------------------------------------------------------------
 
 
-def test_names() -> None:
-    assert paddle_ext.methods is methods
-    assert list(NAMES) == sorted(NAMES)
-    assert {"paddle", "paddle_pgd", "soft_kmeans", "simpleshot"} <= set(NAMES)
-    for name in NAMES:
-        method = methods.create(name)
-        assert isinstance(method, Method)
-        assert method.name == name
-
-
-def test_unknown_name() -> None:
-    with pytest.raises(ValueError, match=r"name must be one of .*'paddle'.*, got 'padle'"):
-        methods.create("padle")
-    with pytest.raises(ValueError, match=r"name must be one of .*, got 'padle'"):
-        methods.describe("padle")
-    with pytest.raises(TypeError, match="name must be a string, got None"):
-        methods.create(None)
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (("padle",), {}, r"name must be one of .*'paddle'.*, got 'padle'"),
+        ((None,), {}, "name must be a string, got None"),
+        (("paddle", "cub"), {}, "preset must be one of 'paper', 'mini', 'tiered', 'inat', got"),
+        (("paddle", 1), {}, "preset must be a string, got int"),
+        (
+            ("ici",),
+            {"colour": 1},
+            r"^an option of 'ici' must be one of step \(int, default 5\), ",
+        ),
+    ],
+)
+def test_unknown_names(given: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        methods.create(*given, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -208,18 +197,12 @@ def test_options_override_a_preset() -> None:
     assert methods.create("paddle", "tiered").scaling == "minmax"  # as in "paper"
 
 
-def test_unknown_preset() -> None:
-    known = "'paper', 'mini', 'tiered', 'inat'"
-    with pytest.raises(ValueError, match=f"preset must be one of {known}, got"):
-        methods.create("paddle", "cub")
-    with pytest.raises(TypeError, match="preset must be a string, got int"):
-        methods.create("paddle", 1)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_is_a_value(name: str) -> None:
     """Equal, hashable, frozen, and the same after a pickle: it may go to another process."""
     method = fast(name)
+    assert isinstance(method, Method)
+    assert method.name == name
     assert method == fast(name) == pickle.loads(pickle.dumps(method))
     assert hash(method) == hash(fast(name))
     field = methods.describe(name)[0].name

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Place, largest
-from transport_tasks import Tasks, agrees, assert_same, call, make_tasks
+from problems import Place, assert_same, largest
+from transport_tasks import Tasks, agrees, call, make_tasks
 
 import paddle_ext.solvers  # where the operators are registered
 from paddle_ext import reference

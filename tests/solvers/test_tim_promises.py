@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Place, Problem, largest, make_problem
+from problems import Place, Problem, assert_same, largest, make_problem
 from tim_tasks import (
     ADM,
     PROTOTYPES,
     VARIANTS,
     agrees,
-    assert_same,
     overlapping,
     run,
     solve,
