@@ -155,10 +155,9 @@ def duplicates() -> Problem:
 def constant_columns() -> Problem:
     """Features that are the same for all queries, one of them not in the support."""
     base = make_problem(Q=30, K=5, D=12, seed=3)
-    support, query = base.support.clone(), base.query.clone()
-    support[:, 3], query[:, 3] = 2.0, 2.0
-    query[:, 7] = 0.5
-    return replace(base, support=support, query=query)
+    base.support[:, 3], base.query[:, 3] = 2.0, 2.0
+    base.query[:, 7] = 0.5
+    return base
 
 
 def far_class() -> Problem:
@@ -166,28 +165,25 @@ def far_class() -> Problem:
     base = make_problem(Q=30, K=6, D=10, seed=6)
     present = base.truth(scaling="none").labels.unique()
     absent = next(k for k in range(6) if k not in present)
-    support = base.support.clone()
-    support[base.support_labels == absent] += 1e4
-    return replace(base, support=support)
+    base.support[base.support_labels == absent] += 1e4
+    return base
 
 
 def far_queries() -> Problem:
     """A class far from the others, with queries in it."""
     base = make_problem(Q=30, K=6, D=10, seed=7)
     found = base.truth(scaling="none").labels
-    support, query = base.support.clone(), base.query.clone()
-    support[base.support_labels == found[0]] += 40.0
-    query[found == found[0]] += 40.0
-    return replace(base, support=support, query=query)
+    base.support[base.support_labels == found[0]] += 40.0
+    base.query[found == found[0]] += 40.0
+    return base
 
 
 def zero_rows() -> Problem:
     """All-zero rows in support and query, which cannot be normalised."""
     base = make_problem(Q=20, K=4, D=8, shots=(3, 3), seed=8)
-    support, query = base.support.clone(), base.query.clone()
-    support[base.support_labels == 2] = 0.0
-    query[[0, 5]] = 0.0
-    return replace(base, support=support, query=query)
+    base.support[base.support_labels == 2] = 0.0
+    base.query[[0, 5]] = 0.0
+    return base
 
 
 def scaled_by(factor: float) -> Callable[[], Problem]:
@@ -211,9 +207,8 @@ NASTY: dict[str, Callable[[], Problem]] = {
 def tied() -> Problem:
     """Classes 1 and 3 have the same support, so they cannot be distinguished."""
     base = make_problem(Q=20, K=4, D=6, shots=(2, 2), seed=10)
-    support = base.support.clone()
-    support[base.support_labels == 3] = support[base.support_labels == 1]
-    return replace(base, support=support)
+    base.support[base.support_labels == 3] = base.support[base.support_labels == 1]
+    return base
 
 
 def all_equal() -> Problem:

@@ -96,18 +96,16 @@ def offsets() -> Tasks:
 def far_column() -> Tasks:
     """A column far from every row; its mass must go there anyway."""
     tasks = make_tasks(2, 20, 9)
-    cost = tasks.cost.clone()
-    cost[0, :, 3] += 1e4
-    cost[1, :, 5] += 100.0
-    return tasks._replace(cost=cost)
+    tasks.cost[0, :, 3] += 1e4
+    tasks.cost[1, :, 5] += 100.0
+    return tasks
 
 
 def far_row() -> Tasks:
     tasks = make_tasks(2, 20, 9)
-    cost = tasks.cost.clone()
-    cost[:, 4] -= 1e5
-    cost[:, 6] += 1e5
-    return tasks._replace(cost=cost)
+    tasks.cost[:, 4] -= 1e5
+    tasks.cost[:, 6] += 1e5
+    return tasks
 
 
 def forbidden() -> Tasks:
@@ -130,23 +128,21 @@ def scaled_cost(factor: float) -> Callable[[], Tasks]:
 
 
 def no_mass() -> Tasks:
-    tasks = make_tasks(3, 20, 9)
-    rows, columns = tasks.row_mass.clone(), tasks.col_mass.clone()
+    cost, rows, columns = make_tasks(3, 20, 9)
     rows[0, 3:7] = 0.0
     columns[0, 2] = 0.0
     columns[1, 1:] = 0.0
     rows[2, 1:] = 0.0
     columns *= rows.sum(-1, keepdim=True) / columns.sum(-1, keepdim=True)
-    return tasks._replace(row_mass=rows, col_mass=columns)
+    return Tasks(cost, rows, columns)
 
 
 def uneven_mass() -> Tasks:
-    tasks = make_tasks(2, 20, 9)
-    rows, columns = tasks.row_mass.clone(), tasks.col_mass.clone()
+    cost, rows, columns = make_tasks(2, 20, 9)
     rows[:, 1], rows[:, 2], rows[:, 3] = 1e-20, 1e-9, 1e6
     columns[:, 1] = 1e-12
     columns *= rows.sum(-1, keepdim=True) / columns.sum(-1, keepdim=True)
-    return tasks._replace(row_mass=rows, col_mass=columns)
+    return Tasks(cost, rows, columns)
 
 
 def scaled_mass(factor: float) -> Callable[[], Tasks]:

@@ -30,7 +30,7 @@ def unit(problem: Problem) -> Tensor:
 
 
 @pytest.mark.parametrize("K", [2, 5])
-@pytest.mark.parametrize("C", [0.1, 10.0, 300.0])
+@pytest.mark.parametrize("C", [0.5, 300.0])
 def test_the_model_is_that_of_scikit_learn(K: int, C: float) -> None:
     """Before queries are absorbed, and with all of them."""
     problem = make_problem(Q=15, K=K, D=30, lead=2.0, seed=4)

@@ -241,11 +241,7 @@ def test_options_of_a_docstring() -> None:
     fourth : no
         option.
     """
-    lines = "\n".join(line.removeprefix("    ") for line in text.splitlines())
-    numbers = ("int", "Two numbers. And more.")
-    assert registry.parameters(lines) == {
-        "first": numbers,
-        "second": numbers,
-        "third": ('{"a", "b"}', "Letters."),
-    }
+    numbers, letters = ("int", "Two numbers. And more."), ('{"a", "b"}', "Letters.")
+    documented = {"first": numbers, "second": numbers, "third": letters}
+    assert registry.parameters(inspect.cleandoc(text)) == documented
     assert registry.parameters("Nothing.") == {}

@@ -22,21 +22,6 @@ def task_of(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_layout(shared: bool) -> None:
-    task = task_of(shared=shared)
-    rows = task.support.shape[1]
-    assert task.one_hot.shape == (1 if shared else 3, rows, 4)
-    assert torch.equal(task.one_hot.argmax(-1), task.support_labels)
-    assert (task.one_hot.sum(-1) == 1).all()
-    support, labels, query = task.inputs()
-    assert support.dim() == (2 if shared else 3)
-    assert labels.dim() == support.dim() - 1
-    part = task.part(slice(1, 3))
-    assert torch.equal(part.query, query[1:3])
-    assert len(part.support) == len(part.support_labels) == (1 if shared else 2)
-
-
-@pytest.mark.parametrize("shared", [False, True])
 def test_chunks(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
     task = task_of(B=7, shared=shared)
     seen: list[int] = []

@@ -15,7 +15,7 @@ from banks import CLASSES, DIMENSION, SIZE, Spy, right_answers, small_bank
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, check, evaluate, methods, progress
 from paddle_ext.research.counts import BLOCK_TASKS, DeviceBank
-from paddle_ext.research.evaluate import all_methods, computing_device
+from paddle_ext.research.evaluate import all_methods, chosen_methods, computing_device
 
 NAMES = ["simpleshot", "bd_cspn", "paddle"]
 PUBLISHED = ("baseline", "ici", "bd_cspn", "pt_map", "laplacian_shot", "tim", "alpha_tim", "paddle")
@@ -66,20 +66,6 @@ def test_several_blocks_in_small_batches() -> None:
     rows = (CLASSES * 3 + 12) * DIMENSION * 4  # bytes of a task
     assert 0.5 < max(sizes) * rows / (1e-3 * 2**30) < 1
     assert counts(found) == counts(run(bank, Spy(), n_tasks=1100, memory=1.0))
-
-
-def test_blocks_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    original = TaskSampler.batch
-
-    def batch(self: TaskSampler, start: int, count: int) -> Any:
-        drawn.append((self.shots, start, count))
-        return original(self, start, count)
-
-    monkeypatch.setattr(TaskSampler, "batch", batch)
-    run(small_bank(), {"a": Spy(), "b": Spy(sharpness=2.0)}, shots=(1, 2), n_tasks=600)
-    blocks = [(shots, start, count) for shots in (1, 2) for start, count in ((0, 500), (500, 100))]
-    assert drawn == [(1, 0, 1), *blocks]
 
 
 def test_shared_support() -> None:
@@ -210,15 +196,11 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 
 def test_all_methods_in_the_order_of_the_paper() -> None:
-    """On features of both signs."""
     order = all_methods()
     assert set(order) == set(methods.available(named=False))
     assert tuple(name for name in order if name in PUBLISHED) == PUBLISHED
     assert order[-1] == "adaptive"
-    bank = small_bank()
-    signed = FeatureBank(bank.features - 1, bank.labels)
-    found = run(signed, shots=1, k_eff=2, num_classes=3, n_query=4, n_tasks=1)
-    assert found.methods == order
+    assert tuple(chosen_methods("all")) == order
 
 
 def test_labels_and_options() -> None:
@@ -404,32 +386,19 @@ def test_torn_line(tmp_path: Path, lost: int) -> None:
     assert len(lines(tmp_path)) == 1 + 3
 
 
-@pytest.mark.parametrize("text", [b"no journal", b"[1]", b"HEADER\n{}", b"\xff\xfe", b"[" * 10**5])
+ENTRY = b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [%s]}'
+# Of 120 queries; with equal counts at least 360, with whole tasks at most 720.
+COUNTS = [b"121, 1500, 0.5", b"60, 359, 0.5", b"60, 721, 0.5", b"60.5, 400, 0.5", b"60, 400, NaN"]
+DAMAGED = [b"no journal", b"[1]", b"HEADER\n{}", b"\xff\xfe", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *(ENTRY % counts for counts in COUNTS)])
 def test_damaged_journal(tmp_path: Path, text: bytes) -> None:
-    refuse_journal(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    "count",
-    [
-        "[121, 1500, 0.5]",  # of 120 queries
-        "[60, 359, 0.5]",  # equal counts: 360
-        "[60, 721, 0.5]",  # whole tasks: 720
-        "[60.5, 400, 0.5]",
-        "[60, 400, NaN]",
-    ],
-)
-def test_impossible_counts(tmp_path: Path, count: str) -> None:
-    line = f'{{"task": [2, 3, "spy", 0, 10], "count": {count}}}'
-    refuse_journal(tmp_path, b"HEADER\n" + line.encode())
-
-
-def refuse_journal(folder: Path, text: bytes) -> None:
-    run(small_bank(), Spy(), n_tasks=1, output=folder)
-    header = json.dumps(lines(folder)[0]).encode()
-    (folder / "journal.jsonl").write_bytes(text.replace(b"HEADER", header) + b"\n")
+    run(small_bank(), Spy(), n_tasks=1, output=tmp_path)
+    header = json.dumps(lines(tmp_path)[0]).encode()
+    (tmp_path / "journal.jsonl").write_bytes(text.replace(b"HEADER", header) + b"\n")
     with pytest.raises(ValueError, match=r"journal\.jsonl is not a journal of an evaluation"):
-        run(small_bank(), Spy(), n_tasks=1, output=folder)
+        run(small_bank(), Spy(), n_tasks=1, output=tmp_path)
 
 
 def test_several_processes_share_no_journal(
