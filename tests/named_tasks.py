@@ -24,9 +24,8 @@ class Named:
         return vars(self).copy()
 
     def each(self, change: Callable[[str, Tensor], Tensor]) -> Named:
-        return Named(
-            **{name: x if x is None else change(name, x) for name, x in vars(self).items()}
-        )
+        given = {name: x for name, x in vars(self).items() if x is not None}
+        return Named(**{name: change(name, x) for name, x in given.items()})
 
     def to(self, target: torch.dtype | str) -> Named:
         """With another dtype or device; labels stay integers."""
