@@ -15,10 +15,10 @@ from torch import Tensor
 from .. import check
 from ..rows import class_sums, products, squared_distances, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method, option, positive
+from .base import Display, option
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
 from .registry import register
-from .zero_shot import zero_shot_logits
+from .zero_shot import ZeroShot
 
 TEMPERATURE = 50.0  # of the likelihood; also a factor on the weight of the labelled rows
 GAMMAS = (0.002, 0.01, 0.02, 0.2)  # the authors' choices
@@ -27,7 +27,7 @@ LEAST_VARIANCE = 1e-8  # of unit-norm rows: avoids division by zero if all are e
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class TransClip(Method):
+class TransClip(ZeroShot):
     """A Gaussian per class, neighbouring queries pulled to one class, zero-shot as the prior.
 
     Zanella et al., *Boosting Vision-Language Models with Transduction*, NeurIPS 2024. With x the
@@ -40,7 +40,8 @@ class TransClip(Method):
     feature, to that around the means. Labelled rows weigh 50 gamma / S each, against 1 / Q for a
     query, and pull the queries nearest to them. The means start from the labelled rows or, for a
     class without any, from the `confident` most certain queries; the last z gives the
-    probabilities. The method assumes that all classes are present.
+    probabilities. The method assumes that all classes are present. `logit_scale` is that of
+    `ZeroShot`.
 
     Parameters
     ----------
@@ -57,14 +58,10 @@ class TransClip(Method):
         Iterations, >= 1.
     inner_iter : int
         Sweeps of an iteration, >= 1.
-    logit_scale : float
-        Factor on the cosines of queries and prototypes, > 0; CLIP learned 100.
     """
 
     name: ClassVar[str] = "transclip"
     display: ClassVar[Display] = Display("TransCLIP", 16, "#e69f00", "X")
-    takes_prototypes: ClassVar[bool] = True
-    needs_prototypes: ClassVar[bool] = True
 
     lam: float | None = option(None, check.real)
     gamma: float | None = option(None, check.real)
@@ -72,13 +69,12 @@ class TransClip(Method):
     confident: int = option(8, check.integer)
     max_iter: int = option(10, check.integer)
     inner_iter: int = option(5, check.integer)
-    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 10 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:
-        log_y = torch.log_softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
+        log_y = torch.log_softmax(self.logits(task), dim=-1)
         query, support = unit_rows(task.query), unit_rows(task.support)
         graph = NeighbourGraph.of(query, self.knn)
         S = support.shape[1]
@@ -195,7 +191,7 @@ class Mixture:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class StatA(Method):
+class StatA(ZeroShot):
     """A Gaussian per class, anchored at the class prototype with the weight of `alpha` queries.
 
     Zanella et al., *Realistic Test-Time Adaptation of Vision-Language Models*, CVPR 2025. Like
@@ -212,7 +208,7 @@ class StatA(Method):
         variance_k = b_k (that of the queries around mu_k by z_k) + (1 - b_k) (v + (t_k - mu_k)^2)
 
     Labelled rows are not used: the method uses names only. It needs `prototypes`; zero-shot logits
-    do not determine the anchors.
+    do not determine the anchors. `logit_scale` is that of `ZeroShot`.
 
     Parameters
     ----------
@@ -224,20 +220,15 @@ class StatA(Method):
         Iterations, >= 1.
     inner_iter : int
         Sweeps of an iteration, >= 1.
-    logit_scale : float
-        Factor on the cosines of queries and prototypes, > 0; CLIP learned 100.
     """
 
     name: ClassVar[str] = "stata"
     display: ClassVar[Display] = Display("StatA", 17, "#0063a8", "h")
-    takes_prototypes: ClassVar[bool] = True
-    needs_prototypes: ClassVar[bool] = True
 
     alpha: float = option(1.0, check.real)
     knn: int = option(3, check.integer)
     max_iter: int = option(10, check.integer)
     inner_iter: int = option(5, check.integer)
-    logit_scale: float = option(100.0, positive)
 
     def solve(self, task: Task) -> Tensor:
         if task.prototypes is None:
@@ -249,7 +240,7 @@ class StatA(Method):
 
     def solve_chunk(self, task: Task) -> Tensor:
         assert task.prototypes is not None  # see `solve`
-        log_y = torch.log_softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
+        log_y = torch.log_softmax(self.logits(task), dim=-1)
         query, anchors = unit_rows(task.query), unit_rows(task.prototypes)
         graph = NeighbourGraph.of(query, self.knn)
         # Centred at the mean query, to avoid cancellation in products.
