@@ -160,24 +160,24 @@ def adapt(
     B = len(given)
     even, own = (x.to(given.device) for x in measures(torch.ones(K) if prior is None else prior, B))
     least = given.new_full((B, 1), LEAST)
-    found, used = iterate(given, even, least, weight, max_iter, tol), None
+    state, used = iterate(given, even, least, weight, max_iter, tol), None
     if prior is not None:
-        least = found.concentration
-        other = iterate(given, own, least, weight, max_iter, tol, MOST, found.bound)
-        used = other.bound > found.bound
-        both = zip(found, other, strict=True)
-        found = Iterated(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
-    e, a = found.dual, found.concentration
+        least = state.concentration
+        other = iterate(given, own, least, weight, max_iter, tol, MOST, state.bound)
+        used = other.bound > state.bound
+        both = zip(state, other, strict=True)
+        state = Iterated(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
+    e, a = state.dual, state.concentration
     u = (given + e.unsqueeze(-2)).softmax(-1)
-    proportions = (weight * u.sum(-2) + a * found.measure) / (weight * Q + K * a)
+    proportions = (weight * u.sum(-2) + a * state.measure) / (weight * Q + K * a)
     return Solution(
         labels=u.argmax(-1).reshape(*batch, Q),
         probabilities=u.to(dtype).reshape(*batch, Q, K),
         proportions=proportions.to(dtype).reshape(*batch, K),
         dual=e.to(dtype).reshape(*batch, K),
-        iterations=found.iterations.reshape(batch),
-        criterion=found.criterion.to(dtype).reshape(batch),
+        iterations=state.iterations.reshape(batch),
+        criterion=state.criterion.to(dtype).reshape(batch),
         concentration=a.squeeze(-1).to(dtype).reshape(batch),
-        bound=found.bound.to(dtype).reshape(batch),
+        bound=state.bound.to(dtype).reshape(batch),
         prior_used=None if used is None else used.reshape(batch),
     )

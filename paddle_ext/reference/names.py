@@ -133,9 +133,9 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
         moved = moved_distances(x, prototypes[kept], mass[kept], u.square(), eye)
         logits = query[:, kept] - factor * SHARPNESS / 2 * moved
         u = adapt(logits, weight=weight, max_iter=min(10, max_iter), tol=tol).probabilities
-    found = torch.zeros(Q, K).double()
-    found[:, kept] = u
-    return found
+    probabilities = torch.zeros(Q, K).double()
+    probabilities[:, kept] = u
+    return probabilities
 
 
 # --- every class has labelled rows ------------------------------------------------------------
@@ -153,9 +153,9 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
         logits, counts = known.logits(d), (n > 1).unsqueeze(1)
         factor, misfit = fitted((logits + names.judges) * counts, own)
         for other, price in ((0.0, 2.0), (0.5, 1.0), (2.0, 1.0)):
-            found = fitted((logits + other * names.judges) * counts, own)
-            if found[1] + price < misfit:
-                factor, misfit, share = found[0], found[1] + price, other
+            fit = fitted((logits + other * names.judges) * counts, own)
+            if fit[1] + price < misfit:
+                factor, misfit, share = fit[0], fit[1] + price, other
         factor = min(factor, 1.0)
     known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
     added = factor * share * names.query
