@@ -281,7 +281,7 @@ def one_device(**tensors: Tensor) -> None:
         )
 
 
-def rows(name: str, shape: torch.Size, letter: str, end: str) -> int:
+def rows(name: str, shape: torch.Size, letter: str, end: str, least: int = 1) -> int:
     """The number of rows of a task; `end` is ", D" if the shape has a feature dimension."""
     rank = len(shape) - (1 if end else 0)
     if rank != 1 and rank != 2:
@@ -289,16 +289,16 @@ def rows(name: str, shape: torch.Size, letter: str, end: str) -> int:
             f"{name} must have shape [{letter}{end}] or [B, {letter}{end}], got {list(shape)}"
         )
     count = shape[rank - 1]
-    if count < 1:
+    if count < least:
         raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
     return count
 
 
-def layout(names: tuple[str, str], *shapes: torch.Size, end: str) -> None:
+def layout(names: tuple[str, str], *shapes: torch.Size, end: str, least_rows: int) -> None:
     """Names of support and query, and shapes of support, labels, query; `end` as in `rows`."""
     (support_name, query_name), (support, labels, query) = names, shapes
     rows(query_name, query, "Q", end)
-    count = rows(support_name, support, "S", end)
+    count = rows(support_name, support, "S", end, least_rows)
     unbatched = 2 if end else 1
     shared = len(support) == unbatched
     if (len(labels) != 1 or labels[0] != count) if shared else labels != support[:2]:
@@ -319,7 +319,8 @@ def layout(names: tuple[str, str], *shapes: torch.Size, end: str) -> None:
         )
 
 
-def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
+def dense(support: Tensor, support_labels: Tensor, query: Tensor, *, least_rows: int = 1) -> None:
+    """Types, devices and shapes of tasks with at least so many labelled rows."""
     features("support", support)
     integers("support_labels", support_labels)
     features("query", query)
@@ -332,7 +333,7 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor) -> None:
         one_device(support=support, support_labels=support_labels, query=query)
     support_shape, query_shape = support.shape, query.shape
     shapes = support_shape, support_labels.shape, query_shape
-    layout(("support", "query"), *shapes, end=", D")
+    layout(("support", "query"), *shapes, end=", D", least_rows=least_rows)
     D = query_shape[-1]
     if support_shape[-1] != D:
         raise ValueError(
@@ -354,7 +355,12 @@ def logits(x: Tensor) -> None:
 
 
 def indexed(
-    bank: Tensor, support_index: Tensor, support_labels: Tensor, query_index: Tensor
+    bank: Tensor,
+    support_index: Tensor,
+    support_labels: Tensor,
+    query_index: Tensor,
+    *,
+    least_rows: int = 1,
 ) -> None:
     features("features", bank)
     integers("support_index", support_index)
@@ -371,7 +377,7 @@ def indexed(
             f"features must have shape [N, D] with N and D at least 1, got {list(bank.shape)}"
         )
     shapes = support_index.shape, support_labels.shape, query_index.shape
-    layout(("support_index", "query_index"), *shapes, end="")
+    layout(("support_index", "query_index"), *shapes, end="", least_rows=least_rows)
 
 
 # --- values of tensors --------------------------------------------------------------------------

@@ -23,34 +23,18 @@ class Named:
     def call(self) -> dict[str, Any]:
         return vars(self).copy()
 
+    def each(self, change: Callable[[str, Tensor], Tensor]) -> Named:
+        given = {name: x for name, x in vars(self).items() if x is not None}
+        return Named(**{name: change(name, x) for name, x in given.items()})
+
     def to(self, target: torch.dtype | str) -> Named:
         """With another dtype or device; labels stay integers."""
-        moved = {
-            name: x
-            if x is None or (name == "support_labels" and target in DTYPES)
-            else x.to(target)
-            for name, x in vars(self).items()
-        }
-        return Named(**moved)
+        stays = "support_labels" if isinstance(target, torch.dtype) else ""
+        return self.each(lambda name, x: x if name == stays else x.to(target))
 
     def task(self, b: int) -> Named:
         """One task of a batch; shared tensors stay shared."""
-        ranks = {"support": 3, "support_labels": 2, "query": 3, "prototypes": 3, "logits": 3}
-        own = {
-            name: x if x is None or x.dim() < ranks[name] else x[b]
-            for name, x in vars(self).items()
-        }
-        return Named(**own)
-
-    @property
-    def num_classes(self) -> int:
-        if self.logits is not None:
-            return self.logits.shape[-1]
-        assert self.prototypes is not None
-        return self.prototypes.shape[-2]
-
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        return self.each(lambda name, x: x if x.dim() < 3 - (name == "support_labels") else x[b])
 
 
 def make_named(
@@ -110,11 +94,7 @@ def everything_identical() -> Named:
 
 
 def zeros() -> Named:
-    task = make_named(Q=6, K=3, D=4, shots=1)
-    return Named(
-        *(torch.zeros_like(x) for x in (task.support, task.support_labels, task.query)),
-        prototypes=torch.zeros(3, 4),
-    )
+    return make_named(Q=6, K=3, D=4, shots=1).each(lambda name, x: torch.zeros_like(x))
 
 
 NASTY: dict[str, Callable[[], Named]] = {
@@ -143,10 +123,4 @@ NASTY: dict[str, Callable[[], Named]] = {
 
 
 def scaled(task: Named, factor: float) -> Named:
-    assert task.prototypes is not None
-    return replace(
-        task,
-        support=task.support * factor,
-        query=task.query * factor,
-        prototypes=task.prototypes * factor,
-    )
+    return task.each(lambda name, x: x if name == "support_labels" else x * factor)

@@ -3,8 +3,7 @@
 from typing import Any
 
 import torch
-from problems import Place, Problem, largest, make_problem, remembered
-from torch import Tensor
+from problems import Place, Problem, largest, make_problem, margin, remembered
 
 import paddle_ext
 from paddle_ext import TimSolution, reference
@@ -42,14 +41,6 @@ def truth(problem: Problem, **options: Any) -> TimSolution:
     return remembered(reference.tim, *exact.inputs(), num_classes=problem.num_classes, **options)
 
 
-def margin(solution: TimSolution) -> Tensor:
-    """How much the largest probability of a query exceeds the second, [.., Q]."""
-    if solution.probabilities.shape[-1] == 1:
-        return torch.ones_like(solution.probabilities[..., 0])
-    best = solution.probabilities.topk(2, dim=-1).values
-    return best[..., 0] - best[..., 1]
-
-
 def agrees(place: Place, problem: Problem, **options: Any) -> TimSolution:
     """Solve, and compare with the reference on the same numbers."""
     got = solve(place, problem, return_losses=True, **options)
@@ -84,10 +75,3 @@ def assert_sound(got: TimSolution) -> None:
     assert torch.equal(chosen, p.amax(-1))
     assert torch.isfinite(got.prototypes).all()
     assert got.losses is None or torch.isfinite(got.losses).all()
-
-
-def assert_same(a: TimSolution, b: TimSolution) -> None:
-    """Bitwise identical."""
-    for name, one, other in zip(a._fields, a, b, strict=True):
-        assert (one is None) == (other is None), name
-        assert one is None or torch.equal(one.cpu(), other.cpu()), name

@@ -82,11 +82,6 @@ def agrees(tasks: Tasks, place: Place, iterations: int = 0, **options: Any) -> T
     return got
 
 
-def assert_same(a: Transport, b: Transport) -> None:
-    for one, other in zip(a, b, strict=True):
-        assert torch.equal(one.cpu(), other.cpu())
-
-
 # --- nasty costs and masses -----------------------------------------------------------------------
 
 
@@ -101,18 +96,16 @@ def offsets() -> Tasks:
 def far_column() -> Tasks:
     """A column far from every row; its mass must go there anyway."""
     tasks = make_tasks(2, 20, 9)
-    cost = tasks.cost.clone()
-    cost[0, :, 3] += 1e4
-    cost[1, :, 5] += 100.0
-    return tasks._replace(cost=cost)
+    tasks.cost[0, :, 3] += 1e4
+    tasks.cost[1, :, 5] += 100.0
+    return tasks
 
 
 def far_row() -> Tasks:
     tasks = make_tasks(2, 20, 9)
-    cost = tasks.cost.clone()
-    cost[:, 4] -= 1e5
-    cost[:, 6] += 1e5
-    return tasks._replace(cost=cost)
+    tasks.cost[:, 4] -= 1e5
+    tasks.cost[:, 6] += 1e5
+    return tasks
 
 
 def forbidden() -> Tasks:
@@ -135,33 +128,29 @@ def scaled_cost(factor: float) -> Callable[[], Tasks]:
 
 
 def no_mass() -> Tasks:
-    tasks = make_tasks(3, 20, 9)
-    rows, columns = tasks.row_mass.clone(), tasks.col_mass.clone()
+    cost, rows, columns = make_tasks(3, 20, 9)
     rows[0, 3:7] = 0.0
     columns[0, 2] = 0.0
     columns[1, 1:] = 0.0
     rows[2, 1:] = 0.0
     columns *= rows.sum(-1, keepdim=True) / columns.sum(-1, keepdim=True)
-    return tasks._replace(row_mass=rows, col_mass=columns)
+    return Tasks(cost, rows, columns)
 
 
 def uneven_mass() -> Tasks:
-    tasks = make_tasks(2, 20, 9)
-    rows, columns = tasks.row_mass.clone(), tasks.col_mass.clone()
+    cost, rows, columns = make_tasks(2, 20, 9)
     rows[:, 1], rows[:, 2], rows[:, 3] = 1e-20, 1e-9, 1e6
     columns[:, 1] = 1e-12
     columns *= rows.sum(-1, keepdim=True) / columns.sum(-1, keepdim=True)
-    return tasks._replace(row_mass=rows, col_mass=columns)
+    return Tasks(cost, rows, columns)
 
 
-def small_mass() -> Tasks:
-    tasks = make_tasks(2, 20, 9)
-    return tasks._replace(row_mass=1e-30 * tasks.row_mass, col_mass=1e-30 * tasks.col_mass)
+def scaled_mass(factor: float) -> Callable[[], Tasks]:
+    def make() -> Tasks:
+        cost, rows, columns = make_tasks(2, 20, 9)
+        return Tasks(cost, factor * rows, factor * columns)
 
-
-def large_mass() -> Tasks:
-    tasks = make_tasks(2, 20, 9)
-    return tasks._replace(row_mass=1e28 * tasks.row_mass, col_mass=1e28 * tasks.col_mass)
+    return make
 
 
 NASTY: dict[str, Callable[[], Tasks]] = {
@@ -176,6 +165,6 @@ NASTY: dict[str, Callable[[], Tasks]] = {
     "smallest": scaled_cost(1e-38),
     "no mass": no_mass,
     "uneven mass": uneven_mass,
-    "small mass": small_mass,
-    "large mass": large_mass,
+    "small mass": scaled_mass(1e-30),
+    "large mass": scaled_mass(1e28),
 }

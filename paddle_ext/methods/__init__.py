@@ -18,9 +18,8 @@ from .paddle_pgd import PaddlePgd
 from .pt_map import PtMap
 from .registry import Option, available, create, describe, register
 from .simpleshot import SimpleShot
-from .stata import StatA
 from .tim import AlphaTim, Baseline, Tim, TimAdm
-from .transclip import TransClip
+from .transclip import StatA, TransClip
 from .zero_shot import ZeroShot
 
 __all__ = [

@@ -187,7 +187,7 @@ class Method(ABC):
             support, support_labels, query, base_mean, prototypes, logits
         )
         extras = self.extras_given(base_mean, prototypes, logits)
-        check.dense(*with_a_row(support, support_labels, extras, 1), query)
+        check.dense(support, support_labels, query, least_rows=least_rows(extras))
         K = check_extras(extras, query, query.shape[:-1], num_classes)
         check_all = partial(
             check_values, {"support": support, "query": query}, support_labels, extras, {}, K
@@ -264,14 +264,14 @@ class Method(ABC):
         )
         base_mean, prototypes, logits = check.tensors(base_mean, prototypes, logits)
         extras = self.extras_given(base_mean, prototypes, logits)
-        support = with_a_row(support_index, support_labels, extras, 0)
-        check.indexed(features, *support, query_index)
+        rows = support_index, support_labels, query_index
+        check.indexed(features, *rows, least_rows=least_rows(extras))
         K = check_extras(extras, features, query_index.shape, num_classes)
         K = check.classes(K, check.flag("validate", validate))
         if validate:
-            rows = {"support_index": support_index, "query_index": query_index}
-            limits = dict.fromkeys(rows, len(features))
-            K = check_values({**rows, "features": features}, support_labels, extras, limits, K)
+            indices = {"support_index": support_index, "query_index": query_index}
+            limits = dict.fromkeys(indices, len(features))
+            K = check_values({**indices, "features": features}, support_labels, extras, limits, K)
         assert K is not None  # given, or read from the labels
         *batch, Q = query_index.shape
         if batch == [0]:
@@ -325,26 +325,9 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def with_a_row(
-    support: Any, labels: Any, extras: Mapping[str, object], features: int
-) -> tuple[Any, Any]:
-    """Support and labels for `check.dense` or `check.indexed`, which require a row.
-
-    With class names the support may be empty: a row stands in for it. `features` is 1 if the
-    support has a dimension of features, 0 if it is indices.
-    """
-    if not (CLASS_NAMES & extras.keys() and isinstance(support, Tensor)):
-        return support, labels
-    rows, end = support.shape[: support.dim() - features], support.shape[-1:] if features else ()
-    if rows[-1:] != (0,) or not isinstance(labels, Tensor):
-        return support, labels
-    if labels.shape != rows:
-        raise check.ArgumentValueError(
-            "support_labels",
-            f"must have one label for each labelled row, shape {list(rows)}, "
-            f"got {list(labels.shape)}",
-        )
-    return support.new_zeros(*rows[:-1], 1, *end), labels.new_zeros(*rows[:-1], 1)
+def least_rows(extras: Mapping[str, object]) -> int:
+    """With class names the support may be empty."""
+    return 0 if CLASS_NAMES & extras.keys() else 1
 
 
 def check_extras(

@@ -8,13 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..rows import (
-    class_sums,
-    power_of_two_above,
-    products,
-    squared_distances,
-    unit_rows,
-)
+from ..rows import class_sums, power_of_two_above, products, squared_distances, unit_rows
 from ..task import Task, in_chunks, scaled, softmin
 from .base import Display, Grid, Method, Presets, one_of, option, positive
 from .registry import register

@@ -113,10 +113,9 @@ class Ici(Method):
         C = self.inverse_regularisation / (2 if weights.shape[-1] == 2 else 1)
         row_weights = C * inside.flatten().to(features.dtype)
         weights = weights.clone().requires_grad_()
+        # All tasks stop together, at gradients so small that it hardly shows.
         optimiser = torch.optim.LBFGS(
-            [
-                weights
-            ],  # of all tasks: they stop together, at gradients so small that it hardly shows
+            [weights],
             max_iter=1000,
             tolerance_grad=1e-3 * self.tol * min(1.0, C),
             tolerance_change=1e-14,

@@ -80,7 +80,7 @@ def nearest_queries(rows: Tensor, query: Tensor, count: int, *, itself: bool = T
     row_squares, squares = rows.square().sum(-1), query.square().sum(-1)
     places = torch.arange(Q, device=query.device)
     step = how_many(32 * B * Q, query)  # rows at a time: large tasks have many pairs
-    found = [torch.empty(B, 0, count, dtype=torch.int64, device=query.device)]
+    parts = [torch.empty(B, 0, count, dtype=torch.int64, device=query.device)]
     for start in range(0, rows.shape[1], step):
         some = slice(start, start + step)
         distances = row_squares[:, some, None] + squares[:, None] - 2 * rows[:, some] @ query.mT
@@ -89,8 +89,8 @@ def nearest_queries(rows: Tensor, query: Tensor, count: int, *, itself: bool = T
             distances[:, places[some] - start, places[some]] = torch.inf
         # Positive floats sort like their bits as integers: one key for the distance and the index.
         keys = distances.view(torch.int32).long() * 2**32 + places
-        found.append(keys.topk(count, largest=False).indices)
-    return torch.cat(found, dim=1)
+        parts.append(keys.topk(count, largest=False).indices)
+    return torch.cat(parts, dim=1)
 
 
 def neighbour_products(rows: Tensor, query: Tensor, nearest: Tensor) -> Tensor:

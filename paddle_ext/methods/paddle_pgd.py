@@ -15,7 +15,8 @@ from .. import check
 from ..rows import power_of_two_above, squared_distances
 from ..scaling import scaled_tasks
 from ..task import Task, bounded, in_chunks
-from .base import Display, Method, Presets, one_of, option, positive
+from .base import Display, Method, option, positive
+from .paddle import Paddle
 from .registry import register
 
 HUGE = 1e37  # limit on factors, so that they fit in single precision
@@ -24,7 +25,7 @@ STEEP = 1e18  # limit on gradients, so that their squares fit; Adam's step does 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class PaddlePgd(Method):
+class PaddlePgd(Paddle):
     """PADDLE's objective, minimised by Adam with projections onto the simplex.
 
     With p the mean of the probabilities u over the queries, and w the prototypes, it minimises::
@@ -33,43 +34,25 @@ class PaddlePgd(Method):
 
     which is PADDLE's objective at its optimal dual, without the barrier. The public code maximises
     the entropy that it should minimise, and stops updating the probabilities after one iteration;
-    this method follows the paper.
+    this method follows the paper. The other options are those of `Paddle`.
 
     Parameters
     ----------
-    lam : float, optional
-        Weight of the penalty on the number of classes present, >= 0; by default the number of
-        queries.
-    scaling : {"auto", "minmax", "none"}
-        As for the method "paddle".
-    temperature : float
-        Factor on the squared distances, > 0.
-    epsilon : float
-        Added to the proportions inside the logarithm, > 0.
     learning_rate : float
         Of Adam, > 0 and at most 1, because probabilities cannot move further. The default is the
         public code's; the paper's text has 1e-3.
-    max_iter : int
-        At most this many iterations, >= 1.
-    tol : float
-        A task stops when its prototypes move by at most this on average, >= 0; 0.0 runs all
-        iterations.
     """
 
     name: ClassVar[str] = "paddle_pgd"
     display: ClassVar[Display] = Display("PADDLE-PGD", 11, "#6a1b4d", "p")
-    presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
-    lam: float | None = option(None, check.real)
-    scaling: str = option("auto", one_of(*check.SCALING_NAMES))
-    temperature: float = option(1.0, positive)
-    epsilon: float = option(1e-6, positive)
     learning_rate: float = option(1e-4, partial(positive, most=1.0))
     max_iter: int = option(1000, check.integer)
-    tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 8 * task.bytes)
+
+    solve_indexed = Method.solve_indexed  # on gathered rows
 
     def solve_chunk(self, task: Task) -> Tensor:
         ((u, _),) = deque(self.steps(task), maxlen=1)  # the last one

@@ -87,8 +87,8 @@ class PtMap(Method):
         if self.power is not None:
             return task.query.new_tensor(self.power)
         least = [x.amin((-2, -1), keepdim=True) for x in (task.support, task.query)]
-        found = torch.where(torch.minimum(*least) < 0, 1.0, 0.5).to(task.query)
-        return found[0] if bool((found == found[0]).all()) else found
+        exponents = torch.where(torch.minimum(*least) < 0, 1.0, 0.5).to(task.query)
+        return exponents[0] if bool((exponents == exponents[0]).all()) else exponents
 
     # The public code first maps a task, by QR, to as many coordinates as it has rows. That is an
     # isometry of the span of its features: all norms, means and distances are the same without it.

@@ -154,16 +154,16 @@ def load(place: str) -> type[Method] | Method:
     """Import a method, a class or an instance, given as ``"my_module:MyMethod"``."""
     module, _, attribute = place.partition(":")
     try:
-        found: Any = operator.attrgetter(attribute)(importlib.import_module(module))
+        imported: Any = operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"name must be MODULE:CLASS of a module that can be imported, got {place!r} ({error})"
         ) from error
-    method = as_method_class(found) if inspect.isclass(found) else as_method(found)
+    method = as_method_class(imported) if inspect.isclass(imported) else as_method(imported)
     if method is None:
         raise TypeError(
             "name must be a class or an object with solve(task) or predict, got "
-            f"{place!r}, which is a {type(found).__name__}"
+            f"{place!r}, which is a {type(imported).__name__}"
         )
     return method
 

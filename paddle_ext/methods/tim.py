@@ -20,17 +20,13 @@ from .registry import register
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Tim(Method):
-    """Transductive information maximisation by gradient descent, TIM-GD; see `paddle_ext.tim`.
+class Baseline(Method):
+    """Adam on the cross-entropy of the support, from its class means: TIM-GD without queries.
 
-    From the means of the support as prototypes, Adam minimises ``weights[0]`` times the
-    cross-entropy of the support, less ``weights[1]`` times the entropy of the mean prediction for
-    the queries, plus ``weights[2]`` times the mean entropy of the predictions.
+    Not transductive: each query is classified independently.
 
     Parameters
     ----------
-    weights : three floats
-        Weights of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
     temperature : float
         Sharpness of the probabilities, > 0.
     learning_rate : float
@@ -41,21 +37,47 @@ class Tim(Method):
         Make all rows unit-norm first.
     """
 
+    name: ClassVar[str] = "baseline"
+    display: ClassVar[Display] = Display("Baseline", 1, "#8a8a8a", "s")
+    tuning_grid: ClassVar[Grid] = {"learning_rate": (1e-4, 1e-3, 1e-2), "max_iter": (50, 100, 300)}
+    solver: ClassVar[str] = "gd"
+
+    temperature: float = option(15.0, positive)
+    learning_rate: float = option(1e-3, positive)
+    max_iter: int = option(100, check.integer)
+    normalize: bool = option(True, check.flag)
+
+    def solve(self, task: Task) -> Tensor:
+        options: dict[str, Any] = {"weights": (1.0, 0.0, 0.0)} | asdict(self)
+        options |= {"num_classes": task.num_classes, "solver": self.solver, "validate": False}
+        return tim(*task.inputs(), **options).probabilities
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Tim(Baseline):
+    """Transductive information maximisation by gradient descent, TIM-GD; see `paddle_ext.tim`.
+
+    From the means of the support as prototypes, Adam minimises ``weights[0]`` times the
+    cross-entropy of the support, less ``weights[1]`` times the entropy of the mean prediction for
+    the queries, plus ``weights[2]`` times the mean entropy of the predictions.
+    The other options are those of `Baseline`.
+
+    Parameters
+    ----------
+    weights : three floats
+        Weights of the support's cross-entropy, the marginal and the conditional entropy, >= 0.
+    """
+
     name: ClassVar[str] = "tim"
     display: ClassVar[Display] = Display("TIM", 7, "#56b4e9", "<")
     tuning_grid: ClassVar[Grid] = {
         "weights": tuple((1.0, m, c) for m in (0.1, 0.3, 1.0) for c in (0.1, 0.3, 1.0))
     }
-    solver: ClassVar[str] = "gd"
 
     weights: tuple[float, float, float] = option((1.0, 0.3, 1.0), check.triple)
-    temperature: float = option(15.0, positive)
     learning_rate: float = option(1e-4, positive)
     max_iter: int = option(2000, check.integer)
-    normalize: bool = option(True, check.flag)
-
-    def solve(self, task: Task) -> Tensor:
-        return probabilities(task, solver=self.solver, **asdict(self))
 
 
 @register
@@ -111,41 +133,3 @@ class TimAdm(Tim):
     weights: tuple[float, float, float] = option((0.1, 1.0, 0.1), check.triple)
     learning_rate: float = option(1.0, positive)
     max_iter: int = option(150, check.integer)
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class Baseline(Method):
-    """Adam on the cross-entropy of the support, from its class means: TIM-GD without queries.
-
-    Not transductive: each query is classified independently.
-
-    Parameters
-    ----------
-    temperature : float
-        Sharpness of the probabilities, > 0.
-    learning_rate : float
-        Of Adam, > 0.
-    max_iter : int
-        Steps of Adam.
-    normalize : bool
-        Make all rows unit-norm first.
-    """
-
-    name: ClassVar[str] = "baseline"
-    display: ClassVar[Display] = Display("Baseline", 1, "#8a8a8a", "s")
-    tuning_grid: ClassVar[Grid] = {"learning_rate": (1e-4, 1e-3, 1e-2), "max_iter": (50, 100, 300)}
-
-    temperature: float = option(15.0, positive)
-    learning_rate: float = option(1e-3, positive)
-    max_iter: int = option(100, check.integer)
-    normalize: bool = option(True, check.flag)
-
-    def solve(self, task: Task) -> Tensor:
-        return probabilities(task, weights=(1.0, 0.0, 0.0), **asdict(self))
-
-
-def probabilities(task: Task, **options: Any) -> Tensor:
-    """Probabilities [B, Q, K] of a checked task, by `paddle_ext.tim`."""
-    found = tim(*task.inputs(), num_classes=task.num_classes, validate=False, **options)
-    return found.probabilities

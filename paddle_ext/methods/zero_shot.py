@@ -25,7 +25,7 @@ class ZeroShot(Method):
     Parameters
     ----------
     logit_scale : float
-        Factor on the cosines, > 0; CLIP learned 100.
+        Factor on the cosines of queries and prototypes, > 0; CLIP learned 100.
     """
 
     name: ClassVar[str] = "zero_shot"
@@ -39,12 +39,11 @@ class ZeroShot(Method):
         return in_chunks(self.solve_chunk, task, 3 * task.bytes)
 
     def solve_chunk(self, task: Task) -> Tensor:
-        return torch.softmax(zero_shot_logits(task, self.logit_scale), dim=-1)
+        return torch.softmax(self.logits(task), dim=-1)
 
-
-def zero_shot_logits(task: Task, logit_scale: float) -> Tensor:
-    """The given logits, or the cosines with the prototypes times `logit_scale`, [B, Q, K]."""
-    if task.logits is not None:
-        return task.logits
-    assert task.prototypes is not None  # `needs_prototypes`
-    return logit_scale * products(unit_rows(task.query), unit_rows(task.prototypes))
+    def logits(self, task: Task) -> Tensor:
+        """The given logits, or the cosines with the prototypes times `logit_scale`, [B, Q, K]."""
+        if task.logits is not None:
+            return task.logits
+        assert task.prototypes is not None  # `needs_prototypes`
+        return self.logit_scale * products(unit_rows(task.query), unit_rows(task.prototypes))

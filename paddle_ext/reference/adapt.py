@@ -47,8 +47,7 @@ def trigamma(x: Tensor) -> Tensor:
     for _ in range(20):
         lower = lower + x.square().reciprocal()
         x = x + 1
-    found: Tensor = lower + torch.special.polygamma(1, x)
-    return found
+    return lower + torch.special.polygamma(1, x)  # type: ignore[no-any-return]
 
 
 class Iterated(NamedTuple):
@@ -153,19 +152,7 @@ def adapt(
 ) -> Solution:
     """Adapt log-likelihoods to the class proportions of their batch; see `paddle_ext.adapt`.
 
-    Always computed in float64.
-
-    Returns
-    -------
-    Solution
-        In float64 for float64 logits, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> logits = torch.tensor([[3.0, 0.0, 0.0]] * 6 + [[0.4, 0.5, 0.0]])
-    >>> adapt(logits).labels
-    tensor([0, 0, 0, 0, 0, 0, 0])
+    Always computed in float64; the result is in float64 for float64 logits, else in float32.
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     *batch, Q, K = logits.shape
@@ -173,24 +160,24 @@ def adapt(
     B = len(given)
     even, own = (x.to(given.device) for x in measures(torch.ones(K) if prior is None else prior, B))
     least = given.new_full((B, 1), LEAST)
-    found, used = iterate(given, even, least, weight, max_iter, tol), None
+    state, used = iterate(given, even, least, weight, max_iter, tol), None
     if prior is not None:
-        least = found.concentration
-        other = iterate(given, own, least, weight, max_iter, tol, MOST, found.bound)
-        used = other.bound > found.bound
-        both = zip(found, other, strict=True)
-        found = Iterated(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
-    e, a = found.dual, found.concentration
+        least = state.concentration
+        other = iterate(given, own, least, weight, max_iter, tol, MOST, state.bound)
+        used = other.bound > state.bound
+        both = zip(state, other, strict=True)
+        state = Iterated(*(torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
+    e, a = state.dual, state.concentration
     u = (given + e.unsqueeze(-2)).softmax(-1)
-    proportions = (weight * u.sum(-2) + a * found.measure) / (weight * Q + K * a)
+    proportions = (weight * u.sum(-2) + a * state.measure) / (weight * Q + K * a)
     return Solution(
         labels=u.argmax(-1).reshape(*batch, Q),
         probabilities=u.to(dtype).reshape(*batch, Q, K),
         proportions=proportions.to(dtype).reshape(*batch, K),
         dual=e.to(dtype).reshape(*batch, K),
-        iterations=found.iterations.reshape(batch),
-        criterion=found.criterion.to(dtype).reshape(batch),
+        iterations=state.iterations.reshape(batch),
+        criterion=state.criterion.to(dtype).reshape(batch),
         concentration=a.squeeze(-1).to(dtype).reshape(batch),
-        bound=found.bound.to(dtype).reshape(batch),
+        bound=state.bound.to(dtype).reshape(batch),
         prior_used=None if used is None else used.reshape(batch),
     )

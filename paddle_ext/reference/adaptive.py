@@ -14,14 +14,7 @@ from torch import Tensor
 
 from ..solution import Solution
 from .adapt import adapt, measures
-from .label_noise import (
-    MIXTURES,
-    NO_SCATTER,
-    STANDARD_ERROR,
-    Mixture,
-    full_metric,
-    weigh_labels,
-)
+from .label_noise import MIXTURES, NO_SCATTER, STANDARD_ERROR, Mixture, full_metric, weigh_labels
 from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
@@ -148,8 +141,8 @@ def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judg
     own = (rows.shots + 1) / (rows.shots - 1) * square / kept
 
     kappa = (own.mean() + NO_SCATTER) / (plain.own(rows).mean() + NO_SCATTER)
-    found = judged(metric, others, own, rows)
-    return Judged(found.metric / kappa, found.rows / kappa)
+    raw = judged(metric, others, own, rows)
+    return Judged(raw.metric / kappa, raw.rows / kappa)
 
 
 def judged(metric: Tensor, others: Tensor, own: Tensor, rows: CalibrationRows) -> Judged:
@@ -157,41 +150,23 @@ def judged(metric: Tensor, others: Tensor, own: Tensor, rows: CalibrationRows) -
     return Judged(metric, others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1)))
 
 
-def calibrate(
-    distances: Tensor,
-    labels: Tensor,
-    count: Tensor,
-    *,
-    centre: float = 16.0,
-    spread: float = math.log(2.0),
-) -> tuple[Tensor, Tensor, Tensor]:
+def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sharpness [B], the minimum [B], and what classes attract from rows of others [B, K].
 
     For rows i with distances d_ik to the classes [B, R, K] and own classes y_i, of which the first
     `count` [B] count, each task minimises over ln f
 
-        sum_i CE_i( softmax_k( -f/2 d_ik ) ) + (ln f - ln centre)^2 / (2 spread^2)
+        sum_i CE_i( softmax_k( -f/2 d_ik ) ) + (ln f - ln 16)^2 / (2 ln(2)^2)
 
     by Newton steps inside a bracket; a step outside the bracket becomes a bisection.
-
-    Examples
-    --------
-    >>> import torch
-    >>> distances = torch.tensor([[[0.1, 2.0], [1.9, 0.2], [0.5, 0.4]]])
-    >>> sharpness, _, _ = calibrate(distances, torch.tensor([[0, 1, 1]]), torch.tensor([0]))
-    >>> round(float(sharpness), 3)  # no row counts
-    16.0
     """
     d = distances.detach().double()
     B, R, _ = d.shape
     counts = (torch.arange(R, device=d.device) < count.unsqueeze(-1)).double()  # [B, R]
     own = d.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
-    middle, precision = math.log(centre), spread**-2
-    low, high = (
-        d.new_full((B,), math.log(LEAST_SHARPNESS)),
-        d.new_full((B,), math.log(MOST_SHARPNESS)),
-    )
-    at = d.new_full((B,), min(max(middle, math.log(LEAST_SHARPNESS)), math.log(MOST_SHARPNESS)))
+    middle, precision = math.log(SHARPNESS), math.log(2.0) ** -2
+    low, high = (d.new_full((B,), math.log(f)) for f in (LEAST_SHARPNESS, MOST_SHARPNESS))
+    at = d.new_full((B,), middle)
     running = torch.ones(B, dtype=torch.bool, device=d.device)
     for _ in range(CALIBRATION_STEPS):
         f = at.exp()
@@ -224,8 +199,8 @@ def calibrate(
 def sharpness_of(distances: Tensor, own: Tensor) -> tuple[float, float]:
     """The calibrated sharpness, and the objective it minimises."""
     count = torch.tensor([len(own)], device=own.device)
-    found = calibrate(distances.unsqueeze(0), own.unsqueeze(0), count)
-    return float(found[0]), float(found[1])
+    fit = calibrate(distances.unsqueeze(0), own.unsqueeze(0), count)
+    return float(fit[0]), float(fit[1])
 
 
 def hubs(distances: Tensor, rows: CalibrationRows, f: float) -> Tensor:
@@ -273,18 +248,14 @@ def moved_distances(
 
     `weights` [Q, K] are those of the queries in the prototypes.
     """
-    found = []
+    parts = []
     for q in range(len(x)):
         others = weights.clone()
         others[q] = 0
         sums = shots.unsqueeze(1) * means + others.mT @ x
         prototypes = sums / (shots + others.sum(0)).unsqueeze(1)
-        found.append(squared(x[q : q + 1], prototypes, metric))
-    return torch.cat(found)
-
-
-def uses_full_metric(metric: str, S: int, K: int) -> bool:
-    return S > K and metric != "diagonal"
+        parts.append(squared(x[q : q + 1], prototypes, metric))
+    return torch.cat(parts)
 
 
 def likelihood(
@@ -300,7 +271,7 @@ def likelihood(
         scale = one_shot_scale(means).diag()
         bias = one_shot_hubs(means, scale)
         return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER, S)
-    off, full = x - means[labels], uses_full_metric(metric, S, K)
+    off, full = x - means[labels], metric != "diagonal"
     rows = choose_calibration_rows(x, labels, means, shots, full)
     plain = by_scale(rows, means)
     variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
@@ -315,20 +286,20 @@ def likelihood(
             break
         f, least, best, share = f_mixed, min(least, objective), mixed, t
     bias = hubs(best.rows - excess, rows, f) + f / 2 * excess
-    found = Likelihood(centre, means, shots, best.metric, f, bias, 1.0, S, variance)
+    learned = Likelihood(centre, means, shots, best.metric, f, bias, 1.0, S, variance)
     if label_noise == 0.0 or K == 1:
-        return found
+        return learned
     # The raw full metric is kappa times the one that is as long as the diagonal one.
     raw = full_metric(off, S - K, plain.metric)[0]
     trusted = Mixture(share, float(raw.trace() / other.metric.trace())) if full else None
     judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
     noisy = weigh_labels(x, labels, plain.metric, trusted, judges, label_noise, variance)
     if noisy is None:
-        return found
-    found = found._replace(
+        return learned
+    learned = learned._replace(
         means=noisy.means, shots=noisy.shots, metric=noisy.metric, sharpness=noisy.sharpness
     )
-    return found._replace(bias=noisy.hubs + noisy.sharpness / 2 * found.excess())
+    return learned._replace(bias=noisy.hubs + noisy.sharpness / 2 * learned.excess())
 
 
 def posterior(
@@ -348,15 +319,15 @@ def posterior(
     distances, more = known.distances(z), 0.0 if added is None else added
     weight = 2 * S / (2 * S + Q)
     logits = known.logits(distances) + more
-    found = adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
-    assert found.concentration is not None
-    u, a = found.probabilities, found.concentration
+    adapted = adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
+    assert adapted.concentration is not None
+    u, a = adapted.probabilities, adapted.concentration
     W = u.square() * Q / (Q + K)
     moved = moved_distances(z, known.means, known.shots, W, known.metric)
     moved = moved + known.excess() - known.excess(W.sum(0))
     logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
     even, own = (x.to(u) for x in measures(torch.ones(K) if prior is None else prior, 1))
-    m = own if found.prior_used else even
+    m = own if adapted.prior_used else even
     counts = weight * u.sum(0)
     two_classes = (K - 1) * a / (1 + K * a)  # the chance that two queries differ, a priori
     kept = 1 - two_classes * counts / (counts + known.shots)  # they are in the prototypes already
@@ -367,7 +338,7 @@ def posterior(
     counted = torch.stack([(labels == k).sum() for k in range(K)])
     labelled_share = int((counted > 0).sum()) / K
     shares = (1 - labelled_share) * counted / Q + labelled_share * u.mean(0)
-    return found._replace(labels=labels, probabilities=u, proportions=shares)
+    return adapted._replace(labels=labels, probabilities=u, proportions=shares)
 
 
 def adaptive(
@@ -395,17 +366,10 @@ def adaptive(
     -------
     Solution
         In float64 for float64 features, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> support, query = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 1.0]])
-    >>> adaptive(support, torch.tensor([0, 1]), query).labels
-    tensor([0])
     """
     rows, one_hot, queries = batched(support, support_labels, query, num_classes)
     K = one_hot.shape[-1]
-    found = [
+    solutions = [
         posterior(
             likelihood(
                 rows[b % len(rows)], one_hot[b % len(rows)].argmax(-1), K, metric, label_noise
@@ -418,8 +382,9 @@ def adaptive(
         for b in range(len(queries))
     ]
     together: dict[str, Any] = {}
-    for name, first in found[0]._asdict().items():
+    for name, first in solutions[0]._asdict().items():
         if isinstance(first, Tensor):
-            x = torch.stack([getattr(one, name) for one in found]) if query.dim() == 3 else first
+            every = torch.stack([getattr(solution, name) for solution in solutions])
+            x = every if query.dim() == 3 else first
             together[name] = x.to(computing_dtype(query)) if x.is_floating_point() else x
-    return found[0]._replace(**together)
+    return solutions[0]._replace(**together)

@@ -67,7 +67,7 @@ def distances(
     off = x - means[labels]
     rows = float((mass - squares / mass).sum())
     A, length = full_metric(off * weights.sqrt().unsqueeze(1), rows, plain)
-    found = []
+    of_rows = []
     for i, y in enumerate(labels.tolist()):
         w, away = weights[i], x[i] - means
         cut = w * mass[y] / ((mass[y] - w).clamp(min=LEAST) * length)
@@ -80,8 +80,8 @@ def distances(
             farther = (mass[y].square() + squares[y]) / seen
             by_scale[y] *= farther
             by_full[y] *= farther
-        found.append(torch.stack([by_scale, by_full]))
-    return *torch.stack(found, 1), A
+        of_rows.append(torch.stack([by_scale, by_full]))
+    return *torch.stack(of_rows, 1), A
 
 
 def weighted_means(

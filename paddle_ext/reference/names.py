@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .adaptive import (
-    centred,
-    likelihood,
-    moved_distances,
-    posterior,
-    sharpness_of,
-    squared,
-)
+from .adaptive import centred, likelihood, moved_distances, posterior, sharpness_of, squared
 from .paddle import unit_rows
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS, SLOPE = 12.0, 0.3, 0.5, 0.4
@@ -140,9 +133,9 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
         moved = moved_distances(x, prototypes[kept], mass[kept], u.square(), eye)
         logits = query[:, kept] - factor * SHARPNESS / 2 * moved
         u = adapt(logits, weight=weight, max_iter=min(10, max_iter), tol=tol).probabilities
-    found = torch.zeros(Q, K).double()
-    found[:, kept] = u
-    return found
+    probabilities = torch.zeros(Q, K).double()
+    probabilities[:, kept] = u
+    return probabilities
 
 
 # --- every class has labelled rows ------------------------------------------------------------
@@ -160,9 +153,9 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
         logits, counts = known.logits(d), (n > 1).unsqueeze(1)
         factor, misfit = fitted((logits + names.judges) * counts, own)
         for other, price in ((0.0, 2.0), (0.5, 1.0), (2.0, 1.0)):
-            found = fitted((logits + other * names.judges) * counts, own)
-            if found[1] + price < misfit:
-                factor, misfit, share = found[0], found[1] + price, other
+            fit = fitted((logits + other * names.judges) * counts, own)
+            if fit[1] + price < misfit:
+                factor, misfit, share = fit[0], fit[1] + price, other
         factor = min(factor, 1.0)
     known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
     added = factor * share * names.query
@@ -194,14 +187,6 @@ def names(
     -------
     Tensor [.., Q, K]
         Probabilities, in float64.
-
-    Examples
-    --------
-    >>> import torch
-    >>> prototypes = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> query = torch.tensor([[3.0, 1.0], [1.0, 4.0]])
-    >>> names(query[:0], torch.zeros(0).long(), query, prototypes=prototypes).argmax(-1)
-    tensor([0, 1])
     """
 
     given = prototypes if logits is None else logits

@@ -177,7 +177,9 @@ def solve(
         tol = 1e-6
 
     # Scale coordinates to about 1, so that neither squares nor logits overflow.
-    task, unit = of_size_one(task)
+    unit = power_of_two_above(torch.cat([task.query, task.means], dim=-2))
+    scatter = task.scatter / unit.square().view(-1)
+    task = Task(task.query / unit, task.means / unit, task.shots, scatter)
     sharpened = temperature / 2 * unit.square()
     steep = sharpened.clamp(max=torch.finfo(dtype).max).to(dtype)
 
@@ -240,30 +242,17 @@ def solve(
     )
 
 
-def of_size_one(task: Task) -> tuple[Task, Tensor]:
-    """The task divided by a unit so that no coordinate exceeds 1, and the unit, [B, 1, 1]."""
-    unit = power_of_two_above(task)
-    scatter = task.scatter / unit.square().view(-1)
-    return Task(task.query / unit, task.means / unit, task.shots, scatter), unit
-
-
-def power_of_two_above(task: Task) -> Tensor:
-    """The smallest power of two above all coordinates of a task, [B, 1, 1].
+def power_of_two_above(x: Tensor) -> Tensor:
+    """The smallest power of two above all coordinates, [B, N, D] -> [B, 1, 1]; 1 for 0.
 
     Dividing by a power of two is exact.
     """
-    largest = torch.maximum(task.query.abs().amax((-2, -1)), task.means.abs().amax((-2, -1)))
-    return torch.exp2(torch.frexp(largest).exponent.double()).view(-1, 1, 1)
+    exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
+    return torch.exp2(exponent.clamp(min=-1000).double())
 
 
 def objective(
-    task: Task,
-    sharpened: Tensor,
-    lam: float,
-    epsilon: float,
-    u: Tensor,
-    v: Tensor,
-    w: Tensor,
+    task: Task, sharpened: Tensor, lam: float, epsilon: float, u: Tensor, v: Tensor, w: Tensor
 ) -> Tensor:
     """The objective, [B], which no iteration increases; `sharpened` multiplies the data term."""
     u, v, w = u.double(), v.double(), w.double()

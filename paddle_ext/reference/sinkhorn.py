@@ -27,20 +27,8 @@ def sinkhorn(
 ) -> Transport:
     """Find the transport plans of a batch of tasks, in the log domain and in float64.
 
-    See `paddle_ext.sinkhorn` for the parameters.
-
-    Returns
-    -------
-    Transport
-        In float64 for a float64 cost, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    >>> sinkhorn(cost, torch.ones(2), torch.ones(2), reg=0.2).plan
-    tensor([[0.9933, 0.0067],
-            [0.0067, 0.9933]])
+    See `paddle_ext.sinkhorn` for the parameters; the result is in float64 for a float64 cost, else
+    in float32.
     """
     dtype = torch.float64 if cost.dtype == torch.float64 else torch.float32
     *batch, Q, K = cost.shape

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..solution import TimSolution
-from .paddle import batched, class_means, computing_dtype, unit_rows
+from .paddle import batched, class_means, computing_dtype, power_of_two_above, unit_rows
 
 EPSILON = 1e-12
 # The cross-entropy of alpha > 1 explodes for small p_y. Beyond this power it continues as its
@@ -53,12 +53,6 @@ class Task(NamedTuple):
     temperature: Tensor  # [B, 1, 1]
     unit: Tensor  # [B, 1, 1]
     centre: Tensor  # [B, 1, D]
-
-
-def power_of_two_above(x: Tensor) -> Tensor:
-    """The smallest power of two above all coordinates, [B, N, D] -> [B, 1, 1]; 1 for 0."""
-    exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
-    return torch.exp2(exponent.clamp(min=-1000).double())
 
 
 def prepare(
@@ -184,20 +178,8 @@ def tim(
 ) -> TimSolution:
     """Classify the queries of few-shot tasks by TIM; see `paddle_ext.tim` for the parameters.
 
-    Always computed in float64, with autograd and Adam written out.
-
-    Returns
-    -------
-    TimSolution
-        In float64 for float64 features, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> support = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> query = torch.tensor([[3.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
-    >>> tim(support, torch.tensor([0, 1]), query, max_iter=10).labels
-    tensor([0, 1, 1])
+    Always computed in float64, with autograd and Adam written out; the result is in float64 for
+    float64 features, else in float32.
     """
     dtype = computing_dtype(query)
     raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)

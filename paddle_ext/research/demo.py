@@ -205,7 +205,9 @@ def draw(demo: Demo, path: str | Path) -> None:
     """Write the figure: one batch and its predictions, and below them the accuracies."""
     batch, evaluation = demo.batch, demo.evaluation
     K, Q, present = len(batch.support), len(batch.truth), len(torch.unique(batch.truth))
-    sheets = {f"{K} candidate classes; {present} are present": candidate_sheet(batch)}
+    frames = [GREEN if k in batch.truth else None for k in range(K)]
+    candidates = sheet([list(zip(batch.support, frames, strict=True))])
+    sheets = {f"{K} candidate classes; {present} are present": candidates}
     groups = {f"{Q} images by Adaptive": batch.adaptive, "by SimpleShot": batch.nearest}
     for name, labels in groups.items():
         right = 100 * (labels == batch.truth).double().mean()
@@ -230,12 +232,6 @@ def draw(demo: Demo, path: str | Path) -> None:
     below += "class, green if it is present; red: a wrong class"
     style.head(figure, "Many candidate classes, few of them present", below)
     style.finish(figure, path)
-
-
-def candidate_sheet(batch: Batch) -> Tensor:
-    """One image of each candidate class, those present framed: [H, W, 3]."""
-    frames = [GREEN if k in batch.truth else None for k in range(len(batch.support))]
-    return sheet([list(zip(batch.support, frames, strict=True))])
 
 
 def group_sheet(batch: Batch, labels: Tensor) -> Tensor:

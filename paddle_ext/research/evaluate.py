@@ -34,6 +34,7 @@ from .sampler import TaskSampler
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
 FILE, JOURNAL = "evaluation.json", "journal.jsonl"
+SAME_IN_ALL_SETTINGS = ("n_query", "num_classes", "sampling", "alpha", "seed")  # of the samplers
 
 
 def evaluate(
@@ -168,12 +169,8 @@ def evaluate(
             "features": digest(bank.features, bank.base_mean),
             "rows": digest(labels, support, query),
             "prototypes": digest(prototypes),
-            "n_query": first.n_query,
-            "num_classes": first.num_classes,
-            "sampling": first.sampling,
-            "alpha": first.alpha,
-            "seed": first.seed,
         }
+        header |= {name: getattr(first, name) for name in SAME_IN_ALL_SETTINGS}
     on_device = DeviceBank(bank, computing_device(device, bank), memory, prototypes)
     journal = Journal(None if folder is None else folder / JOURNAL, header, resume)
     count_correct(chosen, samplers, n_tasks, on_device, journal, progress)

@@ -50,12 +50,6 @@ def accuracy_against_k_eff(
     path : path, optional
     reference : str, optional
         The method that the others are compared with, drawn as a dashed line.
-
-    Examples
-    --------
-    >>> from paddle_ext import Evaluation
-    >>> evaluation = Evaluation.load("keff/evaluation.json")  # doctest: +SKIP
-    >>> accuracy_against_k_eff(evaluation, path="keff.png")  # doctest: +SKIP
     """
     results = at_least_one(evaluation)
     every_shots = distinct(result.shots for result in results)
@@ -102,11 +96,6 @@ def accuracy_bars(
     path : path, optional
     axes : matplotlib Axes, optional
         Draw the only number of shots into these, which belong to your own figure.
-
-    Examples
-    --------
-    >>> published = {"paddle": {5: 63.2}, "tim": {5: 66.4}}
-    >>> accuracy_bars(evaluation, published, "bars.png")  # doctest: +SKIP
     """
     results = at_least_one(evaluation)
     if len({r.k_eff for r in results}) > 1:

@@ -31,9 +31,9 @@ class TaskBatch(NamedTuple):
     query_index: Tensor  # [B, Q]
     query_labels: Tensor  # [B, Q]: for evaluation only, hidden from methods
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TaskBatch:
+    def to(self, device: torch.device | str) -> TaskBatch:
         """The same tasks on another device."""
-        return TaskBatch(*(x.to(device, non_blocking=non_blocking) for x in self))
+        return TaskBatch(*(x.to(device) for x in self))
 
 
 class TaskSampler:
@@ -115,11 +115,9 @@ class TaskSampler:
         self.sampling = check.choice("sampling", sampling, SAMPLING_NAMES)
         self.alpha = check.real("alpha", alpha, positive=True)
         self.seed = check.integer("seed", seed, least=0, most=LAST_SEED)
-        self.num_classes = (
-            classes
-            if num_classes is None
-            else at_most("num_classes", num_classes, classes, "classes")
-        )
+        self.num_classes = classes
+        if num_classes is not None:
+            self.num_classes = at_most("num_classes", num_classes, classes, "classes")
         if not self.shots and num_classes is not None:  # no support would tell which they are
             raise check.ArgumentValueError(
                 "num_classes", f"must be None with shots={self.shots}, got {num_classes}"
@@ -159,17 +157,9 @@ class TaskSampler:
             )
 
     def batch(self, start: int, count: int) -> TaskBatch:
-        """Tasks number `start` to `start + count - 1`.
+        """Tasks number `start` >= 0 to `start + count - 1`, on the CPU.
 
-        Parameters
-        ----------
-        start, count : int
-            At least 0 and at least 1.
-
-        Returns
-        -------
-        TaskBatch
-            On the CPU. A shared support has no batch dimension.
+        A shared support has no batch dimension.
         """
         start = check.integer("start", start, least=0, most=LAST_TASK)
         B = check.integer("count", count)

@@ -37,18 +37,7 @@ def emphasised(label: str) -> bool:
 
 
 def rows(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
-    """The header and the cells of a table, as text.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-
-    Returns
-    -------
-    header : list of str
-        The method, the settings, the milliseconds per task.
-    cells : list of lists of str
-        One row per method, in order.
+    """The header and the cells of a table, as text: the method, the settings, ms per task.
 
     Examples
     --------
@@ -69,10 +58,6 @@ def rows(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
 
 def markdown(evaluation: Evaluation) -> str:
     """A table in Markdown, with the best accuracy of each setting in bold; ends with a new line.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
 
     Examples
     --------

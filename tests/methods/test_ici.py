@@ -10,14 +10,7 @@ from problems import NASTY, Problem, largest, make_problem
 from torch import Tensor
 
 from paddle_ext import methods
-from paddle_ext import task as features
-from paddle_ext.methods.ici import (
-    PENALTIES,
-    Ici,
-    first_zeros,
-    place_in_class,
-    principal_components,
-)
+from paddle_ext.methods.ici import PENALTIES, Ici, first_zeros, place_in_class, principal_components
 from paddle_ext.rows import unit_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +30,7 @@ def unit(problem: Problem) -> Tensor:
 
 
 @pytest.mark.parametrize("K", [2, 5])
-@pytest.mark.parametrize("C", [0.1, 10.0, 300.0])
+@pytest.mark.parametrize("C", [0.5, 300.0])
 def test_the_model_is_that_of_scikit_learn(K: int, C: float) -> None:
     """Before queries are absorbed, and with all of them."""
     problem = make_problem(Q=15, K=K, D=30, lead=2.0, seed=4)
@@ -169,8 +162,8 @@ def test_principal_components(N: int, D: int) -> None:
 
 
 def test_tasks_that_need_different_numbers_of_rounds() -> None:
-    """One has all its queries in one class, and the others not; chunks change nothing either."""
-    problem = make_problem(B=3, Q=20, K=4, D=6, lead=20.0)
+    """One has all its queries in one class, and the others not."""
+    problem = make_problem(B=3, Q=12, K=4, D=6, lead=20.0)
     query = problem.query.clone()
     query[1] = query[1, :1] + 0.01 * query[1]
     problem = Problem(problem.support, problem.support_labels, query, 4)
@@ -178,9 +171,6 @@ def test_tasks_that_need_different_numbers_of_rounds() -> None:
     for b in range(3):
         assert largest(solve(problem.task(b), step=2) - together[b]) < 1e-5
     assert together[1].argmax(-1).unique().numel() == 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features, "BUDGET", {"cpu": 1})
-        assert largest(solve(problem, step=2) - together) < 1e-5
 
 
 def test_all_queries_at_once_are_self_training() -> None:
@@ -188,10 +178,3 @@ def test_all_queries_at_once_are_self_training() -> None:
     problem = NASTY["duplicates"]()
     assert largest(solve(problem, step=1000) - solve(problem, step=1000, dimension=1)) < 1e-6
     assert largest(solve(problem, step=1000) - solve(problem, step=1000, max_iter=1)) < 1e-6
-
-
-def test_presets() -> None:
-    names = ("mini", "tiered", "inat")
-    dimensions = {name: methods.create("ici", name).dimension for name in names}
-    assert dimensions == {"mini": 2, "tiered": 5, "inat": 5}
-    assert methods.create("ici") == methods.create("ici", "mini")

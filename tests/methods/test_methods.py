@@ -1,7 +1,6 @@
-"""Guarantees of every method, whatever it computes."""
+"""Guarantees of every method, whatever it computes, and what the methods share."""
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -11,9 +10,11 @@ import pytest
 import torch
 from method_tasks import NAMES, assert_close, assert_prediction, fast, hard, nonnegative
 from places import on_devices
-from problems import NASTY, REFUSALS, Problem, all_equal, make_problem, one_direction, tied
+from problems import NASTY, Problem, all_equal, largest, make_problem, one_direction, tied
 
 from paddle_ext import methods
+from paddle_ext import task as layout
+from paddle_ext.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,9 +33,9 @@ NATIVE = [name for name in NAMES if name not in PLAIN_TORCH]
     cpu_only=product(NAMES, [{"B": 1}, {"B": 1, "shared": True}]),
 )
 def test_shapes_and_simplex(device: str, name: str, shape: dict[str, Any]) -> None:
-    problem = nonnegative(make_problem(**{"B": 3} | shape)).to(device)
-    for dtype in (torch.float32, torch.float64):
-        there = problem.to(dtype)
+    """Of rows of both signs, and of rows like those after a ReLU."""
+    problem = make_problem(**{"B": 3} | shape).to(device)
+    for there in (problem, nonnegative(problem).to(torch.float64)):
         assert_prediction(fast(name).predict(*there.inputs()), there)
 
 
@@ -55,53 +56,37 @@ def test_easy_tasks_are_solved(device: str, name: str) -> None:
     everywhere=product([name for name in NAMES if name != "ici"], [False, True]),
     cpu_only=product(["ici"], [False, True]),  # thousands of tiny kernels: see test_ici.py
 )
-def test_a_task_does_not_depend_on_its_batch(device: str, name: str, shared: bool) -> None:
-    problem = hard(4, shared=shared).to(device)
-    method = fast(name)
+def test_a_task_does_not_depend_on_its_batch(
+    device: str, name: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor on the chunk, nor on whether the tasks share one copy of the support."""
+    problem, method = hard(3, shared=shared).to(device), fast(name)
     together = method.predict(*problem.inputs())
-    for b in range(4):
+    for b in range(3):
         alone = method.predict(*problem.task(b).inputs())
         assert_close(methods.Prediction(*(x[b] for x in together)), alone)
     if shared:
-        repeated = replace(
-            problem,
-            support=problem.support.expand(4, -1, -1),
-            support_labels=problem.support_labels.expand(4, -1),
-        )
-        assert_close(method.predict(*repeated.inputs()), together)
+        support, labels = problem.support.expand(3, -1, -1), problem.support_labels.expand(3, -1)
+        assert_close(method.predict(support, labels, problem.query), together)
+    monkeypatch.setitem(layout.BUDGET, device, 1)
+    assert_close(method.predict(*problem.inputs()), together)
 
 
 @every_method
 def test_forms_of_input(device: str, name: str) -> None:
-    """Layouts, integer types, gradients and autocast change nothing, and nothing is modified.
-
-    tests/test_contract.py has more of these for what all methods share.
-    """
-    problem = hard(2).to(device)
+    """Gradients, autocast, layouts and half precision change nothing, and nothing is modified."""
+    problem, method = hard(2).to(device), fast(name)
     before = copy.deepcopy(problem.inputs())
-    want = fast(name).predict(*problem.inputs())
-    for x, y in zip(before, problem.inputs(), strict=True):
-        assert torch.equal(x, y)
+    want = method.predict(*problem.inputs())
+    assert all(torch.equal(x, y) for x, y in zip(before, problem.inputs(), strict=True))
     leaves = problem.map(lambda x: x.clone().requires_grad_())
     with torch.autocast(device, dtype=torch.bfloat16):
-        got = fast(name).predict(*leaves.inputs(), num_classes=problem.num_classes)
+        got = method.predict(*leaves.inputs(), num_classes=problem.num_classes)
     assert_prediction(got, problem)
     assert torch.equal(got.probabilities, want.probabilities)
-    turned = problem.map(lambda x: x.mT.contiguous().mT)
-    labels = problem.support_labels.to(torch.uint8).mT.contiguous().mT
-    assert_close(fast(name).predict(*replace(turned, support_labels=labels).inputs()), want)
     half = problem.to(torch.float16)
-    got = fast(name).predict(*half.inputs())
-    assert_prediction(got, half)
-    single = fast(name).predict(*half.to(torch.float32).inputs())
-    assert torch.equal(got.probabilities, single.probabilities)
-
-
-@on_devices("name", NATIVE, cpu_only=PLAIN_TORCH)
-def test_negative_features(device: str, name: str) -> None:
-    problem = make_problem(B=2).to(device)
-    assert float(problem.query.min()) < 0
-    assert_prediction(fast(name).predict(*problem.inputs()), problem)
+    single = half.to(torch.float32).map(lambda x: x.mT.contiguous().mT)
+    assert_close(method.predict(*half.inputs()), method.predict(*single.inputs()))
 
 
 # --- nasty input ----------------------------------------------------------------------------------
@@ -147,49 +132,81 @@ def test_duplicated_samples(name: str) -> None:
     assert torch.equal(got.labels[:8], got.labels[8:])
 
 
-# --- invalid input: the rest is in tests/test_contract.py -----------------------------------------
-
-D = 4
-BAD: list[tuple[object, type[Exception], list[str]]] = [
-    ([0.0] * D, TypeError, ["base_mean", "torch.Tensor", "list"]),
-    (torch.zeros(D).long(), TypeError, ["base_mean", "float32", "int64"]),
-    (torch.zeros(5), ValueError, ["base_mean", "[4]", "got [5]"]),
-    (torch.zeros(1, D), ValueError, ["base_mean", "[4]", "got [1, 4]"]),
-    (torch.zeros(D).double(), ValueError, ["base_mean", "precise", "float64"]),
-    (torch.zeros(D, device="meta"), ValueError, ["base_mean", "one device"]),
-    (torch.tensor([0.0, 0.0, math.inf, 0.0]), ValueError, ["finite", "got inf at [2]"]),
-]
-
-
-@pytest.mark.parametrize(("base_mean", "error", "words"), BAD)
-def test_bad_base_mean(base_mean: Any, error: type[Exception], words: list[str]) -> None:
-    problem = make_problem(B=2, Q=5, K=3, D=D)
-    with pytest.raises(error) as caught:
-        fast("simpleshot").predict(*problem.inputs(), base_mean=base_mean)
-    message = str(caught.value)
-    assert caught.type in REFUSALS[error]
-    assert "\n" not in message
-    assert all(word in message for word in [*words, ", got "]), message
-
-
-@every_method
-def test_bad_values(name: str) -> None:
-    """Of the rows, whichever method looks for them."""
-    problem = make_problem(B=2, Q=5, K=3, D=D, shots=(2, 2))
-    for changes in ({}, {"num_classes": 3}):
-        for which in ("support", "query"):
-            rows = getattr(problem, which).clone()
-            rows[1, 2, 3] = math.nan
-            bad = replace(problem, **{which: rows})
-            with pytest.raises(ValueError, match=rf"{which} must be finite, got nan at .1, 2, 3."):
-                fast(name).predict(*bad.inputs(), **changes)
-    with pytest.raises(ValueError, match=r"every class in \[0, 4\) .* class 3 in task 0"):
-        fast(name).predict(*problem.inputs(), num_classes=4)
-
-
 def test_base_mean_of_another_precision() -> None:
     half, mean = hard().to(torch.float16), torch.full((5,), 0.5)
     method = methods.create("simpleshot")
     got = method.predict(*half.inputs(), base_mean=mean)
     same = method.predict(*half.inputs(), base_mean=mean.half())
     assert torch.equal(got.probabilities, same.probabilities)
+
+
+# --- layout of tasks, preprocessing, chunks -------------------------------------------------------
+
+
+def task_of(
+    B: int = 3, *, shared: bool = False, base_mean: torch.Tensor | None = None, device: str = "cpu"
+) -> Task:
+    problem = make_problem(B=B, Q=7, K=4, D=5, shared=shared).to(device)
+    support, labels, query = problem.inputs()
+    if shared:
+        support, labels = support.unsqueeze(0), labels.unsqueeze(0)
+    return Task(support, labels, query, 4, base_mean)
+
+
+# --- layout ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_chunks(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    task = task_of(B=7, shared=shared)
+    seen: list[int] = []
+
+    def solve(part: Task) -> torch.Tensor:
+        seen.append(len(part.query))
+        return part.query.sum((-2, -1)) + part.support.sum((-2, -1))
+
+    want = solve(task)
+    for budget, sizes in ((300, [3, 3, 1]), (100, [1] * 7), (1, [1] * 7), (700, [7])):
+        monkeypatch.setitem(layout.BUDGET, "cpu", budget)
+        seen.clear()
+        assert torch.allclose(layout.in_chunks(solve, task, 100), want)
+        assert seen == sizes
+
+
+# --- preprocessing --------------------------------------------------------------------------------
+
+
+def test_centred_unit_rows() -> None:
+    task = Task(
+        torch.tensor([[[1.0, 1.0], [3.0, 1.0]]]),
+        torch.tensor([[0, 1]]),
+        torch.tensor([[[5.0, 5.0], [2.0, 0.0]]]),
+        2,
+    )
+    support, query = layout.centred_unit_rows(task)  # the mean is (2, 1)
+    assert largest(support - torch.tensor([[[-1.0, 0.0], [1.0, 0.0]]])) < 1e-6
+    assert largest(query - torch.tensor([[[0.6, 0.8], [0.0, -1.0]]])) < 1e-6
+    task = Task(task.support, task.support_labels, task.query, 2, torch.tensor([1.0, 2.0]))
+    support, query = layout.centred_unit_rows(task)
+    assert largest(query - torch.tensor([[[0.8, 0.6], [0.2**0.5, -2 * 0.2**0.5]]])) < 1e-6
+    raw, l2n = layout.scaled(task, "none"), layout.scaled(task, "l2n")
+    assert raw == (task.support, task.query)
+    assert largest(l2n[1][0, 0] - 0.5**0.5) < 1e-6
+
+
+def test_centring_with_a_large_offset(device: str) -> None:
+    task = task_of(device=device)
+    task = Task(task.support + 2e4, task.support_labels, task.query + 2e4, 4)
+    exact = Task(task.support.double(), task.support_labels, task.query.double(), 4)
+    for got, want in zip(
+        layout.centred_unit_rows(task), layout.centred_unit_rows(exact), strict=True
+    ):
+        assert largest(got.double() - want) < 1e-5
+
+
+def test_softmin() -> None:
+    x = torch.tensor([[1.0, 2.0, 4.0], [5.0, 5.0, 9.0]])
+    assert torch.allclose(layout.softmin(x, 0.7), torch.softmax(-0.7 * x, -1))
+    sharpest = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    for sharpness in (1e20, 1e300):
+        assert torch.equal(layout.softmin(x, sharpness), sharpest)

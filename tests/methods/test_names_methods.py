@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from named_tasks import NASTY, Named, make_named, with_logits
-from places import at_places
-from problems import Place, largest
+from problems import largest
 from torch import Tensor
 
 from paddle_ext import methods
@@ -22,16 +21,14 @@ NAMES = [name for name in methods.available() if name not in methods.available(n
 # Fewer steps than the default of the method that is slow.
 FAST: dict[str, dict[str, Any]] = {"em_dirichlet": {"fit_iter": 12, "max_iter": 3}}
 every_method = pytest.mark.parametrize("name", NAMES)
-TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9}
-NOBODY = torch.zeros(0, dtype=torch.int64)
 
 
 def fast(name: str, **options: Any) -> methods.Method:
     return methods.create(name, **FAST.get(name, {}) | options)
 
 
-@at_places("name", NAMES)
-def test_tasks_get_the_result_of_double_precision(place: Place, name: str) -> None:
+@every_method
+def test_tasks_get_the_result_of_double_precision(device: str, name: str) -> None:
     """Ordinary and nasty ones; also on the simplex."""
     ordinary = {
         "batch": lambda: make_named(B=3, Q=30, K=8, D=12, shots=2, without=3, k_eff=3),
@@ -42,14 +39,14 @@ def test_tasks_get_the_result_of_double_precision(place: Place, name: str) -> No
         task = make()
         if name == "stata" and task.logits is not None:
             continue
-        got = fast(name).predict(**task.to(place.dtype).to(place.device).call())
-        assert got.probabilities.dtype == place.dtype
+        got = fast(name).predict(**task.to(device).call())
+        assert got.probabilities.dtype == torch.float32
         assert float(got.probabilities.min()) >= 0, problem
         assert largest(got.probabilities.double().sum(-1) - 1) < 1e-5, problem
         assert torch.equal(got.labels, got.probabilities.argmax(-1))
-        want = fast(name).predict(**task.to(place.dtype).to(torch.float64).call()).probabilities
+        want = fast(name).predict(**task.to(torch.float64).call()).probabilities
         far = largest(got.probabilities.cpu().double() - want)
-        assert far < TOLERANCE[place.dtype], (problem, far)
+        assert far < 2e-4, (problem, far)
 
 
 # --- what every one of them promises --------------------------------------------------------------
@@ -89,17 +86,6 @@ def test_prototypes_of_each_task(name: str) -> None:
 
 
 @every_method
-def test_rows_of_a_bank(name: str) -> None:
-    bank = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
-    support, query = torch.arange(4).repeat(2, 1), torch.arange(10, 30).view(2, 10)
-    labels, prototypes = support, bank[4:8]
-    method = fast(name)
-    indexed = method.predict_indexed(bank, support, labels, query, prototypes=prototypes)
-    dense = method.predict(bank[support], labels, bank[query], prototypes=prototypes)
-    assert largest(indexed.probabilities - dense.probabilities) < 1e-6
-
-
-@every_method
 def test_easy_tasks_are_solved(device: str, name: str) -> None:
     """Classes far apart, nearly correct names, and all classes present."""
     labels = torch.arange(4).repeat(8)
@@ -122,16 +108,14 @@ def test_names_are_needed(name: str) -> None:
     assert name not in methods.available(named=False)
 
 
-def test_probabilities_of_labelled_rows_are_needed() -> None:
-    task = make_named(shots=1)
-    alone = "prototypes must be given .* 'em_dirichlet' and labelled rows, got logits alone"
+@pytest.mark.parametrize(
+    ("name", "shots", "message"),
+    [("em_dirichlet", 1, "'em_dirichlet' and labelled rows"), ("stata", 0, "'stata'")],
+)
+def test_logits_do_not_suffice(name: str, shots: int, message: str) -> None:
+    alone = f"prototypes must be given .* {message}, got logits alone"
     with pytest.raises(ValueError, match=alone):
-        methods.create("em_dirichlet").predict(**with_logits(task).call())
-
-
-def test_anchors_are_needed() -> None:
-    with pytest.raises(ValueError, match=r"prototypes must be given .* 'stata', got logits alone"):
-        methods.create("stata").predict(**with_logits(make_named()).call())
+        methods.create(name).predict(**with_logits(make_named(shots=shots)).call())
 
 
 @pytest.mark.parametrize(
@@ -250,19 +234,13 @@ def test_zero_shot_is_the_cosine() -> None:
 
 def test_labelled_rows_decide_where_names_do_not() -> None:
     """Names that cannot separate two classes, and one labelled row of each that can."""
-    axes = torch.eye(3)
-    query = torch.cat(
-        [
-            axes[:1] + 0.05 * torch.randn(6, 3, generator=torch.Generator().manual_seed(1)),
-            axes[1:2] + 0.05 * torch.randn(6, 3, generator=torch.Generator().manual_seed(2)),
-        ]
-    )
+    axes, labels = torch.eye(3), torch.arange(2).repeat_interleave(6)
+    query = axes[labels] + 0.05 * torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
     names = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
-    labels = torch.tensor([0] * 6 + [1] * 6)
-    got = methods.create("transclip").predict(
-        axes[:2], torch.tensor([0, 1]), query, prototypes=names
+    method = methods.create("transclip")
+    assert torch.equal(
+        method.predict(axes[:2], labels[::6], query, prototypes=names).labels, labels
     )
-    assert torch.equal(got.labels, labels)
 
 
 def test_gamma_is_that_of_the_labelled_rows() -> None:

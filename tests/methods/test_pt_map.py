@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from method_tasks import nonnegative
-from problems import NASTY, Place, Problem, all_equal, largest, make_problem, tied
+from problems import Place, Problem, largest, make_problem
 from torch import Tensor
 
 from paddle_ext import reference
@@ -69,18 +69,12 @@ def test_the_loop_is_that_of_easyfsl(
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_single_precision(place: Place, shared: bool) -> None:
-    """The results are those of double precision on the CPU, and of each task alone."""
+    """The results are those of double precision on the CPU."""
     for options in ({}, {"step": 0.4, "epochs": 7}, {"class_mass": "oracle", "k_eff": 3}):
         problem = overlapping(shared=shared)
-        together = predict(problem, place, **options).probabilities.cpu().double()
-        exact = problem.to(place.dtype)
-        assert (
-            largest(together - predict(exact, CPU, **options).probabilities)
-            < TOLERANCE[torch.float32]
-        )
-        for b in range(3):
-            alone = predict(problem.task(b), place, **options).probabilities.cpu().double()
-            assert largest(together[b] - alone) < TOLERANCE[place.dtype]
+        got = predict(problem, place, **options).probabilities.cpu().double()
+        want = predict(problem.to(place.dtype), CPU, **options).probabilities
+        assert largest(got - want) < TOLERANCE[torch.float32]
 
 
 def test_balanced_classes_get_equal_shares(place: Place) -> None:
@@ -136,15 +130,6 @@ def test_features_are_prepared(place: Place) -> None:
 
 
 # --- extreme and invalid input --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [*NASTY, "tied", "all equal"])
-def test_nasty_tasks_get_an_answer(place: Place, name: str) -> None:
-    problem = nonnegative((NASTY | {"tied": tied, "all equal": all_equal})[name]())
-    for options in ({"power": 1.0}, {"class_mass": "oracle", "k_eff": 1}):
-        u = predict(problem, place, **options).probabilities
-        assert (u >= 0).all()
-        assert largest(u.double().sum(-1) - 1) < 1e-5
 
 
 def test_constant_features(place: Place) -> None:

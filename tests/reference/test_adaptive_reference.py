@@ -24,7 +24,6 @@ from paddle_ext.reference.adaptive import (
     one_shot_scale,
     posterior,
     squared,
-    uses_full_metric,
 )
 
 
@@ -101,16 +100,6 @@ def test_a_row_leaves_the_covariance() -> None:
     assert largest(found.rows - torch.stack(want) / kappa) < 1e-9
 
 
-def test_own_distances_are_honest() -> None:
-    """A left-out row is (n+1)/(n-1) times as far, on average as far as a new one."""
-    random = torch.Generator().manual_seed(2)
-    n = 3
-    x = torch.randn(20000, n + 1, 4, generator=random).double()
-    mean = x[:, :n].mean(1, keepdim=True)
-    inside, outside = ((x[:, i : i + 1] - mean).square().sum(-1).mean() for i in (0, n))
-    assert float(outside / inside) == pytest.approx((n + 1) / (n - 1), rel=0.02)
-
-
 # --- hubs and the last step -----------------------------------------------------------------------
 
 
@@ -164,16 +153,7 @@ def test_posterior_by_hand() -> None:
     """Two classes, a query of each: W = u^2 Q / (Q + K), others alone in counts, c, m, temper."""
     means, query = torch.eye(2).double(), torch.tensor([[3.0, 1.0], [0.5, 2.0]]).double()
     shots, bias = torch.tensor([1.0, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
-    known = Likelihood(
-        torch.zeros(2).double(),
-        means,
-        shots,
-        torch.eye(2).double(),
-        4.0,
-        bias,
-        0.7,
-        int(shots.sum()),
-    )
+    known = Likelihood(0 * means[0], means, shots, torch.eye(2).double(), 4.0, bias, 0.7, rows=3)
     z = query / query.norm(dim=1, keepdim=True)
     logits = bias - 2 * (z.unsqueeze(1) - means).square().sum(-1)
     weight = 6 / (6 + 2)
@@ -190,12 +170,6 @@ def test_posterior_by_hand() -> None:
         want.append((0.7 * (m * after + torch.log(c * weight * u[other] + a))).softmax(-1))
     got = posterior(known, query, 100, 1e-3)
     assert largest(got.probabilities - torch.stack(want)) < 1e-12
-
-
-@pytest.mark.parametrize(("S", "K", "full"), [(21, 20, True), (20, 20, False), (800, 160, True)])
-def test_when_the_metric_is_full(S: int, K: int, full: bool) -> None:
-    assert uses_full_metric("auto", S, K) is full
-    assert not uses_full_metric("diagonal", S, K)
 
 
 # --- the whole ------------------------------------------------------------------------------------

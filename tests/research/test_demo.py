@@ -2,6 +2,7 @@
 
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,8 +21,10 @@ from paddle_ext import TaskSampler, methods
 from paddle_ext.research import demo
 from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.demo import Batch, Demo, group_sheet, sheet, task_count
+from paddle_ext.research.evaluate import all_methods
 from paddle_ext.research.tables import title_of
 
+FEW = ("simpleshot", "tim_adm", "paddle", "adaptive")
 SMALL = {"n_tasks": 4, "num_classes": 12, "k_eff": 3, "quick": True, "device": "cpu"}
 
 
@@ -35,9 +38,13 @@ def toy_characters(split: str, *, samples: int, seed: int) -> ImageArray:
     return ImageArray(images, labels, [f"{split} {k}" for k in range(24)], split)
 
 
-@pytest.fixture(autouse=True)
-def _no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "glyph_images", toy_characters)
+@pytest.fixture(autouse=True, scope="module")
+def _small() -> Iterator[None]:
+    """No drawings, and few methods; tests/methods has all of them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(demo, "glyph_images", toy_characters)
+        patched.setattr(demo, "all_methods", lambda: FEW)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +54,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(cache: Path) -> Demo:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(demo, "glyph_images", toy_characters)
-        return demo.run_demo(**SMALL, cache=cache, progress=False)
+    return demo.run_demo(**SMALL, cache=cache, progress=False)
 
 
-def test_all_methods_on_the_same_tasks(found: Demo) -> None:
+def test_methods_on_the_same_tasks(found: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluation = found.evaluation
-    assert {result.method for result in evaluation} == {*methods.available(named=False), demo.AUTO}
-    assert evaluation.methods[-3:] == ("paddle", "paddle (auto)", "adaptive")
+    assert evaluation.methods == ("simpleshot", "tim_adm", "paddle", "paddle (auto)", "adaptive")
     scalings = [result.options["scaling"] for result in evaluation.results[-3:-1]]
     assert scalings == ["minmax", "auto"]
+    monkeypatch.setattr(demo, "all_methods", all_methods)
+    assert demo.contenders().keys() == {*methods.available(named=False), demo.AUTO}
     for result in evaluation:
         assert (result.num_classes, result.k_eff, result.shots, result.n_query) == (12, 3, 5, 75)
         assert result.n_tasks == task_count(result.method, 4)

@@ -15,7 +15,7 @@ from banks import CLASSES, DIMENSION, SIZE, Spy, right_answers, small_bank
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, check, evaluate, methods, progress
 from paddle_ext.research.counts import BLOCK_TASKS, DeviceBank
-from paddle_ext.research.evaluate import all_methods, computing_device
+from paddle_ext.research.evaluate import all_methods, chosen_methods, computing_device
 
 NAMES = ["simpleshot", "bd_cspn", "paddle"]
 PUBLISHED = ("baseline", "ici", "bd_cspn", "pt_map", "laplacian_shot", "tim", "alpha_tim", "paddle")
@@ -68,20 +68,6 @@ def test_several_blocks_in_small_batches() -> None:
     assert counts(found) == counts(run(bank, Spy(), n_tasks=1100, memory=1.0))
 
 
-def test_blocks_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    original = TaskSampler.batch
-
-    def batch(self: TaskSampler, start: int, count: int) -> Any:
-        drawn.append((self.shots, start, count))
-        return original(self, start, count)
-
-    monkeypatch.setattr(TaskSampler, "batch", batch)
-    run(small_bank(), {"a": Spy(), "b": Spy(sharpness=2.0)}, shots=(1, 2), n_tasks=600)
-    blocks = [(shots, start, count) for shots in (1, 2) for start, count in ((0, 500), (500, 100))]
-    assert drawn == [(1, 0, 1), *blocks]
-
-
 def test_shared_support() -> None:
     split = np.where(np.arange(CLASSES * SIZE) % 3 == 0, "repr", "query")
     bank = small_bank(split=split)
@@ -120,9 +106,8 @@ def test_missing_labels_and_rows_without_a_class() -> None:
     there = labels.unique()[1:]
     text[there] = torch.stack([bank.features[labels == k].mean(0) for k in there])
     named = run(gaps, "zero_shot", shots=0, prototypes=text)
-    assert counts(named) == counts(
-        run(gaps.take_classes(), "zero_shot", shots=0, prototypes=text[there])
-    )
+    same = run(gaps.take_classes(), "zero_shot", shots=0, prototypes=text[there])
+    assert counts(named) == counts(same)
 
 
 def test_class_names_and_no_labelled_row(tmp_path: Path) -> None:
@@ -211,15 +196,11 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 
 def test_all_methods_in_the_order_of_the_paper() -> None:
-    """On features of both signs."""
     order = all_methods()
     assert set(order) == set(methods.available(named=False))
     assert tuple(name for name in order if name in PUBLISHED) == PUBLISHED
     assert order[-1] == "adaptive"
-    bank = small_bank()
-    signed = FeatureBank(bank.features - 1, bank.labels)
-    found = run(signed, shots=1, k_eff=2, num_classes=3, n_query=4, n_tasks=1)
-    assert found.methods == order
+    assert tuple(chosen_methods("all")) == order
 
 
 def test_labels_and_options() -> None:
@@ -228,13 +209,10 @@ def test_labels_and_options() -> None:
     assert found.methods == ("sharp", "plain")
     assert found.results[0].options == {"scaling": "l2n", "temperature": 20.0}
     assert found.results[1].options == {"scaling": "cl2n", "temperature": 15.0}
+    for given in ("paddle", (methods.create("paddle"),), methods.create("paddle")):
+        assert run(small_bank(), given, n_tasks=1).methods == ("paddle",)
     preset = run(small_bank(), ["bd_cspn", sharp], preset="tiered", n_tasks=1)  # for names only
     assert [result.options["temperature"] for result in preset] == [30, 20]
-
-
-def test_one_method_of_each_kind() -> None:
-    for given in ("paddle", ["paddle"], methods.create("paddle"), (methods.create("paddle"),)):
-        assert run(small_bank(), given, n_tasks=1).methods == ("paddle",)
 
 
 # --- bad arguments ------------------------------------------------------------------------------
@@ -275,19 +253,21 @@ def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message:
     assert not Spy.seen  # nothing was computed
 
 
-def test_bad_banks() -> None:
-    with pytest.raises(TypeError, match="bank must be a FeatureBank, got Tensor"):
-        run(torch.zeros(3, 4), Spy())
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("features", torch.nan, "features must be finite, got nan at [7, 3]"),
+        ("features", 1e35, "features must be at most 1e+30 in magnitude"),
+        ("base_mean", torch.inf, "base_mean must be finite, got inf at [0]"),
+    ],
+)
+def test_bad_banks(part: str, value: float, message: str) -> None:
     bank = small_bank()
-    bank.features[7, 3] = torch.nan
-    with pytest.raises(ValueError, match=r"features must be finite, got nan at \[7, 3\]"):
+    getattr(bank, part)[(7, 3) if part == "features" else 0] = value
+    with pytest.raises(ValueError, match=re.escape(message)):
         run(bank, Spy())
-    bank.features[7, 3] = 1e35
-    with pytest.raises(ValueError, match=r"features must be at most 1e\+30 in magnitude"):
-        run(bank, Spy())
-    bank = small_bank(base_mean=torch.full((DIMENSION,), torch.inf))
-    with pytest.raises(ValueError, match=r"base_mean must be finite, got inf at \[0\]"):
-        run(bank, Spy())
+    with pytest.raises(TypeError, match="bank must be a FeatureBank, got Tensor"):
+        run(bank.features, Spy())
     assert not Spy.seen
 
 
@@ -295,10 +275,8 @@ def test_an_error_of_a_method_names_it() -> None:
     bank = small_bank()
     negative = FeatureBank(bank.features - 3, bank.labels)
     asked = [Spy(), methods.create("pt_map", power=0.5)]
-    with pytest.raises(
-        ValueError,
-        match=r"'pt_map' cannot run these tasks: features must be at .*pass power=1\.0\)$",
-    ):
+    message = r"'pt_map' cannot run these tasks: features must be at .*pass power=1\.0\)$"
+    with pytest.raises(ValueError, match=message):
         run(negative, asked)
     assert len(Spy.seen) == 1  # the warm-up: no block was computed
 
@@ -408,25 +386,17 @@ def test_torn_line(tmp_path: Path, lost: int) -> None:
     assert len(lines(tmp_path)) == 1 + 3
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"no journal\n",
-        b"[1]\n",
-        b"HEADER\n{}\n",
-        b"\xff\xfe\n",
-        b"[" * 100_000 + b"\n",
-        b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [121, 1500, 0.5]}\n',  # of 120 queries
-        b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [60, 359, 0.5]}\n',  # equal counts: 360
-        b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [60, 721, 0.5]}\n',  # whole tasks: 720
-        b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [60.5, 400, 0.5]}\n',
-        b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [60, 400, NaN]}\n',
-    ],
-)
+ENTRY = b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [%s]}'
+# Of 120 queries; with equal counts at least 360, with whole tasks at most 720.
+COUNTS = [b"121, 1500, 0.5", b"60, 359, 0.5", b"60, 721, 0.5", b"60.5, 400, 0.5", b"60, 400, NaN"]
+DAMAGED = [b"no journal", b"[1]", b"HEADER\n{}", b"\xff\xfe", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *(ENTRY % counts for counts in COUNTS)])
 def test_damaged_journal(tmp_path: Path, text: bytes) -> None:
     run(small_bank(), Spy(), n_tasks=1, output=tmp_path)
     header = json.dumps(lines(tmp_path)[0]).encode()
-    (tmp_path / "journal.jsonl").write_bytes(text.replace(b"HEADER", header))
+    (tmp_path / "journal.jsonl").write_bytes(text.replace(b"HEADER", header) + b"\n")
     with pytest.raises(ValueError, match=r"journal\.jsonl is not a journal of an evaluation"):
         run(small_bank(), Spy(), n_tasks=1, output=tmp_path)
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -137,14 +136,6 @@ def test_bars_are_sorted() -> None:
     ticks = [line for line in axes.get_lines() if line.get_linewidth() == 2.4]
     assert [list(line.get_xdata()) for line in ticks] == [[72.5, 72.5]]
     assert "70.0" in texts(figure)
-
-
-def test_a_single_task_has_no_interval() -> None:
-    one = Result("paddle", {}, 5, 5, 20, 75, 1, 60, 3600, 1.0)
-    assert math.isnan(one.interval)
-    figure = figures.accuracy_bars(evaluation(one))
-    assert "80.0" in texts(figure)
-    assert "nan" not in texts(figure)
 
 
 def test_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,25 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddle_ext import Evaluation, methods
+from paddle_ext import Evaluation
 from paddle_ext.research.results import Result
-from paddle_ext.research.tables import markdown, rows, title_of
+from paddle_ext.research.tables import markdown, rows
 
 
 def result(method: str = "paddle", shots: int | None = 5, k_eff: int = 5, **changes: int) -> Result:
     """100 tasks with 60 of 75 labels correct, give or take 10."""
     counts = {"n_tasks": 100, "correct": 6000, "squares": 100 * 60**2 + 100 * 10**2}
     options = {"weights": (1.0, 0.3, 1.0), "lam": None, "scaling": "minmax"}
-    return Result(
-        method,
-        options,
-        shots,
-        k_eff,
-        num_classes=20,
-        n_query=75,
-        **(counts | changes),
-        seconds=0.25,
-    )
+    sizes = {"num_classes": 20, "n_query": 75, "seconds": 0.25}
+    return Result(method, options, shots, k_eff, **sizes | counts | changes)
 
 
 def test_accuracy_and_interval() -> None:
@@ -40,20 +32,16 @@ def test_accuracy_and_interval() -> None:
     assert found.seconds_per_task == 0.015
 
 
-def test_interval_of_equal_and_of_single_tasks() -> None:
-    assert (
-        rows(Evaluation((result(n_tasks=1, correct=60, squares=3600),), "mini"))[1][0][1] == "80.0"
-    )
-    assert result(squares=100 * 60**2).interval == 0
-    assert math.isnan(result(n_tasks=1, correct=60, squares=3600).interval)
-
-
 def test_interval_is_exact_for_many_tasks() -> None:
     """A spread that floating point would lose next to the sums."""
     n, right = 10**8, 10**9
     squares = n * right**2 + 50  # 25 tasks have one more right label, and 25 one less
     found = result(n_tasks=n, correct=n * right, squares=squares)
     assert found.interval == pytest.approx(196 / 75 * math.sqrt(50 / (n - 1) / n))
+    assert result(squares=100 * 60**2).interval == 0
+    single = result(n_tasks=1, correct=60, squares=3600)
+    assert math.isnan(single.interval)
+    assert rows(Evaluation((single,), "mini"))[1][0][1] == "80.0"
 
 
 def test_select() -> None:
@@ -103,23 +91,6 @@ def test_damaged_file(tmp_path: Path, change: object) -> None:
 
 
 # --- tables -------------------------------------------------------------------------------------
-
-
-def test_titles() -> None:
-    titles = [title_of(name) for name in methods.available()]
-    assert len(set(titles)) == len(titles)
-    assert not set(titles) & set(methods.available())  # every method has one
-    assert title_of("mine") == "mine"
-
-
-def test_one_column_for_each_number_of_shots() -> None:
-    found = Evaluation(
-        (result("tim"), result("mine", correct=6010), result("tim", 10), result("mine", 10)), "mini"
-    )
-    assert rows(found) == (
-        ["method", "5-shot", "10-shot", "ms/task"],
-        [["TIM", "80.0 ± 2.6", "80.0 ± 2.6", "2.5"], ["mine", "80.1 ± 2.5", "80.0 ± 2.6", "2.5"]],
-    )
 
 
 @pytest.mark.parametrize(
