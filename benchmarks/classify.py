@@ -96,8 +96,8 @@ def split(bank: FeatureBank, folder: Path, arguments: argparse.Namespace) -> Non
     if arguments.names is None:
         show_nearest(bank, torch.cat(labelled), rest)
     else:
-        named = stored_names(arguments.names, required=True)
-        assert named is not None
+        named = stored_names(arguments.names)
+        assert named.prototypes is not None
         names = np.array(named.class_names)
         show_zero_shot(bank, named.prototypes, rest)
     for name, rows in (("labelled", torch.cat(labelled)), ("unlabelled", rest)):

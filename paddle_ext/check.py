@@ -378,15 +378,11 @@ def indexed(
 
 
 def dense_values(
-    support: Tensor,
-    support_labels: Tensor,
-    query: Tensor,
-    num_classes: int | None,
-    base_mean: Tensor | None = None,
+    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int | None
 ) -> int:
     """Labels and finiteness; returns the number of classes."""
-    rows = {"support": support, "query": query, "base_mean": base_mean}
-    return labelled_values(rows, support_labels, num_classes)
+    seen = {"support_labels": support_labels, "support": support, "query": query}
+    return values(seen, support_labels, {}, num_classes)
 
 
 def indexed_values(
@@ -395,31 +391,21 @@ def indexed_values(
     support_labels: Tensor,
     query_index: Tensor,
     num_classes: int | None,
-    base_mean: Tensor | None = None,
 ) -> int:
     """Labels, indices and finiteness (of the whole bank); returns the number of classes."""
-    rows = {"features": bank, "base_mean": base_mean}
-    num_classes = labelled_values(rows, support_labels, num_classes)
     indices = {"support_index": support_index, "query_index": query_index}
-    return values(indices, support_labels[:0], dict.fromkeys(indices, len(bank)), num_classes)
-
-
-def labelled_values(
-    rows: Mapping[str, Tensor | None], labels: Tensor, num_classes: int | None
-) -> int:
-    """Labels and rows: on CUDA one synchronisation if all are valid, more to say what is not."""
-    given = {name: x for name, x in rows.items() if x is not None}
-    classes = classes_of_valid(labels, *given.values())
-    if classes and num_classes in (None, classes):
-        return classes
-    return values({"support_labels": labels, **given}, labels, {}, num_classes)
+    seen = {"support_labels": support_labels, **indices, "features": bank}
+    return values(seen, support_labels, dict.fromkeys(indices, len(bank)), num_classes)
 
 
 def classes_of_valid(labels: Tensor, *given: Tensor) -> int:
     """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
-    dtype, device, S = given[0].dtype, labels.get_device(), labels.shape[-1]
-    if isinstance(labels, FakeTensor) or (labels.is_cuda and not has_code_for(device)):
+    device, S = labels.get_device(), labels.shape[-1]
+    if not (labels.numel() and 1 <= len(given) <= 3) or (
+        labels.is_cuda and not has_code_for(device)
+    ):
         return 0
+    dtype = given[0].dtype
     if not all(x.dtype is dtype and x.is_contiguous() and is_aligned(x) for x in given):
         return 0
     labels, absent = packed_int64(labels), [0] * (3 - len(given))
@@ -449,13 +435,22 @@ def classes_of_valid(labels: Tensor, *given: Tensor) -> int:
 def values(
     seen: dict[str, Tensor], labels: Tensor, limits: dict[str, int], num_classes: int | None
 ) -> int:
-    """Check all tensors by their extremes: one pass each, and one read for all."""
+    """Check all tensors; returns the number of classes, which is read from the labels if not given.
+
+    Every class must be in `labels`, unless they are empty. `limits` are those of indices, by name.
+    On CUDA one synchronisation, or two with indices, if all are valid; more to say what is not.
+    """
     if isinstance(labels, FakeTensor):
         if num_classes is None:
             raise ValueError(
                 "num_classes must be given for torch.compile, which does not read labels, got None"
             )
         return num_classes
+    classes = classes_of_valid(labels, *(x for x in seen.values() if x.dtype in DTYPES))
+    if classes and num_classes in (None, classes):
+        if not limits:
+            return classes
+        seen, labels, num_classes = {name: seen[name] for name in limits}, labels[:0], classes
     seen = {name: x for name, x in seen.items() if x.numel()}
     # A NaN anywhere makes both extremes NaN, so they show finiteness too.
     scalars = [extreme for x in seen.values() for extreme in torch.aminmax(x)]

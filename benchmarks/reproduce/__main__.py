@@ -144,9 +144,9 @@ def arguments_of(given: dict[str, Any], bank: Path, run: Callable[..., Report]) 
     if given.get("fresh"):
         arguments["resume"] = False
     if "prototypes" in own:
-        from paddle_ext.app.classify.class_names import stored_names
+        from paddle_ext.app.read.names import stored_names
 
-        named = stored_names(given.get("names", bank), required=True)
+        named = stored_names(given.get("names", bank))
         if FeatureBank.load(bank).class_names not in (None, named.class_names):
             raise ValueError("--names must have the class names of the bank, in its order")
         arguments |= {"prototypes": named.prototypes, "logit_scale": named.logit_scale}

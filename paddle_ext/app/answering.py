@@ -111,12 +111,12 @@ def answer(
             names += part.names
             texts += part.texts
             truth += matched_names(part.truth or [], labelled.class_names)
-        found = [*solution.probabilities.topk(2), solution.doubt()]
+        columns = [*solution.probabilities.topk(2), solution.doubt()]
         if familiar is not None:
             flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
             strange.add(rows.flatten(0, 1), flat, flat > 1 - RATE)
-            found.append(flat.view(solution.labels.shape).float())
-        best.append(tuple(x.flatten(0, 1).cpu() for x in found))
+            columns.append(flat.view(solution.labels.shape).float())
+        best.append(tuple(x.flatten(0, 1).cpu() for x in columns))
         present |= solution.present().any(0).cpu()
         sums += solution.class_sums().sum(0).cpu()
         if hierarchy is not None:
@@ -228,9 +228,9 @@ class FamiliarClasses:
         The spread of a class is unknown from one sample, so nothing can be said about others.
         """
         place = self.place[labels]
-        found = self.known.novelty(rows, place.clamp(min=0))
+        novelty = self.known.novelty(rows, place.clamp(min=0))
         alone = self.known.shots[place.clamp(min=0)] < 2
-        return found.masked_fill((place < 0) | alone, math.nan)
+        return novelty.masked_fill((place < 0) | alone, math.nan)
 
 
 def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses | None:
@@ -288,12 +288,12 @@ class Strange:
         places = torch.cat(self.places)[chosen.cpu()].tolist()
         known, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
         sums, counts = class_sums(known, labels, len(labelled.class_names))
-        found = [
+        groups = [
             members
             for members in merged(rows @ rows.mT, same_class_limit(sums, counts))
             if is_new(rows[members], sums[counts > 0] / counts[counts > 0].unsqueeze(1))
         ]
-        return [[places[row] for row in members] for members in sorted(found, key=len)[::-1]]
+        return [[places[row] for row in members] for members in sorted(groups, key=len)[::-1]]
 
 
 def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

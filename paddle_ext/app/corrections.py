@@ -34,7 +34,7 @@ from .read.samples import (
 )
 from .read.text_files import given_rows, table_rows
 
-KEPT = "corrected.csv"  # in the output folder
+CORRECTED_FILE = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
 MOST_NAMES_COMPARED = 10_000  # of samples, with one that is none of them
 MOST_BYTES_KEPT = 2**30  # of features, from looking for corrected samples
@@ -79,7 +79,7 @@ def read_corrections(path: Path) -> Corrections:
         )
     column = header.index("label", 1)
     data = header.index("data", 1) if "data" in header[1:] else None
-    found: Corrections = {}
+    corrections: Corrections = {}
     for number, row in enumerate(rows[1:], start=2):
         if len(row) <= max(column, data or 0):
             if any(row):
@@ -89,13 +89,13 @@ def read_corrections(path: Path) -> Corrections:
             continue
         key = Key(plain_cell(row[0]), "" if data is None else plain_cell(row[data]))
         label = plain_cell(row[column]).strip()
-        if found.setdefault(key, label) != label:
+        if corrections.setdefault(key, label) != label:
             raise check.ArgumentValueError(
                 "corrected",
-                f"must have one label for each sample, got {found[key]!r} and {label!r} for "
+                f"must have one label for each sample, got {corrections[key]!r} and {label!r} for "
                 f"{key.name!r}",
             )
-    return found
+    return corrections
 
 
 def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile], list[str]]:
@@ -103,7 +103,7 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
 
     A file of that name that the page or `classify` did not write is neither read nor replaced.
     """
-    own, files, notes = folder / KEPT, list[CorrectionFile](), list[str]()
+    own, files, notes = folder / CORRECTED_FILE, list[CorrectionFile](), list[str]()
     same = [path.exists() and own.exists() and path.samefile(own) for path in asked]
     if own.is_file() and not any(same):
         if is_kept(own):
@@ -111,7 +111,7 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
         elif asked:
             raise check.ArgumentValueError(
                 "output",
-                f"must be a folder whose {KEPT} has the columns {', '.join(HEADER)}, because "
+                f"must be a folder whose {own.name} has the columns {', '.join(HEADER)}, because "
                 f"corrections are kept in it, got {folder}",
             )
         else:
@@ -120,10 +120,10 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
                 "has corrected labels, give it as --corrected"
             )
     for path in asked:
-        found = read_corrections(path)
-        if not any(found.values()) and not any(key.data for key in found):
+        corrections = read_corrections(path)
+        if not any(corrections.values()) and not any(key.data for key in corrections):
             raise check.ArgumentValueError("corrected", f"must have a label, got none in {path}")
-        files.append(CorrectionFile(path, found, asked=True))
+        files.append(CorrectionFile(path, corrections, asked=True))
     return files, notes
 
 

@@ -56,14 +56,14 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
         if source.kind == "pictures":
             place = Path(root.resolve().name) / Path(shown).relative_to(root)
             shown = f"/data/local-files/?d={quote(os.fsencode(place))}"
-        found: dict[str, Any] = {"data": {"name": answers.names[row], key: shown}}
+        written: dict[str, Any] = {"data": {"name": answers.names[row], key: shown}}
         if row not in answers.no_text:
             score = round(float(answers.probability[row]), 4)
             result = choice(row, answers.prediction(row))
-            found["predictions"] = [{"model_version": model, "score": score, "result": [result]}]
+            written["predictions"] = [{"model_version": model, "score": score, "result": [result]}]
         if row in answers.corrected:
-            found["annotations"] = [{"result": [choice(row, answers.label(row))]}]
-        return found
+            written["annotations"] = [{"result": [choice(row, answers.label(row))]}]
+        return written
 
     def choice(row: int, label: str) -> dict[str, Any]:
         return {
@@ -112,15 +112,15 @@ def read_label_studio(path: Path) -> dict[str, str] | None:
         if not rows or not set(rows[0]) >= COLUMNS:
             return None
         records = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for record in sorted(records, key=lambda one: str(one.get("updated_at") or "")):
         label = record.get(CONTROL)
         if label in (None, "", []) or str(record.get("was_cancelled")).lower() == "true":
             continue
         if record.get("name") in (None, ""):
             raise wrong(path, f"must have tasks with a name, {NAMED}", "one without")
-        found[plain_cell(str(record["name"]))] = one_choice(path, record, label)
-    return found
+        labels[plain_cell(str(record["name"]))] = one_choice(path, record, label)
+    return labels
 
 
 def json_records(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -134,11 +134,13 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     S = len(labelled.labels)
     if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_LEFT_OUT:
         return None
-    found = doubt_of_labels(labelled.rows(device), number[labelled.labels].to(device), len(classes))
+    doubts = doubt_of_labels(
+        labelled.rows(device), number[labelled.labels].to(device), len(classes)
+    )
     return LabelledCheck(
         labelled.class_names,
         [text or str(row) for row, text in enumerate(labelled.texts)],
         labelled.labels,
-        classes[found.suggestion.cpu()],
-        found.doubt.cpu(),
+        classes[doubts.suggestion.cpu()],
+        doubts.doubt.cpu(),
     )

@@ -36,8 +36,8 @@ class Outcome:
 
     def to_check_of_class(self) -> Tensor:
         """How many samples of each class are to be checked, [K]."""
-        found = self.answers.final()[[one.row for one in self.to_check()]]
-        return torch.bincount(found[found >= 0], minlength=len(self.answers.class_names))
+        classes = self.answers.final()[[one.row for one in self.to_check()]]
+        return torch.bincount(classes[classes >= 0], minlength=len(self.answers.class_names))
 
     def expected(self, k: int | None = None) -> Expected | None:
         """The expected accuracy of a class, or of all predictions; None: it is not known."""

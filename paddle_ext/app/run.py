@@ -17,7 +17,7 @@ from ..presence.hierarchy import Hierarchy
 from ..text import plural
 from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
-from .corrections import KEPT, Corrected, DataNames, corrected_source, gathered
+from .corrections import CORRECTED_FILE, Corrected, DataNames, corrected_source, gathered
 from .label_studio import check_tasks, write_tasks
 from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
 from .outcome import Outcome, Suggested
@@ -267,7 +267,7 @@ def write_all(
     pictures, texts = source.kind == "pictures", source.kind == "texts"
     column = name_column(source, settings)
     if settings.corrections:
-        write_corrections(folder / KEPT, corrected.kept)
+        write_corrections(folder / CORRECTED_FILE, corrected.kept)
     write_answers(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:

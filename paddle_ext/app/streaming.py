@@ -168,8 +168,8 @@ def stream(
     target.parent.mkdir(parents=True, exist_ok=True)
     predict = predictions_of_one_batch if one_batch else predictions
     with closing(read_ahead(batches)) as read:
-        found = predict(source, read, settings, device)
-        tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in found)
+        parts = predict(source, read, settings, device)
+        tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in parts)
         report.notes += write_file(target, tables)
     report.seconds = time.perf_counter() - began
     return report

@@ -181,7 +181,10 @@ def solve(
         outputs = call_paddle(queries, support, labels, K, options, return_prototypes)
     if not outputs:
         asked = large.Options(
-            *(options[0], scaling, *options[2:], precision),
+            options[0],
+            scaling,
+            *options[2:],
+            precision=precision,
             prototypes=return_prototypes,
             all_classes=all_classes,
             top=top,

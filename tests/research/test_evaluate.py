@@ -173,7 +173,7 @@ def test_paddle_never_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     """PADDLE takes rows of the bank, half precision is converted once, and nothing is checked."""
     never = Mock(side_effect=AssertionError("rows were gathered, or checked a second time"))
     monkeypatch.setattr("paddle_ext.task.IndexedTask.gathered", never)
-    monkeypatch.setattr("paddle_ext.check.labelled_values", never)
+    monkeypatch.setattr("paddle_ext.check.values", never)
     bank = small_bank()
     half = FeatureBank(bank.features.half(), bank.labels)
     seen = []

@@ -5,16 +5,13 @@ import importlib
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import rounds
 import torch
 from in_memory import between_addresses
-from paddle_ext.research.tasks import sampler
 from problems import make_problem
 from scripts import run_code
 from torch import Tensor
@@ -25,6 +22,7 @@ from paddle_ext import check
 from paddle_ext.adaptive_rule.learn import learned
 from paddle_ext.native import call as calls
 from paddle_ext.native import load as native
+from paddle_ext.research import sampler
 from paddle_ext.solvers.tim import SOLVERS
 
 ROOT = Path(__file__).parents[2]
@@ -37,25 +35,6 @@ def solve_call(device: str) -> dict[str, Any]:
     labels = torch.arange(4, device=device).repeat(3, 1)
     support, query = (torch.randn(3, n, 5, device=device) for n in (4, 6))
     return {"support": support, "support_labels": labels, "query": query, "num_classes": 4}
-
-
-def indexed_call(device: str) -> dict[str, Any]:
-    torch.manual_seed(0)
-    labels = torch.arange(4, device=device).repeat(3, 1)
-    return {
-        "features": torch.randn(10, 5, device=device),
-        "support_index": labels.clone(),
-        "support_labels": labels,
-        "query_index": torch.randint(10, (3, 6)).to(device),
-        "num_classes": 4,
-    }
-
-
-CALLS: dict[str, tuple[Callable[..., Any], Callable[[str], dict[str, Any]]]] = {
-    "solve": (paddle_ext.solve, solve_call),
-    "solve_indexed": (paddle_ext.solve_indexed, indexed_call),
-    "tim": (paddle_ext.tim, solve_call),
-}
 
 
 # --- addresses ----------------------------------------------------------------------------------
@@ -86,37 +65,6 @@ def test_tensors_without_memory_are_refused() -> None:
         x = torch.ones(2, 3)
     with pytest.raises((AssertionError, RuntimeError)):
         calls.pointer(x, torch.float32, (2, 3), calls.ON_CPU)
-
-
-@pytest.mark.parametrize("bad", [-1, 4, 2**31, 2**32, 2**62, -(2**63)])
-@pytest.mark.parametrize("name", CALLS)
-def test_labels_and_indices_out_of_range(name: str, bad: int, device: str) -> None:
-    """Without validation; they must not become addresses, nor change other tasks."""
-    function, make = CALLS[name]
-    options = {"validate": False, "max_iter": 5}
-    sound = function(**make(device), **options)
-    for argument in {"support_labels", "support_index", "query_index"} & make(device).keys():
-        call = make(device)
-        call[argument][1, 2] = bad
-        labels, probabilities, *_ = function(**call, **options)
-        assert bool(((labels >= 0) & (labels < 4)).all())
-        assert bool(probabilities.isfinite().all())
-        assert torch.allclose(probabilities.sum(-1), torch.ones(3, 6, device=device), atol=1e-3)
-        for task in (0, 2):
-            assert torch.equal(probabilities[task], sound.probabilities[task])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", CALLS)
-def test_no_result_is_shared(name: str, dtype: torch.dtype) -> None:
-    function, make = CALLS[name]
-    call = {
-        k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
-        for k, x in make("cpu").items()
-    }
-    results = [x for _ in range(2) for x in function(**call) if isinstance(x, Tensor)]
-    memory = [x.untyped_storage().data_ptr() for x in results]
-    assert len(set(memory)) == len(memory)
 
 
 def test_sleeping_class_with_a_large_logit(device: str) -> None:
@@ -345,20 +293,6 @@ def test_random_layouts(tmp_path: Path) -> None:
     for name in ("adapt", "adaptive", "tim"):
         assert counts[f"{name}: tasks"] > 2
         assert counts[f"of them {name}: a task alone has another result"] == 0
-
-
-def test_calls_count_at_once_if_time_is_limited(capsys: pytest.CaptureFixture[str]) -> None:
-    def outcomes() -> Iterator[Counter[str]]:
-        yield Counter(["solve: answered"])
-        yield Counter(["tim: answered"])
-        raise AssertionError("a call that fails")
-
-    assert rounds.counted(outcomes(), 0.0) == {"solve: answered": 1}
-    with pytest.raises(AssertionError, match="a call that fails"):
-        rounds.counted(outcomes(), 1e9)
-    lines = capsys.readouterr().out.splitlines()
-    counts = [line for line in lines if not line.startswith("first call after ")]
-    assert counts == [f"      1 {name}: answered" for name in ("solve", "solve", "tim")]
 
 
 @pytest.mark.slow

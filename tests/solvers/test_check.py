@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -73,38 +74,7 @@ def test_good_calls_are_good() -> None:
         assert function(**make(num_classes=K, validate=False)).labels.shape == (B, Q)
 
 
-# --- types, shapes and options ------------------------------------------------------------------
-
-NO_FEATURES = [
-    ([[0.0, 1.0]], "list"),
-    (np.zeros((B, S, D), np.complex64), "complex64"),
-    (None, "None"),
-    (torch.zeros(B, S, D, dtype=torch.int64), "int64"),
-    (torch.zeros(B, S, D, dtype=torch.bool), "bool"),
-    (torch.zeros(B, S, D).to_sparse(), "a sparse_coo one"),
-]
-NO_INTEGERS = [
-    ([0, 1, 2], "list"),
-    (np.zeros((B, S), np.str_), "<U1"),
-    (torch.zeros(B, S), "float32"),
-    (torch.zeros(B, S, dtype=torch.bool), "bool"),
-]
-TYPES = {
-    ("solve", "support"): NO_FEATURES,
-    ("solve", "query"): NO_FEATURES,
-    ("solve", "support_labels"): NO_INTEGERS,
-    ("solve_indexed", "features"): NO_FEATURES,
-    ("solve_indexed", "support_index"): NO_INTEGERS,
-    ("solve_indexed", "support_labels"): NO_INTEGERS,
-    ("solve_indexed", "query_index"): NO_INTEGERS,
-}
-
-
-@pytest.mark.parametrize(("name", "argument"), TYPES)
-def test_types(name: str, argument: str) -> None:
-    for value, got in TYPES[name, argument]:
-        refused(name, CALLS[name][1](**{argument: value}), TypeError, argument, got)
-
+# --- shapes, options and devices ------------------------------------------------------------------
 
 SHAPES: list[tuple[str, Change, list[str]]] = [
     ("solve", {"query": torch.zeros(Q)}, ["query", "[Q, D] or [B, Q, D]", "got [5]"]),
@@ -170,21 +140,13 @@ def test_numbers(argument: str) -> None:
         for value in values:
             words = f"{argument} must be {expected}", f"got {value}"
             refused(name, make(**{argument: value}), ValueError, *words)
-        for value in (True, "1", [1], torch.tensor(1.0), 1j):
-            words = f"{argument} must be", f"got {type(value).__name__}"
-            refused(name, make(**{argument: value}), TypeError, *words)
     if "integer" in expected:
         refused("solve", dense(**{argument: 3.0}), TypeError, "an integer", "got float")
 
 
-def test_flags_and_choices() -> None:
-    for argument in ("validate", "return_prototypes", "return_assignments"):
-        refused("solve", dense(**{argument: 1}), TypeError, argument, "True or False", "int")
-    for argument, choices in (("scaling", "'none', 'minmax', 'auto'"), ("precision", "'half'")):
-        refused("solve", dense(**{argument: "haf"}), ValueError, argument, choices, "got 'haf'")
-        refused("solve", dense(**{argument: None}), TypeError, "a string", "got None")
-        refused("solve", dense(**{argument: ["auto"]}), TypeError, "a string", "got list")
-    with pytest.raises(ValueError, match=re.escape("got 'minmix' (did you mean 'minmax'?)")):
+def test_choices_and_keywords() -> None:
+    choices = "scaling must be one of 'none', 'minmax', 'auto', got 'minmix'"
+    with pytest.raises(ValueError, match=re.escape(f"{choices} (did you mean 'minmax'?)")):
         paddle_ext.solve(**dense(scaling="minmix"))
     with pytest.raises(TypeError, match="positional"):
         paddle_ext.solve(*dense().values(), K)
@@ -252,11 +214,6 @@ def test_too_large_to_sum(dtype: torch.dtype, limit: float) -> None:
     refused("solve", large, ValueError, *words)
 
 
-def test_not_finite_in_a_bank(device: str) -> None:
-    call = on(device, indexed(features=with_value(indexed()["features"], math.nan, 10, 3)))
-    refused("solve_indexed", call, ValueError, "features must be finite", "nan", "[10, 3]")
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_labels(name: str, device: str) -> None:
     make = CALLS[name][1]
@@ -283,15 +240,6 @@ def test_class_without_support_in_a_single_or_shared_task() -> None:
     call = dense(support=torch.zeros(S, D), support_labels=torch.tensor([0, 0, 2, 2, 3, 3]))
     refused("solve", call, ValueError, "got none of class 1")
     refused("solve", call | {"query": call["query"][0]}, ValueError, "got none of class 1")
-
-
-@pytest.mark.parametrize("index", [-1, N, 10**9])
-@pytest.mark.parametrize("argument", ["support_index", "query_index"])
-def test_index_out_of_range(device: str, argument: str, index: int) -> None:
-    call = on(device, indexed(**{argument: with_value(indexed()[argument], index, 1, 2)}))
-    words = [f"{argument} must be in [0, 11)", f"got {index}"]
-    refused("solve_indexed", call, ValueError, *words)
-    refused("solve_indexed", call | {"num_classes": K}, ValueError, *words)
 
 
 def test_without_validation(device: str) -> None:
@@ -390,25 +338,19 @@ def test_one_bad_task_of_many(device: str) -> None:
             check.dense_values(support, changed, query, None)
 
 
-@pytest.mark.parametrize("label", [-1, K, S - 1, S, 2**31, 2**32, 2**40, -(2**63), 2**63 - 1])
-def test_a_bad_label(device: str, label: int) -> None:
+def test_one_bad_label_anywhere(device: str) -> None:
     labels, support, query = rows_of(device, 7, torch.float32)
-    for place in ((0, 0), (1, 3), (B - 1, S - 1)):
-        changed = with_value(labels, label, *place)
-        assert check.classes_of_valid(changed, support, query) == 0
+    for label in (-1, K, S - 1, S, 2**31, 2**32, 2**40, -(2**63), 2**63 - 1):
+        for place in ((0, 0), (1, 3), (B - 1, S - 1)):
+            changed = with_value(labels, label, *place)
+            assert check.classes_of_valid(changed, support, query) == 0
 
 
-def test_no_task_and_a_base_mean(device: str) -> None:
+def test_values_of_no_task(device: str) -> None:
     labels, support, query = rows_of(device, 7, torch.float32)
     assert check.dense_values(support[:0], labels[:0], query[:0], None) == 0
     assert check.dense_values(support[:0], labels[:0], query[:0], 9) == 9
     assert check.dense_values(support[0], labels[0], query[:0], None) == K
-    mean = query[0, 0].clone()
-    for given in (mean, mean.double()):
-        assert check.dense_values(support, labels, query, K, given) == K
-        given[-1] = math.inf
-        with pytest.raises(ValueError, match=r"base_mean must be finite, got inf at \[6\]"):
-            check.dense_values(support, labels, query, K, given)
 
 
 @pytest.mark.cuda
@@ -416,13 +358,15 @@ def test_no_task_and_a_base_mean(device: str) -> None:
 def test_one_synchronisation(num_classes: int | None) -> None:
     call = on("cuda", dense(num_classes=num_classes))
     paddle_ext.solve(**call)
-    try:
-        torch.cuda.set_sync_debug_mode("warn")
-        with pytest.warns(UserWarning, match="called a synchronizing") as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            torch.cuda.set_sync_debug_mode("warn")
             paddle_ext.solve(**call)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(caught) == 1
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [each for each in caught if "called a synchronizing" in str(each.message)]
+    assert len(waits) == 1
 
 
 @pytest.mark.cuda

@@ -75,8 +75,11 @@ def call_of(name: str, form: str, device: str) -> tuple[Callable[..., Any], tupl
     return lambda *inputs: function(*inputs, **options), make(form, device)
 
 
-@pytest.mark.parametrize("form", ["one", "own", "shared"])
-@pytest.mark.parametrize("name", CALLS)
+FORMS = [(name, "own") for name in CALLS]
+FORMS += [(name, form) for name in ("solve", "sinkhorn") for form in ("one", "shared")]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
 def test_compile(name: str, form: str, device: str) -> None:
     torch._dynamo.reset()
     function, inputs = call_of(name, form, device)

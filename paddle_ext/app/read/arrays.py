@@ -13,6 +13,7 @@ from ... import arrays, check
 from ...files import open_regular, readable
 from ...labels import label_text
 from ..settings import Columns
+from .names import NAMED
 from .samples import Batch
 from .text_files import decoded
 
@@ -23,19 +24,20 @@ READ_AT_ONCE = 4096  # rows
 class ArrayFile:
     """A file of embeddings; rows are read on demand if its format allows it.
 
-    `columns` has the names of its arrays of labels (None: ``labels``) and of true labels;
-    `class_names` are the meaning of integer labels, if the file does not give it.
+    `columns` has the names of its arrays of labels (None: ``labels``) and of true labels.
     """
 
-    def __init__(self, path: Path, columns: Columns, class_names: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path, columns: Columns) -> None:
         self.path, self.columns = path, columns
-        named = {"class_names": class_names} if class_names else {}
-        self.contents = named | read(path, columns.others())
+        self.contents = read(path, columns.others() | NAMED)
         self.features = features_of(self.contents, path)
+        self.class_names: Sequence[str] = ()  # of integer labels, if the file does not say it
 
     def array(self, *names: str) -> list[str]:
         """The labels under one of these names."""
-        return label_names(arrays.pick(self.contents, names, self.path), self.contents, self.path)
+        contents = {"class_names": self.class_names} if self.class_names else {}
+        contents |= self.contents
+        return label_names(arrays.pick(contents, names, self.path), contents, self.path)
 
     def labels(self, file: Path | None, *, required: bool) -> list[str]:
         """A label for each row, empty if missing; the array of true labels does not count.

@@ -183,8 +183,8 @@ def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
 
     Examples
     --------
-    >>> found = alike(["Cat", "cat", "lion", "loin", "sea lion", "sea_lion", "type 1", "type 2"])
-    >>> found["case or white space"], found["a letter"]
+    >>> pairs = alike(["Cat", "cat", "lion", "loin", "sea lion", "sea_lion", "type 1", "type 2"])
+    >>> pairs["case or white space"], pairs["a letter"]
     ([('Cat', 'cat'), ('sea lion', 'sea_lion')], [('lion', 'loin')])
     """
     plain: dict[str, list[str]] = defaultdict(list)
@@ -211,8 +211,8 @@ def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
         for digits in numbered[one].keys() & numbered[two].keys()
     )
     same = [(own[0], other) for own in plain.values() for other in own[1:]]
-    found = {"case or white space": same, "a letter": pairs}
-    return {why: own for why, own in found.items() if own}
+    reasons = {"case or white space": same, "a letter": pairs}
+    return {why: own for why, own in reasons.items() if own}
 
 
 def one_letter_apart(one: str, two: str) -> bool:

@@ -34,6 +34,7 @@ FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
 EMBEDDINGS = ("text", "prototypes")  # keys of class embeddings in files
 STORED = (".npz", ".safetensors")  # formats of such files
+NAMED = {*EMBEDDINGS, "class_names", "logit_scale"}  # what they hold
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ def read_names(path: Path) -> ClassPrompts:
 
 def at_least_two(class_names: Sequence[str], path: Path) -> None:
     if len(class_names) < 2:
-        found = f"only {class_names[0]!r}" if class_names else "none"
-        raise check.ArgumentValueError("names", f"must be at least two, got {found} in {path}")
+        got = f"only {class_names[0]!r}" if class_names else "none"
+        raise check.ArgumentValueError("names", f"must be at least two, got {got} in {path}")
 
 
 def embedded(
@@ -181,22 +182,28 @@ def unit(rows: Tensor) -> Tensor:
 # --- files of embeddings ------------------------------------------------------------------------
 
 
-def stored_names(path: Path, *, required: bool) -> Labelled | None:
-    """Embeddings of names computed elsewhere; a file of features need not contain any."""
+def stored_names(path: Path) -> Labelled:
+    """Embeddings of names computed elsewhere."""
     if path.suffix == ".safetensors":
         contents = arrays.read_safetensors(path, mmap=True)
     else:
-        contents = arrays.read_npz(path, (*EMBEDDINGS, "class_names", "logit_scale"))
+        contents = arrays.read_npz(path, NAMED)
     for key in EMBEDDINGS if "class_names" in contents else ():
-        if key in contents and (required or getattr(contents[key], "ndim", 0) == 2):
+        if key in contents:
             return named_classes(contents, key, path)
-    if not required:
-        return None
     there = ", ".join(map(repr, contents)) or "nothing"
     expected = " or ".join(map(repr, EMBEDDINGS))
     raise check.ArgumentValueError(
         "names", f"must be a file with {expected}, and 'class_names', got {path} with {there}"
     )
+
+
+def names_in(contents: dict[str, Any], path: Path) -> Labelled | None:
+    """Those in a file of features, which need not contain any."""
+    for key in EMBEDDINGS if path.suffix in STORED and "class_names" in contents else ():
+        if getattr(contents.get(key), "ndim", 0) == 2:
+            return named_classes(contents, key, path)
+    return None
 
 
 def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:
@@ -252,7 +259,7 @@ def given_names(settings: Settings) -> Given:
         return None
     if not path.is_file():
         raise check.ArgumentValueError("names", f"must be a file, got {path}, which is not one")
-    return stored_names(path, required=True) if path.suffix in STORED else read_names(path)
+    return stored_names(path) if path.suffix in STORED else read_names(path)
 
 
 def embedded_names(
@@ -282,7 +289,7 @@ def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
 
     `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     rows = given_rows(path, argument, f"of classes and {what}s")
     for number, row in enumerate(rows, start=1):
         cells = [plain_cell(cell).strip() for cell in row]
@@ -294,13 +301,13 @@ def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
                 f"must have a class and its {what} in every line, got {path}, line "
                 f"{number}: {', '.join(cells)}",
             )
-        if found.setdefault(cells[0], cells[1]) != cells[1]:
+        if pairs.setdefault(cells[0], cells[1]) != cells[1]:
             raise check.ArgumentValueError(
                 argument,
-                f"must have one {what} for each class, got {found[cells[0]]!r} and {cells[1]!r} "
+                f"must have one {what} for each class, got {pairs[cells[0]]!r} and {cells[1]!r} "
                 f"for {cells[0]!r}",
             )
-    return found
+    return pairs
 
 
 def hierarchy_of(
@@ -313,15 +320,15 @@ def hierarchy_of(
     """
     alone = [name for name in classes if name not in parents and name not in given]
     try:
-        found = Hierarchy.of({**parents, **{name: (name,) for name in alone}}, classes)
+        hierarchy = Hierarchy.of({**parents, **{name: (name,) for name in alone}}, classes)
     except ValueError as error:
         raise ValueError(f"{error}, in {path}") from error
-    return found, [f"new class {name!r} has no parent in {path}" for name in alone]
+    return hierarchy, [f"new class {name!r} has no parent in {path}" for name in alone]
 
 
 def read_prior(path: Path) -> dict[str, float]:
     """The weight of each class, from a CSV of two columns."""
-    found = {}
+    weights = {}
     for name, cell in read_pairs(path, "prior", "weight").items():
         try:
             weight = float(cell)
@@ -331,8 +338,8 @@ def read_prior(path: Path) -> dict[str, float]:
             raise check.ArgumentValueError(
                 "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
             )
-        found[name] = weight
-    return found
+        weights[name] = weight
+    return weights
 
 
 def prior_of(

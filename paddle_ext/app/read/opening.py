@@ -23,13 +23,12 @@ from .arrays import ArrayFile, ArraySamples
 from .encoders import TextEncoder, open_encoder, open_network, open_text_model
 from .model import load_model, settings_of
 from .names import (
-    STORED,
     ClassPrompts,
     Given,
     embedded_names,
     given_names,
     known_classes,
-    stored_names,
+    names_in,
 )
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
 from .samples import (
@@ -115,7 +114,8 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Opened:
     if path.is_dir():
         return open_folders(None, path, model.labelled, settings)
     check_suffix(path)
-    return open_rows(path, None, settings, model.labelled, model.labelled.class_names)
+    data = ArrayFile(path, settings.columns) if path.suffix in arrays.SUFFIXES else path
+    return open_rows(data, None, settings, model.labelled, model.labelled.class_names)
 
 
 def open_alone(path: Path, given: Given, settings: Settings) -> Opened:
@@ -125,9 +125,10 @@ def open_alone(path: Path, given: Given, settings: Settings) -> Opened:
     if path.is_dir() and given is not None:
         return open_folders(None, path, given, settings)
     if path.suffix in arrays.SUFFIXES:
-        given = names_of_rows(given, [path], settings)
+        file = ArrayFile(path, settings.columns)
+        given = names_of_rows(given, [file], settings)
         if given is not None:
-            return open_arrays(path, given, settings)
+            return open_arrays(file, given, settings)
     raise check.ArgumentValueError(
         "labelled",
         f"must be a table ({', '.join(tables.SUFFIXES)}) with missing labels if nothing else is "
@@ -178,7 +179,7 @@ def open_folders(
 # --- embeddings and texts -----------------------------------------------------------------------
 
 
-def names_of_rows(given: Given, files: Sequence[Path], settings: Settings) -> Given:
+def names_of_rows(given: Given, files: Sequence[ArrayFile], settings: Settings) -> Given:
     """Names for embeddings: in a file of their own, in those of the features, or by an encoder."""
     if isinstance(given, ClassPrompts) and settings.encoder is None:
         raise check.ArgumentValueError(
@@ -189,33 +190,35 @@ def names_of_rows(given: Given, files: Sequence[Path], settings: Settings) -> Gi
         )
     if given is not None:
         return given
-    stored = (stored_names(path, required=False) for path in files if path.suffix in STORED)
+    stored = (names_in(file.contents, file.path) for file in files)
     return next((one for one in stored if one is not None), None)
 
 
 def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Settings) -> Opened:
     """Two files of embeddings or of texts, possibly in different formats."""
     columns = settings.columns
-    if labelled.suffix not in tables.SUFFIXES:
-        given = names_of_rows(given, [labelled, unlabelled], settings)
-        class_names = () if given is None else given.class_names
-        file = ArrayFile(labelled, replace(columns, truth=None), class_names)
+    new = ArrayFile(unlabelled, columns) if unlabelled.suffix in arrays.SUFFIXES else unlabelled
+    stored = [new] if isinstance(new, ArrayFile) else []
+    if labelled.suffix in arrays.SUFFIXES:
+        file = ArrayFile(labelled, replace(columns, truth=None))
+        given = names_of_rows(given, [file, *stored], settings)
+        file.class_names = () if given is None else given.class_names
         examples = file.labelled(file.labels(settings.labels, required=True))
         settings = replace(settings, columns=replace(columns, text=None))
         classes = classes_of(examples, given)
-        opened = open_rows(unlabelled, None, settings, given, classes)
+        opened = open_rows(new, None, settings, given, classes)
         return replace(opened, examples=examples, labelled_name=str(labelled))
     table = open_table(labelled, *settings.csv_format)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     notes = list(table.notes)
     chosen = chosen_features(table, own, notes)
     if chosen is not None:
-        given = names_of_rows(given, [labelled, unlabelled], settings)
+        given = names_of_rows(given, stored, settings)
     own = replace(own, name=columns.name if columns.name in table.names else None)
     rows = labelled_rows(table, own, chosen)
     examples = rows.labelled(required=given is None)
     classes = classes_of(examples, given)
-    opened = open_rows(unlabelled, chosen, settings, given, classes, texts=chosen is None)
+    opened = open_rows(new, chosen, settings, given, classes, texts=chosen is None)
     return replace(
         opened,
         examples=examples,
@@ -230,7 +233,7 @@ def classes_of(examples: Batch, given: Given) -> tuple[str, ...]:
 
 
 def open_rows(
-    path: Path,
+    path: Path | ArrayFile,
     chosen: Chosen | None,
     settings: Settings,
     given: Given,
@@ -245,9 +248,10 @@ def open_rows(
     """
     columns, notes = settings.columns, list[str]()
     kind = "rows" if columns.text is None else "texts"
-    if path.suffix not in tables.SUFFIXES:
-        stored = ArrayFile(path, columns, class_names).samples()
-        return Opened(settings, kind, str(path), stored, given, total=len(stored))
+    if isinstance(path, ArrayFile):
+        path.class_names = class_names
+        stored = path.samples()
+        return Opened(settings, kind, str(path.path), stored, given, total=len(stored))
     table = open_table(path, *settings.csv_format)
     notes += table.notes
     if chosen is None and not texts:
@@ -259,10 +263,10 @@ def open_rows(
     return Opened(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
 
 
-def open_arrays(path: Path, given: ClassPrompts | Labelled, settings: Settings) -> Opened:
+def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Settings) -> Opened:
     """One file of embeddings: rows without a label are classified, or all if every row has one."""
     notes: list[str] = []
-    file = ArrayFile(path, settings.columns, given.class_names)
+    file.class_names, path = given.class_names, file.path
     values = file.labels(settings.labels, required=False)
     if all(values):
         values = [""] * len(values)

@@ -130,7 +130,7 @@ def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
     Names that begin with a dot are skipped. Folders that cannot be read, and links to folders,
     which could form a cycle, are added to `unreadable`.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
 
     def closed(error: OSError) -> None:
         unreadable[encodable(str(error.filename))] = error.strerror or str(error)
@@ -141,8 +141,8 @@ def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
             if (Path(place) / name).is_symlink():
                 where = encodable(str(Path(place) / name))
                 unreadable[where] = "a link to a folder, which is not followed"
-        found += [Path(place) / name for name in sorted(files) if not name.startswith(".")]
-    return found
+        paths += [Path(place) / name for name in sorted(files) if not name.startswith(".")]
+    return paths
 
 
 class FolderSamples:

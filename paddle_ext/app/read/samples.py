@@ -56,9 +56,9 @@ class Labelled:
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
-            found = f"only {self.class_names[0]!r}" if self.class_names else "none"
+            got = f"only {self.class_names[0]!r}" if self.class_names else "none"
             raise ValueError(
-                f"{self.source} must have labelled samples of at least two classes, got {found}"
+                f"{self.source} must have labelled samples of at least two classes, got {got}"
             )
         check_finite(self.features, self.source, range(len(self.features)))
 

@@ -158,14 +158,14 @@ class Table(ABC):
         if given is not None:
             return self.column(given, "label")
         names = {name.lower(): name for name in self.names[::-1] if name != truth}
-        found = next((names[name] for name in LABEL_COLUMNS if name in names), None)
-        if found is None and required:
+        name = next((names[name] for name in LABEL_COLUMNS if name in names), None)
+        if name is None and required:
             raise check.ArgumentValueError(
                 "label",
                 f"must be a column of {self.path}, which has none called "
                 f"{', '.join(LABEL_COLUMNS)}, got nothing",
             )
-        return found
+        return name
 
     def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
         """The numeric columns selected by `Columns.features`."""

@@ -48,9 +48,9 @@ def sniffed_encoding(path: Path) -> str:
     """By its first bytes, or UTF-8 if the whole file is valid; else Windows-1252."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with open_regular(path) as file:
-        found = marked(file.read(4))
-        if found is not None:
-            return found
+        encoding = marked(file.read(4))
+        if encoding is not None:
+            return encoding
         file.seek(0)
         try:
             while block := file.read(BLOCK):
@@ -72,12 +72,12 @@ def checked_encoding(name: str) -> str:
 
 def checked_separator(given: str) -> str:
     """One character, or its name."""
-    found = NAMED_SEPARATORS.get(given, given)
-    if len(found) != 1 or found in '\r\n"':
+    separator = NAMED_SEPARATORS.get(given, given)
+    if len(separator) != 1 or separator in '\r\n"' or not separator.isascii():
         raise check.ArgumentValueError(
             "separator", f"must be one character such as ; or the word tab, got {given!r}"
         )
-    return found
+    return separator
 
 
 def sniffed_separator(path: Path, encoding: str) -> str:
@@ -87,7 +87,8 @@ def sniffed_separator(path: Path, encoding: str) -> str:
     with open_regular(path) as file:
         content = file.read(SAMPLE)
         whole = not file.read(1)
-    lines = content.decode(encoding, "replace").splitlines(keepends=True)
+    text = content.decode(encoding, "replace").removeprefix("\ufeff")
+    lines = text.splitlines(keepends=True)
     best, most = ",", 1
     for separator in SEPARATORS:
         try:
