@@ -20,7 +20,6 @@ from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
 from ..native.call import DTYPES, Inputs, call_native, packed
 from ..rows import class_sums, laid_out, power_of_two
-from ..task import without_autocast
 from .passes import (
     Part,
     Queries,
@@ -89,7 +88,7 @@ def solve(
     With an index [B, Q], queries are rows of one bank [N, D]. Support [B or 1, S, D] and labels
     [B or 1, S]; rows with a label outside [0, K) are ignored.
     """
-    with torch.no_grad(), without_autocast(support):
+    with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
         if not isinstance(query, Tensor):
             return Paddle(Queries(query), support, labels, K, options).solve()
         (B, Q), D = query.shape[:2] if index is None else index.shape, query.shape[-1]
