@@ -73,7 +73,7 @@ def solve_large(
     S, D = support.shape[-2:]
     batched = isinstance(query, Tensor) and query.dim() == 3
     if isinstance(query, Tensor):
-        if isinstance(query, FakeTensor):
+        if isinstance(query, FakeTensor) or len(query) == 0:
             real, top = computing_dtype(query), None if options.all_classes else options.top
             others = {"prototypes": (real, (num_classes, D)) if options.prototypes else None}
             of_query = tuple(query.shape[:-1])

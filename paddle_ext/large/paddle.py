@@ -19,9 +19,8 @@ from .. import check
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
 from ..native.call import DTYPES, Inputs, call_native
-from ..rows import class_sums, computing_dtype, laid_out, power_of_two, unit_rows
+from ..rows import class_sums, laid_out, power_of_two, unit_rows
 from ..scaling import AUTO_GAP, AUTO_MIN_GAP, AUTO_MIN_SHARE
-from ..task import without_autocast
 from .passes import (
     Part,
     Queries,
@@ -86,18 +85,15 @@ def solve(
     options: Options,
     index: Tensor | None = None,
 ) -> Results:
-    """Solve one task with queries `Rows`, or tasks with queries [B, Q, D].
+    """Solve one task with queries `Rows`, or B > 0 tasks with queries [B, Q, D].
 
     With an index [B, Q], queries are rows of one bank [N, D]. Support [B or 1, S, D] and labels
     [B or 1, S]; rows with a label outside [0, K) are ignored.
     """
-    with torch.no_grad(), without_autocast(support):
+    with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
         if not isinstance(query, Tensor):
             return Paddle(Queries(query), support, labels, K, options).solve()
-        B, Q = query.shape[:2] if index is None else index.shape
-        D = query.shape[-1]
-        if B == 0:
-            return no_task(Q, D, K, support, options)
+        (B, Q), D = query.shape[:2] if index is None else index.shape, query.shape[-1]
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
         results = []
@@ -121,22 +117,6 @@ def rows_of(query: Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
     if len(own) == 1:
         return IndexedRows(query, own[0])
     return query.index_select(0, own.flatten()).view(*own.shape, -1)
-
-
-def no_task(Q: int, D: int, K: int, like: Tensor, o: Options) -> Results:
-    real = like.new_empty(0, dtype=computing_dtype(like))
-    top = real.new_empty(0, Q, min(o.top, K))
-    return Results(
-        top.long(),
-        top,
-        real.new_empty(0, Q, K) if o.all_classes else None,
-        proportions=real.new_empty(0, K),
-        dual=real.new_empty(0, K),
-        iterations=real.int(),
-        criterion=real,
-        prototypes=real.new_empty(0, K, D) if o.prototypes else None,
-        held=real.new_empty(0, K, dtype=torch.float64),
-    )
 
 
 # --- preparation --------------------------------------------------------------------------------

@@ -1,24 +1,25 @@
-"""The native steps of large tasks before and between iterations, each against float64 in torch."""
+"""The native steps of large tasks, each against float64 in torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from paddle_ext.large.coordinates import Placed, Survey, slope_of, survey
-from paddle_ext.large.distances import DistanceScores, RowFactors
-from paddle_ext.large.queries import Queries
 from problems import Place, largest
 from torch import Tensor
 
-from paddle_ext.large import coordinates
-from paddle_ext.large import queries as chunks
+from paddle_ext.large import paddle
+from paddle_ext.large.paddle import DistanceScores, Placed, PreparedRows, slope_of, survey
+from paddle_ext.large.passes import CHUNK_NUMBERS, Queries
 from paddle_ext.large.products import Form, OneHalf, Plain, RowsAsTheyAre, TwoHalves
 from paddle_ext.large.sources import TensorRows
-from paddle_ext.large.steps import Moved, State
+from paddle_ext.large.steps import Moved, State, Top, add_sums, assign
 from paddle_ext.rows import unit_rows
 from paddle_ext.scaling import auto_factor
 
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-13}
+DTYPES = (torch.float32, torch.float64)
+SIZES = (1, 2, 15, 16, 17, 100, 131)  # classes: around the number that is processed at once
+ROUNDING = {torch.float32: 3e-6, torch.float64: 1e-13}
 
 
 def random_rows(at: Place, *shape: int, seed: int = 0) -> Tensor:
@@ -37,32 +38,23 @@ def one_task(at: Place, N: int, D: int) -> Queries:
 @pytest.mark.parametrize("unit", [True, False], ids=["unit-norm", "as they are"])
 @pytest.mark.parametrize(("N", "D"), [(1, 1), (700, 7), (1300, 260)])
 def test_survey(place: Place, N: int, D: int, unit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CPU_NUMBERS", 2**12)
-    monkeypatch.setattr(chunks, "CUDA_NUMBERS", 2**12)
+    monkeypatch.setitem(CHUNK_NUMBERS, "cpu", 2**12)
+    monkeypatch.setitem(CHUNK_NUMBERS, "cuda", 2**12)
     rows = random_rows(place, N, D)
     rows[N // 2] = 0
-    found = survey(Queries(TensorRows(rows)), unit, validate=True)
+    surveyed = survey(Queries(TensorRows(rows)), unit, validate=True)
     exact = rows.double()
     if unit:
-        assert found.length is not None
+        assert surveyed.length is not None
         norms = torch.linalg.vector_norm(exact, dim=-1)
         ones = (norms > 0).double()
-        assert largest(found.length[0].double() * norms - ones) < 10 * EXACT[place.dtype]
+        assert largest(surveyed.length[0].double() * norms - ones) < 10 * EXACT[place.dtype]
         exact = unit_rows(exact)
     slack = N * EXACT[place.dtype]
-    assert largest(found.sums[0] - exact.sum(0)) < slack
-    assert largest(found.squares[0] - exact.square().sum()) < slack * D
-    assert largest(found.least[0].double() - exact.amin(0)) < 10 * EXACT[place.dtype]
-    assert largest(found.most[0].double() - exact.amax(0)) < 10 * EXACT[place.dtype]
-
-
-def test_survey_of_tasks_together(place: Place) -> None:
-    rows = random_rows(place, 3, 650, 9)
-    together = survey(Queries(rows), True, validate=False)
-    for task, own in enumerate(rows):
-        alone = survey(Queries(TensorRows(own)), True, validate=False)
-        for name in ("sums", "squares", "least", "most", "length"):
-            assert torch.equal(getattr(together, name)[task], getattr(alone, name)[0]), name
+    assert largest(surveyed.sums[0] - exact.sum(0)) < slack
+    assert largest(surveyed.squares[0] - exact.square().sum()) < slack * D
+    assert largest(surveyed.least[0].double() - exact.amin(0)) < 10 * EXACT[place.dtype]
+    assert largest(surveyed.most[0].double() - exact.amax(0)) < 10 * EXACT[place.dtype]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -74,60 +66,15 @@ def test_survey_finds_what_cannot_be_summed(place: Place, bad: float, unit: bool
         survey(Queries(TensorRows(rows)), unit, validate=True)
 
 
-# --- place --------------------------------------------------------------------------------------
+# --- slope and move -----------------------------------------------------------------------------
 
 
-def placed_by_torch(
-    found: Survey, support: Tensor, labels: Tensor, K: int, scaling: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Width and centre [D], and the class means [K, D], all in float64 and without a unit."""
-    width = torch.ones_like(found.sums[0])
-    if scaling == "minmax":
-        spread = (found.most - found.least)[0].double()
-        width = torch.where(spread > 0, spread, 1)
-    rows = support.double()
-    if scaling == "auto":
-        rows = unit_rows(rows)
-    means = torch.stack(
-        [rows[labels == k].sum(0) / max(1, int((labels == k).sum())) for k in range(K)]
-    )
-    centre = found.sums[0] / found.total / width
-    return width, centre, means / width - centre
-
-
-@pytest.mark.parametrize("scaling", ["auto", "none", "minmax"])
-@pytest.mark.parametrize(("K", "D"), [(1, 3), (40, 300)])
-def test_place(place: Place, K: int, D: int, scaling: str) -> None:
-    placing = place_task(place, K, D, scaling)
-    found, support, labels, placed = placing
-    width, centre, means = placed_by_torch(found, support, labels, K, scaling)
-    unit = float(placed.unit)
-    slack = 10 * EXACT[place.dtype]
-    assert float(torch.frexp(placed.unit).mantissa) == 0.5
-    assert largest(placed.means[0].double() - means / unit) < slack
-    assert largest(placed.coordinates.scale[0].double() - 1 / width / unit) < slack
-    assert largest(placed.coordinates.centre[0].double() - centre / unit) < slack
-    assert 0.5 <= max(largest(means), reach_of(found, width, centre)) / unit <= 1
-    mean = found.sums[0] / found.total
-    spread = (found.squares[0] - found.total * mean.square().sum()) / unit**2
-    assert abs(float(placed.spread - spread)) <= 1e-9 * float(found.squares[0]) / unit**2
-    assert placed.shots[0].tolist() == [int((labels == k).sum()) for k in range(K)]
-
-
-def place_task(at: Place, K: int, D: int, scaling: str) -> tuple[Survey, Tensor, Tensor, Placed]:
-    found = survey(one_task(at, 90, D), scaling == "auto", validate=False)
-    support = random_rows(at, 3 * K, D, seed=1)
-    support[0] = 0
-    labels = torch.arange(K).repeat(3).flip(0).to(at.device)
-    labels[1] = K  # no class
-    labels[2] = -7
-    placed = coordinates.place(found, support[None], labels[None], K, scaling, at.dtype)
-    return found, support, labels, placed
-
-
-def reach_of(found: Survey, width: Tensor, centre: Tensor) -> float:
-    above = found.most[0].double() / width - centre
-    return largest(torch.maximum(above, centre - found.least[0].double() / width))
+def place_task(at: Place, K: int, D: int) -> Placed:
+    surveyed = survey(one_task(at, 90, D), False, validate=False)
+    support = random_rows(at, 1, 3 * K, D, seed=1)
+    labels = torch.arange(K, device=at.device).repeat(1, 3)
+    labels[0, 0], labels[0, 1] = K, -7  # no class
+    return paddle.place(surveyed, support, labels, K, "none", at.dtype)
 
 
 @pytest.mark.parametrize("scaling", ["auto", "none"])
@@ -137,39 +84,36 @@ def test_slope(place: Place, scaling: str) -> None:
     leads = torch.tensor([[30.0, -20.0], [1e-9, 5.0], [2.0, 1.0]], **new)
     empty = torch.empty(0, **new)
     placed = Placed(None, empty, empty, unit, spread)  # type: ignore[arg-type]
-    found = slope_of(placed, 50, leads, scaling, temperature=2.0, steepest=1e3)
+    slope, distance_unit = slope_of(placed, 50, leads, scaling, temperature=2.0, steepest=1e3)
     squared = unit.square()
     if scaling != "none":
         each = (squared / 50).unsqueeze(-1)
         median = (leads[:, 1] + spread).unsqueeze(-1) * each
         factor = auto_factor(leads[:, :1] * each, median)
         squared = squared * factor.square()
-    assert largest(found[0] - (2.0 * squared).clamp(max=1e3)) < 1e-12 * 1e3
-    assert largest(found[1] / squared.sqrt() - 1) < 1e-12
-
-
-# --- move ---------------------------------------------------------------------------------------
+    assert largest(slope - (2.0 * squared).clamp(max=1e3)) < 1e-12 * 1e3
+    assert largest(distance_unit / squared.sqrt() - 1) < 1e-12
 
 
 def forms(at: Place, placed: Placed) -> list[Form]:
-    c = placed.coordinates
+    c = placed.transform
     if at.device == "cpu":
         return [Plain(c)]
-    halves: list[Form] = [OneHalf(c), TwoHalves(c, True), TwoHalves(c, False)]
-    return [Plain(c), *halves, RowsAsTheyAre(c, True, True), RowsAsTheyAre(c, False, False)]
+    halves = [TwoHalves(c, sums_of_two=two) for two in (True, False)]
+    raw = [RowsAsTheyAre(c, of_two=two, sums_of_two=two) for two in (True, False)]
+    return [Plain(c), OneHalf(c), *halves, *raw]
 
 
 @pytest.mark.parametrize(("K", "D"), [(1, 1), (21, 130)])
 def test_move(place: Place, K: int, D: int) -> None:
-    _, _, _, placed = place_task(place, K, D, "none")
+    placed = place_task(place, K, D)
     queries = one_task(place, 64, D)
     slope = torch.full((1,), 3.0, dtype=torch.float64, device=place.device)
     for form in forms(place, placed):
         w = placed.means.clone()
-        scores = DistanceScores(RowFactors(queries, form, K), w, slope, placed)
+        scores = DistanceScores(PreparedRows(queries, form, K), w, slope, placed)
         assert_scores(scores, form, placed)
-        room = form.zero_sums(K)
-        sums = [torch.rand_like(x) for x in room]
+        sums = [torch.rand_like(x) for x in form.zero_sums(K)]
         held = torch.rand(1, K, dtype=torch.float64, device=place.device) * 9
         before = w.clone()
         running = torch.ones(1, dtype=torch.int32, device=place.device)
@@ -190,8 +134,8 @@ def test_move(place: Place, K: int, D: int) -> None:
 def assert_scores(scores: DistanceScores, form: Form, placed: Placed) -> None:
     """Products plus bias are those of the prototypes in float64, as precisely as the form is."""
     w = scores.w.double()
-    ((part, rows),) = scores.factors.queries.chunks(1)
-    x = placed.coordinates.of(rows, part).double()
+    ((part, rows),) = scores.rows.queries.chunks(1)
+    x = placed.transform.apply(rows, part).double()
     want = 3.0 * (x @ w.mT - w.square().sum(-1).unsqueeze(1) / 2)
     if form.pieces == 1 or form.weigh:
         return  # rounded to half precision, or for rows that are halves: tested with whole tasks
@@ -225,3 +169,112 @@ def test_the_end_of_an_iteration(place: Place, prior: int) -> None:
     assert state.iterations.tolist() == [2, 1]
     if prior == 0:
         assert largest(state.dual[0] - (1 + (2 * held[0] / total + 1e-6).log())) < 1e-12
+
+
+# --- rows: from products to probabilities ------------------------------------------------------
+
+
+def rows(K: int, dtype: torch.dtype, N: int = 150) -> tuple[Tensor, Tensor, Tensor]:
+    """Products [1, N, K], slope [1] and bias [1, K]; all logits are small integers, thus exact."""
+    generator = torch.Generator().manual_seed(K)
+    products = torch.randint(-30, 1, (1, N, K), generator=generator)
+    bias = torch.randint(-3, 4, (1, K), generator=generator)
+    return products.to(dtype), torch.ones(1, dtype=dtype), bias.to(dtype)
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("K", SIZES)
+def test_probabilities_and_their_sums(K: int, dtype: torch.dtype) -> None:
+    products, slope, bias = rows(K, dtype)
+    u, held, log_sums = torch.empty_like(products), zeros(1, K), zeros(1)
+    assign(products, slope, bias, probabilities=u, held=held, log_sums=log_sums)
+    logits = products.double() + bias.double()
+    want = logits.softmax(-1)
+    assert ((u - want).abs() <= ROUNDING[dtype] * want).all()
+    assert ((held - want.sum(1)).abs() <= ROUNDING[dtype] * want.sum(1)).all()
+    torch.testing.assert_close(log_sums, logits.logsumexp(-1).sum(1), rtol=1e-6, atol=0)
+    without, own = zeros(1, K), products.clone()
+    assign(own, slope, bias, probabilities=own, held=without)
+    assert torch.equal(own, u)  # in place
+    assert torch.equal(without, held)
+
+
+def test_far_classes_have_probability_zero() -> None:
+    products = torch.zeros(1, 3, 20)
+    products[0, 0, 1:] = -torch.inf
+    products[0, 1, ::2] = -90.0
+    products[0, 2, 4] = -3e38
+    slope, bias = torch.ones(1), torch.zeros(1, 20)
+    u = torch.empty_like(products)
+    assign(products, slope, bias, probabilities=u)
+    assert torch.equal(u[0, 0], torch.eye(20)[0])
+    assert (u[0, 1, ::2] == 0).all()
+    torch.testing.assert_close(u[0, 1, 1::2], torch.full((10,), 0.1))
+    assert u[0, 2, 4] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_logits_do_not_overflow(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    products = torch.tensor([[[0.9 * most, 0.9 * most, 0.0]]], dtype=dtype)
+    u = torch.empty_like(products)
+    assign(products, torch.ones(1, dtype=dtype), products.new_zeros(1, 3), probabilities=u)
+    assert u.flatten().tolist() == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("K", "top"), [(1, 1), (17, 3), (100, 5), (131, 64), (40, 40)])
+def test_top_classes_in_order_and_the_smaller_of_equal_ones(
+    K: int, top: int, dtype: torch.dtype
+) -> None:
+    products, slope, bias = rows(K, dtype)  # integers: many are equal
+    found = Top.empty(slope, 1, products.shape[1], top)
+    assign(products, slope, bias, top=found)
+    u = torch.empty_like(products)
+    assign(products, slope, bias, probabilities=u)
+    want = u.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(found.classes, want.indices[..., :top])
+    assert torch.equal(found.probabilities, want.values[..., :top])
+
+
+def leads_and_expected(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected in the arithmetic of the logits, so that the sums over rows are exact."""
+    K, leads = products.shape[-1], zeros(1, 2)
+    logits = products.clone()
+    assign(products, products.new_ones(1), products.new_zeros(1, K), leads=leads)
+    most = logits.amax(-1)
+    lead = (2 * (most - logits.sort(-1).values[..., K - 1 - K // 2])).double()
+    return leads, torch.stack([lead.sum(), (lead - 2 * most).sum()]).unsqueeze(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("K", SIZES)
+def test_median_of_rows_with_equal_logits(K: int, dtype: torch.dtype) -> None:
+    products, _, bias = rows(K, dtype)
+    assert torch.equal(*leads_and_expected(products + bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_median_of_rows_that_differ_much(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    size = torch.logspace(-9, 9, 64, dtype=torch.float64).view(1, 64, 1)
+    drawn = torch.randn(1, 64, 101, dtype=torch.float64, generator=generator)
+    products = torch.cat([drawn * size, drawn**9, drawn.exp(), torch.zeros_like(drawn)], 1)
+    torch.testing.assert_close(*leads_and_expected(products.to(dtype)), rtol=1e-12, atol=0)
+
+
+def test_sums_of_few_weights_and_nothing_for_many() -> None:
+    generator = torch.Generator().manual_seed(2)
+    u = torch.rand(1, 50, 12, generator=generator)
+    u[u < 0.8] = 1e-12
+    x = torch.randn(1, 50, 7, generator=generator)
+    count = int((u > 0.5).sum())
+    sums = torch.ones(1, 12, 7)
+    assert not add_sums(sums, u, x, 1e-9, count - 1)
+    assert torch.equal(sums, torch.ones(1, 12, 7))
+    assert add_sums(sums, u, x, 1e-9, count)
+    torch.testing.assert_close(sums, 1 + u.mT @ x)
