@@ -136,7 +136,7 @@ def on_cuda() -> None:
             options = large.Options(max_iter=3, all_classes=False, precision=precision)
             inputs = support[None], labels[None], K, options
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
-            forms = {"first ones": task.rough, "last ones": task.factors}
+            forms = {"first ones": task.rough, "last ones": task.rows}
             for name, factors in forms.items():
                 scores = task.scores(factors, task.placed.means)
                 bias = scores.bias.float()

@@ -38,6 +38,7 @@ PRECISIONS = ("auto", "half")
 ROUGH = 1e-3  # iterations that move prototypes by more than this may use half precision
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squared distances
 LEAST_RANGE = {torch.float32: 1e-37, torch.float64: 1e-300}  # a smaller one counts as zero
+LARGEST_LENGTH = {torch.float32: 3e38, torch.float64: 1.7e308}  # of `Survey.length`
 LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
 
 
@@ -188,7 +189,10 @@ def place(
     rows with a label outside [0, K) are ignored.
     """
     rows = support.double()
-    sums, shots = labelled_sums(unit_rows(rows) if scaling == "auto" else rows, labels, K)
+    if scaling == "auto":  # as the survey does, also where 1 / norm is too large for it
+        upscaled = torch.linalg.vector_norm(rows * 2.0**537, dim=-1, keepdim=True)  # no underflow
+        rows = unit_rows(rows) * (upscaled * (LARGEST_LENGTH[real] * 2.0**-537)).clamp(max=1)
+    sums, shots = labelled_sums(rows, labels, K)
     least, most = surveyed.least.double(), surveyed.most.double()
     mean = surveyed.sums / surveyed.total
     width = torch.ones_like(mean)
