@@ -25,7 +25,8 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import reference
 from paddle_ext.large import paddle as large
-from paddle_ext.large.passes import Queries
+from paddle_ext.large.passes import Queries, sums_by_class
+from paddle_ext.large.products import Form
 from paddle_ext.large.sources import TensorRows
 
 SHOTS = 5
@@ -137,10 +138,10 @@ def on_cuda() -> None:
             inputs = support[None], labels[None], K, options
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
             forms = {"first ones": task.rough, "last ones": task.rows}
-            for name, factors in forms.items():
-                scores = task.scores(factors, task.placed.means)
-                bias = scores.bias.float()
-                show(f"iteration, {precision}, {name}", task.class_sums, scores, bias)
+            for name, rows in forms.items():
+                scores = large.DistanceScores(rows, task.placed.means, task.slope, task.placed)
+                parts = scores.slope, scores.bias.float(), rows.form
+                show(f"iteration, {precision}, {name}", sum_rows, scores, *parts)
             if precision == "auto":
                 show("preparation", large.Paddle, Queries(TensorRows(query)), *inputs)
                 show_iterations(support, labels, query, K)
@@ -164,6 +165,11 @@ def on_cuda() -> None:
     print(f"Q={Q} K={K} D={D} float32, 3 iterations with everything")
     show("solve", paddle_ext.solve, support, labels, query, **options)
     show("plain torch", plain_iterations, support, labels, query, K, 3)
+
+
+def sum_rows(scores: large.DistanceScores, slope: Tensor, bias: Tensor, form: Form) -> None:
+    """What an iteration does with the rows: the sums of each class."""
+    sums_by_class(scores.parts(), slope, bias, form)
 
 
 def show_iterations(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
