@@ -228,7 +228,7 @@ class Resolved:
     def __init__(self, source: Source, new_names: Sequence[str], data: DataNames) -> None:
         self.source, self.data = source, data
         self.classes = source.labelled.class_names
-        self.new_names, self.labelled_names = set(new_names), set(sample_names(source.labelled))
+        self.new_names, self.labelled_names = set(new_names), set(source.labelled.names)
         self.new: dict[str, str] = {}
         self.labelled: dict[str, str] = {}
         self.kept: Corrections = {}
@@ -319,11 +319,6 @@ class Resolved:
         return notes
 
 
-def sample_names(labelled: Labelled) -> Sequence[str]:
-    """What the labelled samples are called."""
-    return labelled.names or [str(row) for row in range(len(labelled.labels))]
-
-
 def relabelled(
     known: Labelled, corrections: Mapping[str, str], *, texts: bool
 ) -> tuple[list[GivenSample], Labelled]:
@@ -334,7 +329,7 @@ def relabelled(
     samples, row = list[GivenSample](), 0
     there = has_text(known.texts) if texts else [True] * len(known.texts)
     for name, text, number, usable in zip(
-        sample_names(known), known.texts, known.labels.tolist(), there, strict=True
+        known.names, known.texts, known.labels.tolist(), there, strict=True
     ):
         given = known.class_names[number]
         label = corrections.get(name, given)
@@ -366,7 +361,7 @@ def joined(known: Labelled, new: Batch, labels: list[str]) -> Labelled:
         labels=numbers,
         class_names=class_names,
         texts=(*known.texts, *new.texts),
-        names=(*sample_names(known), *new.names),
+        names=(*known.names, *new.names),
     )
 
 

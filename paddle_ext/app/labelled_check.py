@@ -95,13 +95,7 @@ class ExpectedAccuracy:
 
 
 def wilson(share: float, n: float) -> tuple[float, float]:
-    """The interval of a share of n samples by Wilson's score.
-
-    Examples
-    --------
-    >>> [round(x, 2) for x in wilson(0.9, 20)]
-    [0.74, 0.97]
-    """
+    """The interval of a share of n samples by Wilson's score."""
     z2 = NORMAL**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = NORMAL * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)

@@ -100,8 +100,7 @@ def load_model(path: Path) -> Model:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
     if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
-    rows = tuple(map(str, range(S)))
-    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale, rows)
+    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale)
     return Model(known, **made_by)
 
 

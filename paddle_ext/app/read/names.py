@@ -45,14 +45,7 @@ class ClassPrompts:
     prompts: tuple[tuple[str, ...], ...]
 
     def phrases(self, templates: Sequence[str]) -> list[list[str]]:
-        """The phrases of each class for an encoder.
-
-        Examples
-        --------
-        >>> names = ClassPrompts(("polar_bear", "cat"), ((), ("a tabby",)))
-        >>> names.phrases(["a photo of a {}.", "a drawing of a {}."])
-        [['a photo of a polar bear.', 'a drawing of a polar bear.'], ['a tabby']]
-        """
+        """The phrases of each class for an encoder."""
         spoken = (spoken_name(name) for name in self.class_names)
         return [
             list(own) or [template.replace("{}", name) for template in templates]

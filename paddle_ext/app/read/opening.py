@@ -39,7 +39,7 @@ from .samples import (
     concatenated,
     named_labels,
     no_samples,
-    part_of,
+    selected_from,
 )
 from .tables import Chosen, Table, TableSamples, open_table
 
@@ -363,7 +363,7 @@ def encoded(opened: Opened, device: torch.device) -> Source:
     named = embedded_names(given, encoder, texts, settings)
     if texts is not None and to_embed:
         starts = range(0, len(examples.names), TEXTS_AT_ONCE)
-        parts = (part_of(examples, start, start + TEXTS_AT_ONCE) for start in starts)
+        parts = (selected_from(examples, slice(start, start + TEXTS_AT_ONCE)) for start in starts)
         examples = concatenated([with_text_features(part, texts) for part in parts])
     samples = opened.samples
     return Source(

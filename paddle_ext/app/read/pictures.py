@@ -22,7 +22,7 @@ from ...progress import Progress
 from ...text import encodable, plural, without_controls
 from .cache import FeatureCache, digest
 from .encoders import Network
-from .samples import Batch, concatenated, part_of, selected_from
+from .samples import Batch, concatenated, selected_from
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -181,7 +181,7 @@ def in_parts(images: Batch, title: str, *, progress: bool) -> Iterator[Batch]:
     """The same images, some at a time; the progress is that of their use."""
     with Progress(title, len(images.names), show=progress) as shown:
         for start in range(0, len(images.names), READ_AT_ONCE):
-            part = part_of(images, start, start + READ_AT_ONCE)
+            part = selected_from(images, slice(start, start + READ_AT_ONCE))
             yield part
             shown.advance(len(part.names))
 
