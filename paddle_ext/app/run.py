@@ -153,7 +153,8 @@ def classify(
     if show is not None:
         show(check_input(opened))
     source = encoded(opened, device)
-    corrected = corrected_source(source, files, data_names(known, new, settings))
+    data = (known, new) if settings.model is None else (Path(settings.model), known)
+    corrected = corrected_source(source, files, DataNames.of(*data))
     given, names = source.labelled.class_names, corrected.source.labelled.class_names
     hierarchy = prior = None
     if parents is not None:
@@ -187,13 +188,6 @@ def check_outputs(settings: Settings, data: tuple[Path, Path | None]) -> None:
         check_sort_into(Path(settings.sort_into), data)
     if settings.final is not None:
         check_final(Path(settings.final), data)
-
-
-def data_names(known: Path, new: Path | None, settings: Settings) -> DataNames:
-    """What corrections call the data."""
-    if settings.model is not None:
-        return DataNames.of(Path(settings.model), known)
-    return DataNames.of(known, new)
 
 
 def all_answers(

@@ -215,7 +215,7 @@ def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
 
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
-    from ..review import to_check_words
+    from ..outcome import to_check_words
 
     answers, outcome = report.answers, report.outcome
     error, expected = answers.calibration_error(), outcome.expected()

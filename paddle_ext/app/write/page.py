@@ -17,9 +17,8 @@ from ...files import replacing
 from ...text import plural, without_controls
 from ..answers import UNKNOWN, Answers
 from ..corrections import GivenSample
-from ..outcome import Outcome
+from ..outcome import DOUBTFUL, Outcome, ToCheck, by_chance, to_check_words
 from ..read.pictures import thumbnails
-from ..review import DOUBTFUL, ToCheck, by_chance, to_check_words
 
 HERE = Path(__file__).parent
 # What the page shows at most, by the kind of samples.
