@@ -278,19 +278,14 @@ class Strange:
         rows = unit_rows(torch.cat(self.features)[chosen])
         places = torch.cat(self.places)[chosen.cpu()].tolist()
         known, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
-        sums, counts = class_sums(known, labels, len(labelled.class_names))
+        counts = torch.bincount(labels, minlength=len(labelled.class_names))
+        sums = known.new_zeros(len(counts), known.shape[1]).index_add_(0, labels, known)
         groups = [
             members
             for members in merged(rows @ rows.mT, same_class_limit(sums, counts))
             if is_new(rows[members], sums[counts > 0] / counts[counts > 0].unsqueeze(1))
         ]
         return [[places[row] for row in members] for members in sorted(groups, key=len)[::-1]]
-
-
-def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Sums [K, D] and numbers [K] of the rows of each class."""
-    sums = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, labels, rows)
-    return sums, torch.bincount(labels, minlength=num_classes)
 
 
 def same_class_limit(sums: Tensor, counts: Tensor) -> float:

@@ -238,16 +238,13 @@ class Resolved:
         """Add a file; its corrections replace earlier ones of the same samples."""
         used = replaced = elsewhere = 0
         for key, label in file.corrections.items():
-            place = self.place(key, strict=not file.asked)
+            place = self.target(key, strict=not file.asked)
             if place is None:
                 self.reject_if_asked(file, key)
                 self.kept[key] = label
                 elsewhere += bool(label)
                 continue
-            target, data = (
-                (self.new, self.data.new) if place == "new" else (self.labelled, self.data.labelled)
-            )
-            label = self.checked(label, file.path)
+            (target, data), label = place, self.checked(label, file.path)
             replaced += file.asked and target.get(key.name, label) != label
             self.kept.pop(key, None)
             if label:
@@ -261,20 +258,18 @@ class Resolved:
         if elsewhere:
             self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"
 
-    def place(self, key: Key, *, strict: bool) -> str | None:
-        """Whether the sample is to be classified or labelled; None: it is neither.
+    def target(self, key: Key, *, strict: bool) -> tuple[dict[str, str], str] | None:
+        """Where the correction of a sample belongs, and the name of its data; None: nowhere.
 
         A file that the user asked for may be of data that have since been renamed.
         """
-        known = (self.data.labelled, self.data.new)
-        if strict and key.data and key.data not in known:
+        new, labelled = self.data.new, self.data.labelled
+        if strict and key.data not in ("", new, labelled):
             return None
-        labelled_alone = key.data == self.data.labelled != self.data.new
-        if key.name in self.new_names and not labelled_alone:
-            return "new"
-        new_alone = key.data == self.data.new != self.data.labelled
-        if key.name in self.labelled_names and not new_alone:
-            return "labelled"
+        if key.name in self.new_names and not key.data == labelled != new:
+            return self.new, new
+        if key.name in self.labelled_names and not key.data == new != labelled:
+            return self.labelled, labelled
         return None
 
     def checked(self, label: str, path: Path) -> str:

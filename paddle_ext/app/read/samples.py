@@ -196,13 +196,13 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
 def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
     """These samples of a batch, maybe none."""
     every = range(len(batch.names))
-    rows = every[wanted] if isinstance(wanted, slice) else list(compress(every, wanted))
+    rows = list(every[wanted] if isinstance(wanted, slice) else compress(every, wanted))
     return Batch(
         [batch.names[row] for row in rows],
         batch.features[torch.tensor(rows, dtype=torch.int64)],
         [batch.texts[row] for row in rows],
         None if batch.truth is None else [batch.truth[row] for row in rows],
-        None if batch.copied is None else batch.copied.take(rows),
+        None if batch.copied is None else batch.copied.take(pyarrow().array(rows, "int64")),
     )
 
 

@@ -43,15 +43,6 @@ def run(labelled: Path, new: Path, output: Path, **options: object) -> Report:
     return classify(labelled, new, output, settings(**options))
 
 
-def test_a_folder_called_unknown_is_no_class(tmp_path: Path) -> None:
-    """As in tables: otherwise it would be one folder, and one label, with samples of no class."""
-    labelled, new = picture_folders(tmp_path)
-    (labelled / "discs").rename(labelled / "unknown")
-    report = run(labelled, new, tmp_path / "out")
-    assert report.answers.class_names == ("chess", "stripes")
-    assert "the folder 'unknown' is no class: 4 images not used" in report.notes
-
-
 def test_folders(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     report = run(labelled, new, tmp_path, columns=Columns(truth="folder"))
@@ -64,7 +55,7 @@ def test_folders(tmp_path: Path) -> None:
     assert report.unreadable == {}
 
 
-def test_damaged_files_are_listed(tmp_path: Path) -> None:
+def test_damaged_files_and_folders_without_images_are_listed(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     whole = (new / "deep" / "chess" / "0.jpg").read_bytes()
     (new / "half.jpg").write_bytes(whole[: len(whole) // 2])
@@ -73,22 +64,19 @@ def test_damaged_files_are_listed(tmp_path: Path) -> None:
     (new / "notes.txt").write_text("hello")
     (new / ".hidden").write_text("not looked at")
     (labelled / "discs" / "bad.png").write_text("hello")
+    for name in ("empty", "lost", "unknown"):
+        (labelled / name).mkdir()
+    (labelled / "lost" / "a.png").write_text("hello")
+    shutil.copy(labelled / "discs" / "0.png", labelled / "unknown")
     report = run(labelled, new, tmp_path)
     names = {Path(path).name: why for path, why in report.unreadable.items()}
-    assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png", "notes.txt"}
+    assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png", "notes.txt", "a.png"}
     assert names["text.png"] == names["notes.txt"] == "not an image"
     assert names["empty.png"] == "empty"
     assert len(labels_of_files(tmp_path)) == 6
     assert "half.jpg" in report.page.read_text()
-
-
-def test_a_class_without_a_readable_image(tmp_path: Path) -> None:
-    labelled, new = picture_folders(tmp_path)
-    (labelled / "empty").mkdir()
-    (labelled / "lost").mkdir()
-    (labelled / "lost" / "a.png").write_text("hello")
-    report = run(labelled, new, tmp_path)
     assert report.answers.class_names == ("chess", "discs", "stripes")
+    assert "the folder 'unknown' is no class: 1 image not used" in report.notes
     assert any("'empty' has no images" in note for note in report.notes)
     assert any("'lost' could be read" in note for note in report.notes)
 

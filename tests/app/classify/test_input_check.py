@@ -15,7 +15,6 @@ from classify_data import (
     refused,
     run,
     said,
-    table_with_gaps,
     write_table,
 )
 
@@ -70,13 +69,6 @@ def test_labels_that_look_like_missing_values(tmp_path: Path) -> None:
     told = rows["labels like missing values"]
     assert "4: 'n/a' (1), 'unknown' (1), '?' (1) and 1 other they count as no label" in told
     assert "1: 'none' (2) they are classes" in told
-
-
-def test_missing_values_are_no_classes_of_the_answers(tmp_path: Path) -> None:
-    labels = [*NAMES[embeddings()[1]], *["n/a", "unknown", "?", "-"] * 10]
-    told = said(table_with_gaps(tmp_path / "na.csv", label=labels), "--output", tmp_path)
-    assert "2 of 6 classes found" in told
-    assert "'n/a' in column 'label' counts as a missing label: 10 rows" in told
 
 
 def test_class_names_that_are_alike(tmp_path: Path) -> None:
