@@ -165,16 +165,8 @@ def show_report(report: Report) -> None:
     show_trust(report)
     if report.suggested is not None:
         show.say(report.suggested.line())
-    written = (
-        report.table,
-        report.page,
-        report.classes,
-        report.labelled,
-        report.suggestions,
-        report.model,
-        report.final,
-        report.sorted_into,
-    )
+    written = [report.table, report.page, report.classes, report.labelled, report.suggestions]
+    written += [report.model, report.final, report.sorted_into]
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 
