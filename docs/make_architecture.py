@@ -18,7 +18,6 @@ LAYERS = {
         "app/run.py": "files to predictions and a page",
         "app/write": "tables, the page, sorted images",
         "app/outcome.py": "what a run found, what to check",
-        "app/labelled_check.py": "doubtful labels",
         "app/corrections.py": "labels by the user",
         "app/label_studio.py": "tasks and exports",
         "app/answering.py": "features to predictions",

@@ -19,8 +19,7 @@ from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
 from .corrections import CORRECTED_FILE, Corrected, DataNames, corrected_source, gathered
 from .label_studio import check_tasks, write_tasks
-from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
-from .outcome import Outcome, Suggested
+from .outcome import LabelledCheck, Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, prior_of, read_pairs, read_prior

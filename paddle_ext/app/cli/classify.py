@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..classify import Report, StreamReport
-    from ..labelled_check import Expected
+    from ..outcome import Expected
     from ..read.input_check import Finding
 
 MOST_CLASSES, MOST_UNREADABLE = 25, 5  # in the terminal

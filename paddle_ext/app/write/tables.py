@@ -21,8 +21,7 @@ from ...text import spreadsheet_cell, without_controls
 from ..answers import Answers
 from ..corrections import HEADER as CORRECTIONS_HEADER
 from ..corrections import Corrected, Corrections
-from ..labelled_check import Expected, LabelledCheck
-from ..outcome import Suggested, reasons
+from ..outcome import Expected, LabelledCheck, Suggested, reasons
 from ..read.tables import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")

@@ -66,11 +66,14 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
     assert [row["label"] for row in rows] == NAMES[truth].tolist()
     assert [row["row"] for row in rows] == [str(row) for row in range(len(query))]
     assert report.answers.present.nonzero().squeeze(1).tolist() == list(PRESENT)
+    columns = "row label source prediction probability second second_probability doubt novelty"
+    assert list(rows[0]) == [*columns.split(), "check"]
     for row in rows:
         assert row["second"] in NAMES
         assert row["second"] != row["label"]
         assert 0 <= float(row["second_probability"]) <= float(row["probability"]) <= 1
         assert 0 <= float(row["doubt"]) <= 1
+        assert 0 <= float(row["novelty"]) <= 1
     page = (tmp_path / "answers.html").read_text()
     assert "date palm" in page
     assert "http://" not in page

@@ -18,24 +18,13 @@ from classify_data import (
 )
 
 from paddle_ext.app.classify import Batch, Labelled, answer, classify
-from paddle_ext.app.labelled_check import check_labelled
+from paddle_ext.app.outcome import check_labelled
 from paddle_ext.app.read.model import load_model
 
 CPU = torch.device("cpu")
 
 
 # --- the table ------------------------------------------------------------------------------------
-
-
-def test_columns_of_the_output(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", settings())
-    rows = table(report.table)
-    columns = "row label source prediction probability second second_probability doubt"
-    assert list(rows[0]) == [*columns.split(), "novelty", "check"]
-    assert report.answers.novelty is not None
-    for row, novelty in zip(rows, report.answers.novelty.tolist(), strict=True):
-        assert float(row["novelty"]) == pytest.approx(novelty, abs=1e-4)
-        assert 0 <= novelty <= 1
 
 
 def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from classify_data import NAMES, STRANGE, embeddings, said, settings, table
 
 from paddle_ext.app.answering import merged
 from paddle_ext.app.classify import Answers, classify
-from paddle_ext.app.labelled_check import ExpectedAccuracy
-from paddle_ext.app.outcome import to_check
+from paddle_ext.app.outcome import ExpectedAccuracy, to_check
 
 # --- one list -------------------------------------------------------------------------------------
 
