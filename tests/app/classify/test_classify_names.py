@@ -8,10 +8,10 @@ import torch
 from classify_data import (
     NAMES,
     PRESENT,
+    classified,
     embeddings,
     feature_columns,
     refused,
-    settings,
     table,
     write_table,
 )
@@ -19,14 +19,10 @@ from encoder_models import COLOURS, stand_in_folder, stand_in_sentences
 from PIL import Image
 
 from paddle_ext.app import answering
-from paddle_ext.app.classify import Batch, Columns, Labelled, Report, answer, classify
+from paddle_ext.app.classify import Batch, Columns, Labelled, answer
 from paddle_ext.app.read.names import ClassPrompts, embedded, read_names
 
 Arrays = dict[str, np.ndarray]
-
-
-def run(labelled: Path, unlabelled: Path | None, output: Path, **options: object) -> Report:
-    return classify(labelled, unlabelled, output, settings(**options))
 
 
 def labels_of(folder: Path) -> list[str]:
@@ -49,7 +45,7 @@ def test_one_file_with_its_names(tmp_path: Path) -> None:
     """No label at all: the class embeddings in the file are enough."""
     _, _, query, truth, text = centred()
     np.savez(tmp_path / "rows.npz", features=query, text=text, class_names=NAMES)
-    report = run(tmp_path / "rows.npz", None, tmp_path)
+    report = classified(tmp_path / "rows.npz", None, tmp_path)
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     assert report.answers.class_names == tuple(NAMES)
     assert report.answers.present.nonzero().squeeze(1).tolist() == list(PRESENT)
@@ -70,7 +66,7 @@ def test_labels_of_some_rows(tmp_path: Path, key: str) -> None:
         "logit_scale": np.float32(50.0),
     }
     np.savez(tmp_path / "rows.npz", **arrays)
-    report = run(tmp_path / "rows.npz", None, tmp_path)
+    report = classified(tmp_path / "rows.npz", None, tmp_path)
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     assert report.answers.names[0] == str(int(some.sum()))
     assert "the names of 6 classes and 12 labelled examples." in report.page.read_text()
@@ -83,12 +79,12 @@ def test_all_rows_labelled(tmp_path: Path) -> None:
     wrong[:6] = 0
     arrays: Arrays = {"features": query, "text": text, "class_names": NAMES, "labels": wrong}
     np.savez(tmp_path / "rows.npz", **arrays)
-    report = run(tmp_path / "rows.npz", None, tmp_path)
+    report = classified(tmp_path / "rows.npz", None, tmp_path)
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     assert report.notes == [
         "every row has a label, so labels were ignored and all rows classified by the names"
     ]
-    report = run(tmp_path / "rows.npz", None, tmp_path, columns=Columns(truth="labels"))
+    report = classified(tmp_path / "rows.npz", None, tmp_path, columns=Columns(truth="labels"))
     assert report.answers.accuracy() == (54 / 60, 60, 0)
     assert report.notes == []
 
@@ -100,14 +96,18 @@ def test_names_in_a_file_of_their_own(tmp_path: Path) -> None:
     np.savez(tmp_path / "known.npz", features=support[:8], labels=labels[:8])
     np.savez(tmp_path / "new.npz", features=query, labels=truth)
     chosen = {"names": tmp_path / "text.npz", "columns": Columns(truth="labels")}
-    report = run(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
+    report = classified(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
     assert report.answers.accuracy() == (1.0, 60, 0)
-    assert run(tmp_path / "new.npz", None, tmp_path, **chosen).answers.accuracy() == (1.0, 60, 0)
+    assert classified(tmp_path / "new.npz", None, tmp_path, **chosen).answers.accuracy() == (
+        1.0,
+        60,
+        0,
+    )
     np.save(tmp_path / "rows.npy", query)
-    run(tmp_path / "rows.npy", None, tmp_path, names=tmp_path / "text.npz")
+    classified(tmp_path / "rows.npy", None, tmp_path, names=tmp_path / "text.npz")
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     write_table(tmp_path / "rows.csv", feature_columns(query))
-    run(tmp_path / "rows.csv", None, tmp_path, names=tmp_path / "text.npz")
+    classified(tmp_path / "rows.csv", None, tmp_path, names=tmp_path / "text.npz")
     assert labels_of(tmp_path) == NAMES[truth].tolist()
 
 
@@ -149,12 +149,12 @@ def test_texts(tmp_path: Path, sentences: list[str]) -> None:
     write_table(tmp_path / "tickets.csv", {"sentence": SENTENCES})
     (tmp_path / "names.txt").write_text("light_red\nlight_green\nlight_blue\n")
     chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
-    report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
+    report = classified(tmp_path / "tickets.csv", None, tmp_path, **chosen)
     colours = ["red", "blue", "green", "red", "blue"]
     assert labels_of(tmp_path) == [f"light_{colour}" for colour in colours]
     assert sentences[:3] == ["light red", "light green", "light blue"]
     assert "deep blue sea" in report.page.read_text()
-    run(tmp_path / "tickets.csv", None, tmp_path, **chosen, templates=("a {} thing", "{}!"))
+    classified(tmp_path / "tickets.csv", None, tmp_path, **chosen, templates=("a {} thing", "{}!"))
     assert "a light red thing" in sentences
     assert "light blue!" in sentences
 
@@ -165,11 +165,11 @@ def test_texts_with_labels_and_truth(tmp_path: Path, sentences: list[str]) -> No
     write_table(tmp_path / "tickets.csv", {"sentence": SENTENCES, "label": labels})
     (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
     chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
-    report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
+    report = classified(tmp_path / "tickets.csv", None, tmp_path, **chosen)
     assert labels_of(tmp_path) == ["blue", "green", "red", "blue"]
     assert "red as a rose" in report.page.read_text()
     chosen["columns"] = Columns(text="sentence", truth="label")
-    report = run(tmp_path / "tickets.csv", None, tmp_path, **chosen)
+    report = classified(tmp_path / "tickets.csv", None, tmp_path, **chosen)
     assert report.answers.accuracy() == (1.0, 1, 0)
     assert len(report.answers) == 5
 
@@ -198,18 +198,18 @@ def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "columns": Columns(truth="folder"),
         "cache": tmp_path / "cache",
     }
-    report = run(tmp_path / "photos", None, tmp_path, **chosen)
+    report = classified(tmp_path / "photos", None, tmp_path, **chosen)
     assert report.answers.accuracy() == (1.0, 6, 0)
     assert "Classified by the names of 3 classes." in report.page.read_text()
     assert set(seen) == {"a", *(f"a photo of a {colour}." for colour in COLOURS)}
     seen.clear()
     coloured(tmp_path / "known", "red red green", 1)
-    report = run(tmp_path / "known", tmp_path / "photos", tmp_path, **chosen)
+    report = classified(tmp_path / "known", tmp_path / "photos", tmp_path, **chosen)
     assert report.answers.accuracy() == (1.0, 6, 0)
     assert "the names of 3 classes and 3 labelled examples." in report.page.read_text()
     assert seen == ["a"]  # the names were known
     (tmp_path / "names.txt").write_text("red\ta rose, red\tred blood\ngreen\nblue\n")
-    report = run(tmp_path / "photos", None, tmp_path, **chosen)
+    report = classified(tmp_path / "photos", None, tmp_path, **chosen)
     assert {"a rose, red", "red blood"} <= set(seen)
     assert report.answers.accuracy() == (1.0, 6, 0)
 
@@ -219,7 +219,7 @@ def test_image_tower_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     coloured(tmp_path / "known", "red red blue blue", 1)
     coloured(tmp_path / "photos", "red blue red", 0)
     chosen = {"encoder": str(tmp_path / "clip"), "columns": Columns(truth="folder")}
-    report = run(tmp_path / "known", tmp_path / "photos", tmp_path, **chosen)
+    report = classified(tmp_path / "known", tmp_path / "photos", tmp_path, **chosen)
     assert report.answers.accuracy() == (1.0, 3, 0)
 
 
@@ -231,11 +231,11 @@ def test_embeddings_with_the_encoder_of_their_names(
     np.savez(tmp_path / "rows.npz", features=rows)
     (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
     chosen = {"names": tmp_path / "names.txt", "encoder": str(tmp_path / "clip")}
-    run(tmp_path / "rows.npz", None, tmp_path, **chosen)
+    classified(tmp_path / "rows.npz", None, tmp_path, **chosen)
     assert labels_of(tmp_path) == ["red", "blue", "blue", "green"]
     np.savez(tmp_path / "rows.npz", features=rows[:, :4])
     with pytest.raises(ValueError, match=r"rows.npz must have as many .*names.txt, 6, got 4"):
-        run(tmp_path / "rows.npz", None, tmp_path, **chosen)
+        classified(tmp_path / "rows.npz", None, tmp_path, **chosen)
 
 
 # --- files of names -----------------------------------------------------------------------------
@@ -291,10 +291,10 @@ def test_messages_of_labels(tmp_path: Path) -> None:
         r"got 'birsch' \(closest: 'birch'\), 'elms' \(closest: 'elm'\)$"
     )
     with pytest.raises(ValueError, match=sentence):
-        run(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
+        classified(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
     np.savez(tmp_path / "known.npz", features=support[:, :9], labels=NAMES[labels])
     with pytest.raises(ValueError, match=r"known.npz must have as many .*text.npz, 16, got 9"):
-        run(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
+        classified(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)
     assert not (tmp_path / "answers.csv").exists()
 
 
