@@ -37,7 +37,7 @@ from .read.text_files import given_rows, table_rows
 CORRECTED_FILE = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
 MOST_NAMES_COMPARED = 10_000  # of samples, with one that is none of them
-MOST_BYTES_KEPT = 2**30  # of features, from looking for corrected samples
+MOST_BYTES_IN_MEMORY = 2**30  # of features, from looking for corrected samples
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -65,10 +65,11 @@ def read_corrections(path: Path) -> Corrections:
     The page exports such a file; an edited ``answers.csv`` also works, and so does an export of
     Label Studio.
     """
-    from_label_studio = read_label_studio(path)
+    is_json = path.suffix == ".json" and path.is_file()
+    rows = [] if is_json else given_rows(path, "corrected", "with a column label")
+    from_label_studio = read_label_studio(path, rows)
     if from_label_studio is not None:
         return {Key(name): label for name, label in from_label_studio.items()}
-    rows = given_rows(path, "corrected", "with a column label")
     header = [plain_cell(cell).strip() for cell in rows[0]] if rows else []
     if "label" not in header[1:]:
         listed = ", ".join(header) or "no column"
@@ -106,7 +107,7 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
     own, files, notes = folder / CORRECTED_FILE, list[CorrectionFile](), list[str]()
     same = [path.exists() and own.exists() and path.samefile(own) for path in asked]
     if own.is_file() and not any(same):
-        if is_kept(own):
+        if is_ours(own):
             files.append(CorrectionFile(own, read_corrections(own), asked=False))
         elif asked:
             raise check.ArgumentValueError(
@@ -127,7 +128,7 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
     return files, notes
 
 
-def is_kept(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Whether the page or `classify` wrote this file."""
     try:
         rows = table_rows(path)
@@ -177,7 +178,7 @@ class Corrected:
     given: list[GivenSample]
     keys: list[Key]  # which samples the labelled ones in use are
     data: DataNames
-    kept: Corrections = field(default_factory=dict)  # all corrections known, of any data
+    corrections: Corrections = field(default_factory=dict)  # all of them, of any data
     remaining: int | None = None  # samples to classify; None if there are no corrections
 
 
@@ -218,7 +219,7 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
         source = replace(source, unlabelled=batches, total=max(0, source.total - len(places)))
     source = replace(source, labelled=known, notes=notes)
     return Corrected(
-        source, before, samples, places, labels, given, keys, data, resolved.kept, remaining
+        source, before, samples, places, labels, given, keys, data, resolved.corrections, remaining
     )
 
 
@@ -231,7 +232,7 @@ class Resolved:
         self.new_names, self.labelled_names = set(new_names), set(source.labelled.names)
         self.new: dict[str, str] = {}
         self.labelled: dict[str, str] = {}
-        self.kept: Corrections = {}
+        self.corrections: Corrections = {}
         self.counts: list[str] = []
 
     def add(self, file: CorrectionFile) -> None:
@@ -241,18 +242,18 @@ class Resolved:
             place = self.target(key, strict=not file.asked)
             if place is None:
                 self.reject_if_asked(file, key)
-                self.kept[key] = label
+                self.corrections[key] = label
                 elsewhere += bool(label)
                 continue
             (target, data), label = place, self.checked(label, file.path)
             replaced += file.asked and target.get(key.name, label) != label
-            self.kept.pop(key, None)
+            self.corrections.pop(key, None)
             if label:
-                target[key.name] = self.kept[Key(key.name, data)] = label
+                target[key.name] = self.corrections[Key(key.name, data)] = label
                 used += 1
             else:
                 target.pop(key.name, None)
-                self.kept.pop(Key(key.name, data), None)
+                self.corrections.pop(Key(key.name, data), None)
         more = f", {replaced:,} of them in place of earlier ones" if replaced else ""
         self.counts.append(f"{used:,} from {file.path}{more}")
         if elsewhere:
@@ -372,19 +373,19 @@ def found_in(
 ) -> tuple[int, list[int], Batch, Iterable[Batch]]:
     """How many samples there are; where those with these names are, and they; and all batches.
 
-    The batches are kept unless they are large, so that they are not read again.
+    The batches stay in memory unless they are large, so that they are not read again.
     """
     count, places, parts = 0, list[int](), list[Batch]()
-    kept, size = list[Batch](), 0
+    in_memory, size = list[Batch](), 0
     for batch in batches:
         size += batch.features.nbytes
-        kept.append(batch)
-        if size > MOST_BYTES_KEPT:
-            kept.clear()
+        in_memory.append(batch)
+        if size > MOST_BYTES_IN_MEMORY:
+            in_memory.clear()
         wanted = [name in names for name in batch.names]
         if any(wanted):
             places += [count + row for row, yes in enumerate(wanted) if yes]
             parts.append(selected_from(batch, wanted))
         count += len(batch.names)
     samples = concatenated(parts) if parts else no_samples()
-    return count, places, samples, kept if size <= MOST_BYTES_KEPT else batches
+    return count, places, samples, in_memory if size <= MOST_BYTES_IN_MEMORY else batches

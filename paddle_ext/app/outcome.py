@@ -270,8 +270,8 @@ class Outcome:
         """Labelled samples whose label looks wrong, unless the user has said what they are."""
         if self.checked is None:
             return []
-        keys, kept = self.corrected.keys, self.corrected.kept
-        return [row for row in self.checked.suspects() if keys[row] not in kept]
+        keys, said = self.corrected.keys, self.corrected.corrections
+        return [row for row in self.checked.suspects() if keys[row] not in said]
 
     def about_strangers(self) -> str:
         """For which samples nothing can be said about unknown classes; empty if for none."""

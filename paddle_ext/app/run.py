@@ -260,7 +260,7 @@ def write_all(
     pictures, texts = source.kind == "pictures", source.kind == "texts"
     column = name_column(source, settings)
     if settings.corrections:
-        write_corrections(folder / CORRECTED_FILE, corrected.kept)
+        write_corrections(folder / CORRECTED_FILE, corrected.corrections)
     write_answers(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:

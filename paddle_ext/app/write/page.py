@@ -87,7 +87,9 @@ def embedded(outcome: Outcome) -> str:
         "named": outcome.source.labelled.prototypes is not None,
         "labelled": corrected.data.labelled,
         "new": corrected.data.new,
-        "corrections": [(key.name, label, key.data) for key, label in corrected.kept.items()],
+        "corrections": [
+            (key.name, label, key.data) for key, label in corrected.corrections.items()
+        ],
     }
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
