@@ -141,11 +141,11 @@ class Answers:
         """Mean gap between probability and share of correct labels, over ten bins."""
         if self.truth is None:
             return None
-        known = torch.tensor([bool(name) for name in self.truth]) & self.predicted()
-        if not known.any():
+        judged = torch.tensor([bool(name) for name in self.truth]) & self.predicted()
+        if not judged.any():
             return None
-        right = self.right()[known]
-        probability = self.probability[known].double()
+        right = self.right()[judged]
+        probability = self.probability[judged].double()
         place = (probability * BINS).long().clamp(max=BINS - 1)
         gap = torch.zeros(BINS, dtype=torch.float64)
         gap.index_add_(0, place, probability - right.double())

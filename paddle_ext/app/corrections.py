@@ -316,55 +316,55 @@ class Resolved:
 
 
 def relabelled(
-    known: Labelled, corrections: Mapping[str, str], *, texts: bool
+    labelled: Labelled, corrections: Mapping[str, str], *, texts: bool
 ) -> tuple[list[GivenSample], Labelled]:
     """The labelled samples, and those of them that can be used, with corrected labels.
 
     A sample of no class cannot; nor one without a text, if the features are those of `texts`.
     """
     samples, row = list[GivenSample](), 0
-    there = has_text(known.texts) if texts else [True] * len(known.texts)
+    there = has_text(labelled.texts) if texts else [True] * len(labelled.texts)
     for name, text, number, usable in zip(
-        known.names, known.texts, known.labels.tolist(), there, strict=True
+        labelled.names, labelled.texts, labelled.labels.tolist(), there, strict=True
     ):
-        given = known.class_names[number]
+        given = labelled.class_names[number]
         label = corrections.get(name, given)
         lost = corrections.get(name) == UNKNOWN or not usable
         samples.append(GivenSample(name, text, given, label, None if lost else row))
         row += not lost
     if not corrections and all(there):
-        return samples, known
+        return samples, labelled
     rows = [place for place, one in enumerate(samples) if one.row is not None]
     labels = [samples[place].label for place in rows]
-    numbers, class_names = numbers_of(labels, known)
+    numbers, class_names = numbers_of(labels, labelled)
     return samples, replace(
-        known,
-        features=known.features[torch.tensor(rows, dtype=torch.int64)],
+        labelled,
+        features=labelled.features[torch.tensor(rows, dtype=torch.int64)],
         labels=numbers,
         class_names=class_names,
-        texts=tuple(known.texts[place] for place in rows),
+        texts=tuple(labelled.texts[place] for place in rows),
         names=tuple(samples[place].name for place in rows),
     )
 
 
-def joined(known: Labelled, new: Batch, labels: list[str]) -> Labelled:
+def joined(labelled: Labelled, new: Batch, labels: list[str]) -> Labelled:
     """Labelled samples, old and new; labels may name new classes unless the classes are named."""
-    old = [known.class_names[label] for label in known.labels.tolist()]
-    numbers, class_names = numbers_of([*old, *labels], known)
+    old = [labelled.class_names[label] for label in labelled.labels.tolist()]
+    numbers, class_names = numbers_of([*old, *labels], labelled)
     return replace(
-        known,
-        features=torch.cat([known.features.float(), new.features]),
+        labelled,
+        features=torch.cat([labelled.features.float(), new.features]),
         labels=numbers,
         class_names=class_names,
-        texts=(*known.texts, *new.texts),
-        names=(*known.names, *new.names),
+        texts=(*labelled.texts, *new.texts),
+        names=(*labelled.names, *new.names),
     )
 
 
-def numbers_of(labels: Sequence[str], known: Labelled) -> tuple[torch.Tensor, tuple[str, ...]]:
+def numbers_of(labels: Sequence[str], labelled: Labelled) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Numbers and names of the classes: those that have names, or those with a sample."""
-    if known.prototypes is not None:
-        return numbered(labels, known.class_names), known.class_names
+    if labelled.prototypes is not None:
+        return numbered(labels, labelled.class_names), labelled.class_names
     return named_labels(labels)
 
 

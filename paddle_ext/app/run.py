@@ -313,8 +313,8 @@ def name_column(source: Source, settings: Settings) -> str:
 
 def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> list[str]:
     """A warning about names that cannot tell samples apart."""
-    known, new = corrected.data
-    others = (one.name for one in corrected.given) if known == new else ()
+    labelled, new = corrected.data
+    others = (one.name for one in corrected.given) if labelled == new else ()
     several = [] if column is None else repeated([*others, *answers.names])
     if not several:
         return []

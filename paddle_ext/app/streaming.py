@@ -266,21 +266,21 @@ class SampleRows:
 
     def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
         self.source, self.progress = source, progress
-        known = source.labelled
-        self.shape = (source.total, known.columns.of(known.features[:1]).shape[1])
+        labelled = source.labelled
+        self.shape = (source.total, labelled.columns.of(labelled.features[:1]).shape[1])
         self.dtype, self.device = torch.float32, device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """One chunk is read while another is in use."""
-        known, name = self.source.labelled, self.source.name
+        labelled, name = self.source.labelled, self.source.name
         chunks = rebatched(complete(self.source.unlabelled, self.source), size, even_end=False)
         with (
             Progress("reading", self.shape[0], show=self.progress) as shown,
             closing(ahead(lambda: next(chunks, None))) as read,
         ):
             for batch in read:
-                check_batch(batch, known.features.shape[1], known.source, name)
-                yield known.columns.of(batch.features.to(self.device, self.dtype))
+                check_batch(batch, labelled.features.shape[1], labelled.source, name)
+                yield labelled.columns.of(batch.features.to(self.device, self.dtype))
                 shown.advance(len(batch.names))
 
 

@@ -333,22 +333,22 @@ def prior_of(
     weights: Mapping[str, float], classes: Sequence[str], path: Path | None
 ) -> tuple[Tensor, list[str]]:
     """The weights in the order of the classes, [K], and what to tell the user."""
-    known = {name: weights[name] for name in classes if name in weights}
-    if not any(known.values()):
+    listed = {name: weights[name] for name in classes if name in weights}
+    if not any(listed.values()):
         raise check.ArgumentValueError(
             "prior",
             f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
         )
-    notes, missing = [], [name for name in classes if name not in known]
-    least = min(weight for weight in known.values() if weight)
+    notes, missing = [], [name for name in classes if name not in listed]
+    least = min(weight for weight in listed.values() if weight)
     if missing:
         notes.append(
             f"{plural(len(missing), 'class')} not in {path} got its smallest weight above 0, "
             f"{least:g}, such as {missing[0]}"
         )
-    if len(weights) > len(known):
+    if len(weights) > len(listed):
         notes.append(
-            f"{len(weights) - len(known)} of the names in {path} are no classes here and were "
+            f"{len(weights) - len(listed)} of the names in {path} are no classes here and were "
             "ignored"
         )
-    return torch.tensor([known.get(name, least) for name in classes], dtype=torch.float64), notes
+    return torch.tensor([listed.get(name, least) for name in classes], dtype=torch.float64), notes
