@@ -221,7 +221,8 @@ def test_tables_need_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, message: str
 ) -> None:
     (tmp_path / "table.csv").write_text("text,label\nhello,x\nbye,y\nhi,\n")
-    monkeypatch.setitem(sys.modules, library, None)
+    for name in (library, "torchvision"):  # `classify` would hide a broken torchvision
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=message):
         classify(tmp_path / "table.csv", None, tmp_path, settings(columns=Columns(text="text")))
 

@@ -234,6 +234,7 @@ def test_a_text_model_that_was_trained_further(
 ) -> None:
     library = SimpleNamespace(SentenceTransformer=Sentences)
     monkeypatch.setitem(sys.modules, "sentence_transformers", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # `classify` would hide a broken one
     model = tmp_path / "model"
     model.mkdir()
     place = torch.device("cpu")
