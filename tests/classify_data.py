@@ -10,7 +10,7 @@ import torch
 from commands import Result, run_command
 from PIL import Image
 
-from paddle_ext.app.classify import Settings
+from paddle_ext.app.classify import Report, Settings, classify
 from paddle_ext.app.read.encoders import Network, Preparation, network_of
 
 NAMES = np.array(["ash", "birch", "cedar", "date palm", "elm", "fir"])
@@ -33,6 +33,11 @@ def embeddings(
 
 def settings(**options: Any) -> Settings:
     return Settings(**{"device": "cpu", "cache": None} | options)
+
+
+def classified(labelled: Path, unlabelled: Path | None, output: Path, **options: Any) -> Report:
+    """The function, on the CPU and without a cache, unless they are named."""
+    return classify(labelled, unlabelled, output, settings(**options))
 
 
 def run(*words: object) -> Result:

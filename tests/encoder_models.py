@@ -41,6 +41,7 @@ def stand_in_sentences(
 
     library = SimpleNamespace(SentenceTransformer=SentenceTransformer)
     monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # `classify` would hide a broken one
     return seen
 
 
@@ -169,6 +170,7 @@ def stand_in_folder(
     for name, made in (("AutoTokenizer", tokenizer), ("AutoImageProcessor", processor)):
         setattr(module, name, SimpleNamespace(from_pretrained=lambda *_, made=made, **__: made))
     monkeypatch.setitem(sys.modules, "transformers", module)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as above
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")

@@ -36,26 +36,28 @@ addEventListener("message", (e) => {{ document.body.dataset.shown = JSON.stringi
 </script><iframe src="inside.html" style="width:{0}px;height:800px;border:0"></iframe></body>"""
 
 
-def made(kind: str, count: int = 90) -> str:
-    """A page of three classes; every tenth sample is doubtful."""
-    labels = torch.arange(count) % 3
+def made(kind: str, count: int = 90, classes: tuple[str, ...] = CLASSES, shots: int = 1) -> str:
+    """A page with samples of all classes but the last; every tenth of them is doubtful."""
+    K = len(classes)
+    labels = torch.arange(count) % (K - 1)
     probability = torch.where(torch.arange(count) % 10 == 0, 0.4, 0.97)
     texts = [
         f"number {row} of the {kind} {'with a long tail ' * (row % 9)}" for row in range(count)
     ]
     answers = Answers(
-        CLASSES,
+        classes,
         [f"number {row}" for row in range(count)],
         texts,
         labels,
-        (labels + 1) % 3,
+        (labels + 1) % (K - 1),
         probability,
         (1 - probability) * 0.9,
         1 - probability,
-        torch.tensor([True, True, True, False]),
+        torch.arange(K) < K - 1,
     )
-    labelled = Labelled(torch.eye(4), torch.arange(4), CLASSES, ("one", "two", "three", "four"))
-    source = Source(labelled, [], "new", kind)
+    known = torch.arange(K).repeat(shots)
+    examples = tuple(f"example {row}" for row in range(len(known)))
+    source = Source(Labelled(torch.eye(K)[known], known, classes, examples), [], "new", kind)
     corrected = corrected_source(source, [], DataNames("labelled", "new"))
     return page(Outcome(answers, corrected, None, None), "What is in <new>", 1.0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,8 +13,8 @@ from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
 from ..methods.adaptive import Adaptive
-from ..presence.hierarchy import Hierarchy, RolledUp
-from ..presence.unknown import Familiar, familiar
+from ..presence.hierarchy import Hierarchy
+from ..presence.unknown import familiar
 from ..prevalence import from_sums
 from ..prior import measures_of
 from ..progress import Progress
@@ -90,9 +89,9 @@ def answer(
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
-    familiar, strange = familiar_classes(labelled, place), Strange()
+    novelty, strange = novelty_of(labelled, place), Strange()
     best: list[tuple[Tensor, ...]] = []
-    rolled: list[RolledUp] = []
+    nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
     K = len(labelled.class_names)
     present, sums = torch.zeros(K, dtype=torch.bool), torch.zeros(3, K, dtype=torch.float64)
     groups = classified(
@@ -112,15 +111,17 @@ def answer(
             texts += part.texts
             truth += matched_names(part.truth or [], labelled.class_names)
         columns = [*solution.probabilities.topk(2), solution.doubt()]
-        if familiar is not None:
-            flat = familiar.novelty(rows.flatten(0, 1), solution.labels.flatten())
-            strange.add(rows.flatten(0, 1), flat, flat > 1 - RATE)
-            columns.append(flat.view(solution.labels.shape).float())
+        if novelty is not None:
+            columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))
+            strange.add(rows.flatten(0, 1), columns[-1])
+            columns[-1] = columns[-1].view(solution.labels.shape).float()
         best.append(tuple(x.flatten(0, 1).cpu() for x in columns))
         present |= solution.present().any(0).cpu()
         sums += solution.class_sums().sum(0).cpu()
         if hierarchy is not None:
-            rolled.append(hierarchy.roll_up(solution.probabilities, CONFIDENCE))
+            one = hierarchy.roll_up(solution.probabilities, CONFIDENCE)
+            nodes += [str(name or "") for name in one.names()]
+            sure.append(one.probability.masked_fill(one.node < 0, math.nan).flatten().cpu())
     if certain is not None:
         sums[:2] += certain
         present |= certain > 0
@@ -137,16 +138,11 @@ def answer(
         present,
         truth or None,
         rest[0] if rest else None,
-        [str(name or "") for part in rolled for name in part.names()] if rolled else None,
-        torch.cat([node_probability(part).cpu() for part in rolled]) if rolled else None,
+        nodes if sure else None,
+        torch.cat(sure) if sure else None,
         from_sums(sums),
         strange.groups(labelled, place),
     )
-
-
-def node_probability(rolled: RolledUp) -> Tensor:
-    """Of all samples, [n]; NaN where there is no node."""
-    return rolled.probability.masked_fill(rolled.node < 0, math.nan).flatten()
 
 
 def classified(
@@ -203,8 +199,8 @@ def solver(
     labels = labelled.labels.to(place)
     measures = None if prior is None else measures_of(prior, K, None, support).values
     if labelled.prototypes is None:
-        known = corrected_likelihood(support, labels, K, label_noise=label_noise)
-        return lambda rows: classify(known, rows, measures=measures)[0]
+        likelihood = corrected_likelihood(support, labels, K, label_noise=label_noise)
+        return lambda rows: classify(likelihood, rows, measures=measures)[0]
     names = labelled.prototypes.to(place, torch.float32)
     method = Adaptive(logit_scale=labelled.logit_scale)
 
@@ -215,32 +211,27 @@ def solver(
     return solve
 
 
-@dataclass(frozen=True)
-class FamiliarClasses:
-    """Novelty of samples, relative to the labelled samples of the classes that have some."""
+def novelty_of(
+    labelled: Labelled, device: torch.device
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Of rows [n, D] with these labels [n], relative to the labelled samples of their class.
 
-    known: Familiar
-    place: Tensor  # [K] int64: index of each class among these; -1: no labelled sample
-
-    def novelty(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Novelty of rows [n, D] with these labels; NaN where a class has fewer than two samples.
-
-        The spread of a class is unknown from one sample, so nothing can be said about others.
-        """
-        place = self.place[labels]
-        novelty = self.known.novelty(rows, place.clamp(min=0))
-        alone = self.known.shots[place.clamp(min=0)] < 2
-        return novelty.masked_fill((place < 0) | alone, math.nan)
-
-
-def familiar_classes(labelled: Labelled, place: torch.device) -> FamiliarClasses | None:
-    """None if no class has two labelled samples."""
+    NaN where a class has fewer than two, so that its spread is unknown; None if no class has two.
+    """
     classes, number = labelled.classes_with_samples()
     if not len(classes):
         return None
-    support = labelled.rows(place)
-    known = familiar(support, number[labelled.labels].to(place), len(classes))
-    return None if known is None else FamiliarClasses(known, number.to(place))
+    index = number.to(device)  # of each class among those with samples; -1: none
+    known = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
+    if known is None:
+        return None
+
+    def novelty(rows: Tensor, labels: Tensor) -> Tensor:
+        own = index[labels]
+        few = (own < 0) | (known.shots[own.clamp(min=0)] < 2)
+        return known.novelty(rows, own.clamp(min=0)).masked_fill(few, math.nan)
+
+    return novelty
 
 
 def check_batch(part: Batch, D: int, labelled: str, source: str) -> None:
@@ -268,9 +259,9 @@ class Strange:
         self.places: list[Tensor] = []
         self.count = 0  # of all samples so far
 
-    def add(self, rows: Tensor, novelty: Tensor, chosen: Tensor) -> None:
-        """Add the chosen [n] bool of some rows [n, D], with their novelty."""
-        places = chosen.nonzero().view(-1)
+    def add(self, rows: Tensor, novelty: Tensor) -> None:
+        """Add the strangers among some rows [n, D]."""
+        places = (novelty > 1 - RATE).nonzero().view(-1)
         self.features.append(rows[places])
         self.novelty.append(novelty[places])
         self.places.append(places.cpu() + self.count)
@@ -287,19 +278,14 @@ class Strange:
         rows = unit_rows(torch.cat(self.features)[chosen])
         places = torch.cat(self.places)[chosen.cpu()].tolist()
         known, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
-        sums, counts = class_sums(known, labels, len(labelled.class_names))
+        counts = torch.bincount(labels, minlength=len(labelled.class_names))
+        sums = known.new_zeros(len(counts), known.shape[1]).index_add_(0, labels, known)
         groups = [
             members
             for members in merged(rows @ rows.mT, same_class_limit(sums, counts))
             if is_new(rows[members], sums[counts > 0] / counts[counts > 0].unsqueeze(1))
         ]
         return [[places[row] for row in members] for members in sorted(groups, key=len)[::-1]]
-
-
-def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Sums [K, D] and numbers [K] of the rows of each class."""
-    sums = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, labels, rows)
-    return sums, torch.bincount(labels, minlength=num_classes)
 
 
 def same_class_limit(sums: Tensor, counts: Tensor) -> float:
@@ -312,13 +298,7 @@ def same_class_limit(sums: Tensor, counts: Tensor) -> float:
 
 
 def merged(products: Tensor, limit: float) -> list[list[int]]:
-    """Groups of two or more by average linkage of products [n, n], down to this limit.
-
-    Examples
-    --------
-    >>> merged(torch.tensor([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]]), 0.5)
-    [[0, 1]]
-    """
+    """Groups of two or more by average linkage of products [n, n], down to this limit."""
     mean = products.double().clone().fill_diagonal_(-torch.inf)
     groups = [[row] for row in range(len(mean))]
     while len(mean):

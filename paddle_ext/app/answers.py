@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..labels import numbered
 from ..prevalence import Prevalence, from_sums
 from .read.samples import Batch
 
@@ -111,13 +113,11 @@ class Answers:
         """
         if self.truth is None:
             return None
-        known = [
-            name for name, own in zip(self.truth, self.predicted(), strict=True) if name and own
-        ]
+        true = [name for name in compress(self.truth, self.predicted()) if name]
         classes = set(self.class_names)
-        foreign = len(known) - sum(name in classes for name in known)
+        foreign = sum(name not in classes for name in true)
         right = int(self.right()[self.predicted()].sum())
-        return right / max(1, len(known)), len(known), foreign
+        return right / max(1, len(true)), len(true), foreign
 
     def strangers(self) -> Tensor:
         """Samples that may be of an unknown class, strangest first, [n] int64."""
@@ -141,11 +141,11 @@ class Answers:
         """Mean gap between probability and share of correct labels, over ten bins."""
         if self.truth is None:
             return None
-        known = torch.tensor([bool(name) for name in self.truth]) & self.predicted()
-        if not known.any():
+        judged = torch.tensor([bool(name) for name in self.truth]) & self.predicted()
+        if not judged.any():
             return None
-        right = self.right()[known]
-        probability = self.probability[known].double()
+        right = self.right()[judged]
+        probability = self.probability[judged].double()
         place = (probability * BINS).long().clamp(max=BINS - 1)
         gap = torch.zeros(BINS, dtype=torch.float64)
         gap.index_add_(0, place, probability - right.double())
@@ -154,10 +154,8 @@ class Answers:
 
 def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
     """How many of the labels name each class, [K] float64."""
-    place = {name: k for k, name in enumerate(class_names)}
-    known = [place[label] for label in labels if label != UNKNOWN]
-    counts = torch.bincount(torch.tensor(known, dtype=torch.int64), minlength=len(place))
-    return counts.double()
+    numbers = numbered([label for label in labels if label != UNKNOWN], class_names)
+    return torch.bincount(numbers, minlength=len(class_names)).double()
 
 
 def inserted(

@@ -37,7 +37,7 @@ from .read.text_files import given_rows, table_rows
 CORRECTED_FILE = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data")
 MOST_NAMES_COMPARED = 10_000  # of samples, with one that is none of them
-MOST_BYTES_KEPT = 2**30  # of features, from looking for corrected samples
+MOST_BYTES_IN_MEMORY = 2**30  # of features, from looking for corrected samples
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -65,10 +65,11 @@ def read_corrections(path: Path) -> Corrections:
     The page exports such a file; an edited ``answers.csv`` also works, and so does an export of
     Label Studio.
     """
-    from_label_studio = read_label_studio(path)
+    is_json = path.suffix == ".json" and path.is_file()
+    rows = [] if is_json else given_rows(path, "corrected", "with a column label")
+    from_label_studio = read_label_studio(path, rows)
     if from_label_studio is not None:
         return {Key(name): label for name, label in from_label_studio.items()}
-    rows = given_rows(path, "corrected", "with a column label")
     header = [plain_cell(cell).strip() for cell in rows[0]] if rows else []
     if "label" not in header[1:]:
         listed = ", ".join(header) or "no column"
@@ -106,7 +107,7 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
     own, files, notes = folder / CORRECTED_FILE, list[CorrectionFile](), list[str]()
     same = [path.exists() and own.exists() and path.samefile(own) for path in asked]
     if own.is_file() and not any(same):
-        if is_kept(own):
+        if is_ours(own):
             files.append(CorrectionFile(own, read_corrections(own), asked=False))
         elif asked:
             raise check.ArgumentValueError(
@@ -127,7 +128,7 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
     return files, notes
 
 
-def is_kept(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Whether the page or `classify` wrote this file."""
     try:
         rows = table_rows(path)
@@ -177,7 +178,7 @@ class Corrected:
     given: list[GivenSample]
     keys: list[Key]  # which samples the labelled ones in use are
     data: DataNames
-    kept: Corrections = field(default_factory=dict)  # all corrections known, of any data
+    corrections: Corrections = field(default_factory=dict)  # all of them, of any data
     remaining: int | None = None  # samples to classify; None if there are no corrections
 
 
@@ -218,7 +219,7 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
         source = replace(source, unlabelled=batches, total=max(0, source.total - len(places)))
     source = replace(source, labelled=known, notes=notes)
     return Corrected(
-        source, before, samples, places, labels, given, keys, data, resolved.kept, remaining
+        source, before, samples, places, labels, given, keys, data, resolved.corrections, remaining
     )
 
 
@@ -228,53 +229,48 @@ class Resolved:
     def __init__(self, source: Source, new_names: Sequence[str], data: DataNames) -> None:
         self.source, self.data = source, data
         self.classes = source.labelled.class_names
-        self.new_names, self.labelled_names = set(new_names), set(sample_names(source.labelled))
+        self.new_names, self.labelled_names = set(new_names), set(source.labelled.names)
         self.new: dict[str, str] = {}
         self.labelled: dict[str, str] = {}
-        self.kept: Corrections = {}
+        self.corrections: Corrections = {}
         self.counts: list[str] = []
 
     def add(self, file: CorrectionFile) -> None:
         """Add a file; its corrections replace earlier ones of the same samples."""
         used = replaced = elsewhere = 0
         for key, label in file.corrections.items():
-            place = self.place(key, strict=not file.asked)
+            place = self.target(key, strict=not file.asked)
             if place is None:
                 self.reject_if_asked(file, key)
-                self.kept[key] = label
+                self.corrections[key] = label
                 elsewhere += bool(label)
                 continue
-            target, data = (
-                (self.new, self.data.new) if place == "new" else (self.labelled, self.data.labelled)
-            )
-            label = self.checked(label, file.path)
+            (target, data), label = place, self.checked(label, file.path)
             replaced += file.asked and target.get(key.name, label) != label
-            self.kept.pop(key, None)
+            self.corrections.pop(key, None)
             if label:
-                target[key.name] = self.kept[Key(key.name, data)] = label
+                target[key.name] = self.corrections[Key(key.name, data)] = label
                 used += 1
             else:
                 target.pop(key.name, None)
-                self.kept.pop(Key(key.name, data), None)
+                self.corrections.pop(Key(key.name, data), None)
         more = f", {replaced:,} of them in place of earlier ones" if replaced else ""
         self.counts.append(f"{used:,} from {file.path}{more}")
         if elsewhere:
             self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"
 
-    def place(self, key: Key, *, strict: bool) -> str | None:
-        """Whether the sample is to be classified or labelled; None: it is neither.
+    def target(self, key: Key, *, strict: bool) -> tuple[dict[str, str], str] | None:
+        """Where the correction of a sample belongs, and the name of its data; None: nowhere.
 
         A file that the user asked for may be of data that have since been renamed.
         """
-        known = (self.data.labelled, self.data.new)
-        if strict and key.data and key.data not in known:
+        new, labelled = self.data.new, self.data.labelled
+        if strict and key.data not in ("", new, labelled):
             return None
-        labelled_alone = key.data == self.data.labelled != self.data.new
-        if key.name in self.new_names and not labelled_alone:
-            return "new"
-        new_alone = key.data == self.data.new != self.data.labelled
-        if key.name in self.labelled_names and not new_alone:
-            return "labelled"
+        if key.name in self.new_names and not key.data == labelled != new:
+            return self.new, new
+        if key.name in self.labelled_names and not key.data == new != labelled:
+            return self.labelled, labelled
         return None
 
     def checked(self, label: str, path: Path) -> str:
@@ -319,61 +315,56 @@ class Resolved:
         return notes
 
 
-def sample_names(labelled: Labelled) -> Sequence[str]:
-    """What the labelled samples are called."""
-    return labelled.names or [str(row) for row in range(len(labelled.labels))]
-
-
 def relabelled(
-    known: Labelled, corrections: Mapping[str, str], *, texts: bool
+    labelled: Labelled, corrections: Mapping[str, str], *, texts: bool
 ) -> tuple[list[GivenSample], Labelled]:
     """The labelled samples, and those of them that can be used, with corrected labels.
 
     A sample of no class cannot; nor one without a text, if the features are those of `texts`.
     """
     samples, row = list[GivenSample](), 0
-    there = has_text(known.texts) if texts else [True] * len(known.texts)
+    there = has_text(labelled.texts) if texts else [True] * len(labelled.texts)
     for name, text, number, usable in zip(
-        sample_names(known), known.texts, known.labels.tolist(), there, strict=True
+        labelled.names, labelled.texts, labelled.labels.tolist(), there, strict=True
     ):
-        given = known.class_names[number]
+        given = labelled.class_names[number]
         label = corrections.get(name, given)
         lost = corrections.get(name) == UNKNOWN or not usable
         samples.append(GivenSample(name, text, given, label, None if lost else row))
         row += not lost
     if not corrections and all(there):
-        return samples, known
+        return samples, labelled
     rows = [place for place, one in enumerate(samples) if one.row is not None]
     labels = [samples[place].label for place in rows]
-    numbers, class_names = numbers_of(labels, known)
+    numbers, class_names = numbers_of(labels, labelled)
     return samples, replace(
-        known,
-        features=known.features[torch.tensor(rows, dtype=torch.int64)],
+        labelled,
+        features=labelled.features[torch.tensor(rows, dtype=torch.int64)],
         labels=numbers,
         class_names=class_names,
-        texts=tuple(known.texts[place] for place in rows),
+        texts=tuple(labelled.texts[place] for place in rows),
         names=tuple(samples[place].name for place in rows),
     )
 
 
-def joined(known: Labelled, new: Batch, labels: list[str]) -> Labelled:
+def joined(labelled: Labelled, new: Batch, labels: list[str]) -> Labelled:
     """Labelled samples, old and new; labels may name new classes unless the classes are named."""
-    old = [known.class_names[label] for label in known.labels.tolist()]
-    numbers, class_names = numbers_of([*old, *labels], known)
+    old = [labelled.class_names[label] for label in labelled.labels.tolist()]
+    numbers, class_names = numbers_of([*old, *labels], labelled)
     return replace(
-        known,
-        features=torch.cat([known.features.float(), new.features]),
+        labelled,
+        features=torch.cat([labelled.features.float(), new.features]),
         labels=numbers,
         class_names=class_names,
-        texts=(*known.texts, *new.texts),
-        names=(*sample_names(known), *new.names),
+        texts=(*labelled.texts, *new.texts),
+        names=(*labelled.names, *new.names),
     )
 
 
-def numbers_of(labels: Sequence[str], known: Labelled) -> tuple[torch.Tensor, tuple[str, ...]]:
+def numbers_of(labels: Sequence[str], labelled: Labelled) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Numbers and names of the classes: those that have names, or those with a sample."""
-    if known.prototypes is not None:
-        return numbered(labels, known.class_names), known.class_names
+    if labelled.prototypes is not None:
+        return numbered(labels, labelled.class_names), labelled.class_names
     return named_labels(labels)
 
 
@@ -382,19 +373,19 @@ def found_in(
 ) -> tuple[int, list[int], Batch, Iterable[Batch]]:
     """How many samples there are; where those with these names are, and they; and all batches.
 
-    The batches are kept unless they are large, so that they are not read again.
+    The batches stay in memory unless they are large, so that they are not read again.
     """
     count, places, parts = 0, list[int](), list[Batch]()
-    kept, size = list[Batch](), 0
+    in_memory, size = list[Batch](), 0
     for batch in batches:
         size += batch.features.nbytes
-        kept.append(batch)
-        if size > MOST_BYTES_KEPT:
-            kept.clear()
+        in_memory.append(batch)
+        if size > MOST_BYTES_IN_MEMORY:
+            in_memory.clear()
         wanted = [name in names for name in batch.names]
         if any(wanted):
             places += [count + row for row, yes in enumerate(wanted) if yes]
             parts.append(selected_from(batch, wanted))
         count += len(batch.names)
     samples = concatenated(parts) if parts else no_samples()
-    return count, places, samples, kept if size <= MOST_BYTES_KEPT else batches
+    return count, places, samples, in_memory if size <= MOST_BYTES_IN_MEMORY else batches

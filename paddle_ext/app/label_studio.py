@@ -6,10 +6,9 @@ Label Studio documents: https://labelstud.io/guide/predictions and https://label
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +20,7 @@ from ..text import plain_cell
 from ..version import version
 from .answers import UNKNOWN, Answers
 from .read.samples import Source
-from .read.text_files import decoded, table_rows
+from .read.text_files import decoded
 from .settings import Settings
 
 CONTROL = "label"  # name of the choices in the labelling interface
@@ -97,21 +96,17 @@ def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:
 # --- labels -------------------------------------------------------------------------------------
 
 
-def read_label_studio(path: Path) -> dict[str, str] | None:
-    """The label of each sample by its name, from an export as JSON, JSON_MIN or CSV.
+def read_label_studio(path: Path, rows: Sequence[Sequence[str]]) -> dict[str, str] | None:
+    """The label of each sample by its name, from an export: JSON, JSON_MIN or the rows of a CSV.
 
     The last label of a sample counts, and skipped tasks do not. None: not such a file.
     """
-    if path.suffix == ".json" and path.is_file():
+    if path.suffix == ".json":
         records = list(json_records(path))
-    else:
-        try:
-            rows = table_rows(path)
-        except (UnicodeError, csv.Error, OSError):
-            return None  # reported by whoever reads it next
-        if not rows or not set(rows[0]) >= COLUMNS:
-            return None
+    elif rows and set(rows[0]) >= COLUMNS:
         records = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
+    else:
+        return None
     labels: dict[str, str] = {}
     for record in sorted(records, key=lambda one: str(one.get("updated_at") or "")):
         label = record.get(CONTROL)

@@ -1,21 +1,234 @@
-"""All that a run found out, for the tables, the page and the terminal."""
+"""All that a run found out, for the tables, the page and the terminal.
+
+Which predictions to check, which labelled samples look wrong, and the accuracy they lead to expect.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..presence import Suggestions
+from ..presence.labels import doubt_of_labels
 from ..text import plural
-from .answers import Answers
+from .answers import RATE, Answers
 from .corrections import Corrected
-from .labelled_check import Expected, ExpectedAccuracy, LabelledCheck
-from .read.samples import Source
-from .review import ToCheck, about_strangers, to_check
+from .read.samples import Labelled, Source
 
 MOST_SUGGESTIONS_NAMED = 5  # in the terminal
+MOST_CLASSES_NAMED = 5  # in a note
+DOUBTFUL = 0.5  # samples of at least this doubt are to be checked
+SUSPECT = 0.9  # a label of at least this doubt is likely wrong
+NORMAL = 1.645  # quantile of the 90 % interval
+
+
+# --- predictions to check -------------------------------------------------------------------------
+
+
+class ToCheck(NamedTuple):
+    """A sample to check."""
+
+    row: int
+    wrong: float  # how likely its label is wrong
+    doubtful: bool  # another class is as likely
+    unknown: bool  # it is unlike the labelled samples of its class
+    no_text: bool = False  # it has no text, so it has no class
+
+    @property
+    def reason(self) -> str:
+        return "no text" if self.no_text else "unknown" if self.unknown else "doubtful"
+
+
+def to_check(answers: Answers) -> list[ToCheck]:
+    """Samples without a text, doubtful ones and strangers, those most likely wrong first.
+
+    A label is right if the sample is of a known class, and of this one.
+    """
+    unknown = torch.zeros(len(answers), dtype=torch.bool)
+    unknown[answers.strangers()] = True
+    doubtful = (answers.doubt >= DOUBTFUL) & answers.predicted()
+    wrong = 1 - (1 - answers.doubt.double()) * (1 - unknown * real_share(answers))
+    rows = (doubtful | unknown).nonzero().view(-1)
+    rows = rows[wrong[rows].argsort(descending=True, stable=True)]
+    no_text = sorted(answers.no_text - answers.corrected.keys())
+    return [ToCheck(row, 1.0, False, False, no_text=True) for row in no_text] + [
+        ToCheck(row, float(wrong[row]), bool(doubtful[row]), bool(unknown[row]))
+        for row in rows.tolist()
+    ]
+
+
+def real_share(answers: Answers) -> Tensor:
+    """The share of strangers among the samples at least as strange as each, [N] float64.
+
+    Of n samples of known classes, n (1 - novelty) are at least as strange by chance; the others
+    are not.
+    """
+    shares = torch.zeros(len(answers), dtype=torch.float64)
+    if answers.novelty is None:
+        return shares
+    judged = (answers.predicted() & ~answers.novelty.isnan()).nonzero().view(-1)
+    novelty = answers.novelty[judged].double()
+    order = novelty.argsort(descending=True, stable=True)
+    chance = len(judged) * (1 - novelty[order]) / torch.arange(1, len(judged) + 1)
+    # The lowest share of chance that any limit at most as high reaches.
+    chance = chance.flip(0).cummin(0).values.flip(0) if len(chance) else chance
+    shares[judged[order]] = (1 - chance).clamp(min=0)
+    return shares
+
+
+def reasons(answers: Answers) -> list[str]:
+    """Why to check each sample: ``no text``, ``unknown``, ``doubtful``, or nothing."""
+    reason_of = {one.row: one.reason for one in to_check(answers)}
+    return [reason_of.get(row, "") for row in range(len(answers))]
+
+
+def to_check_words(check: Sequence[ToCheck]) -> str:
+    """How many samples there are to check for which reason, such as "1 doubtful"."""
+    counts = Counter(one.reason for one in check)
+    words = {"no text": "without a text", "doubtful": "doubtful"}
+    words["unknown"] = "possibly of an unknown class"
+    return ", ".join(f"{counts[why]:,} {text}" for why, text in words.items() if counts[why])
+
+
+def by_chance(answers: Answers) -> float:
+    """How many samples of known classes look like strangers by chance."""
+    return RATE * (int(answers.predicted().sum()) - len(answers.unjudged()))
+
+
+# --- the labelled samples -------------------------------------------------------------------------
+
+
+class Expected(NamedTuple):
+    """An expected accuracy with its 90 % interval."""
+
+    share: float
+    low: float
+    high: float
+    samples: int  # labelled samples that it is estimated from
+
+
+@dataclass(frozen=True)
+class LabelledCheck:
+    """Doubts about the labels of labelled samples, based on the other labelled samples."""
+
+    class_names: tuple[str, ...]
+    names: list[str]  # of the samples: a path, a text, or a row number
+    labels: Tensor  # [S] int64, as given
+    suggestion: Tensor  # [S] int64, the most probable class
+    doubt: Tensor  # [S], see `paddle_ext.presence.label_doubt`
+
+    def order(self) -> list[int]:
+        """Rows, most doubtful first."""
+        rows: list[int] = self.doubt.argsort(descending=True, stable=True).tolist()
+        return rows
+
+    def suspects(self) -> list[int]:
+        """Rows whose label is likely wrong."""
+        wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labels)
+        return [row for row in self.order() if wrong[row]]
+
+    def label(self, row: int) -> str:
+        return self.class_names[int(self.labels[row])]
+
+    def suggested(self, row: int) -> str:
+        return self.class_names[int(self.suggestion[row])]
+
+
+@dataclass(frozen=True)
+class ExpectedAccuracy:
+    """The accuracy of each class, and of a batch of classes in some proportions."""
+
+    right: Tensor  # [K] labelled samples that the others recognise
+    tested: Tensor  # [K] labelled samples of classes with two or more
+
+    def of_class(self, k: int) -> Expected | None:
+        """None if a class has fewer than two labelled samples.
+
+        Samples of a class that classify one another are one test fewer: two of them, for example,
+        are both near or both far from each other.
+        """
+        right, n = float(self.right[k]), int(self.tested[k])
+        return Expected(right / n, *wilson(right / n, max(1, n - 1)), n) if n else None
+
+    @property
+    def caution(self) -> str:
+        """A word to add if most classes have two labelled samples: the share may be too high."""
+        few = int(self.tested.sum()) <= 2 * int((self.tested > 0).sum())
+        return ", or less: two labels of a class say little" if few else ""
+
+    def of_batch(self, counts: Tensor) -> Expected | None:
+        """With these numbers [K] of samples of each class, as predicted.
+
+        Classes without a test count as the mean of the others. The interval is wider for few
+        samples, some of which are right or wrong by luck.
+        """
+        there = (self.tested > 0) & (counts > 0)
+        if not there.any():
+            return None
+        total = float(counts[there].sum())
+        weight = counts[there].double() / total
+        n = self.tested[there].double()
+        share = self.right[there] / n
+        mean = float(weight @ share)
+        # A number of tests with the same precision.
+        effective = 1 / (float((weight.square() / (n - 1).clamp(min=1)).sum()) + 1 / total)
+        return Expected(mean, *wilson(mean, effective), int(n.sum()))
+
+
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """The interval of a share of n samples by Wilson's score."""
+    z2 = NORMAL**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = NORMAL * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def expected_accuracy(
+    checked: LabelledCheck | None, labelled: Labelled, given: int
+) -> ExpectedAccuracy | None:
+    """From the first `given` labelled samples, each classified by all others.
+
+    The rest were corrected, so they are not a fair sample. None if nothing was checked, or with
+    names of classes, which the check does not use.
+    """
+    if checked is None or labelled.prototypes is not None:
+        return None
+    K = len(labelled.class_names)
+    several = torch.bincount(labelled.labels, minlength=K) > 1
+    labels = checked.labels[:given]
+    tested = several[labels]
+    right = tested & (checked.suggestion[:given] == labels)
+    return ExpectedAccuracy(
+        torch.bincount(labels[right], minlength=K), torch.bincount(labels[tested], minlength=K)
+    )
+
+
+def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | None:
+    """None if no class has two samples, or if there are too many to compare."""
+    classes, number = labelled.classes_with_samples()
+    S = len(labelled.labels)
+    if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_LEFT_OUT:
+        return None
+    doubts = doubt_of_labels(
+        labelled.rows(device), number[labelled.labels].to(device), len(classes)
+    )
+    return LabelledCheck(
+        labelled.class_names,
+        [text or str(row) for row, text in enumerate(labelled.texts)],
+        labelled.labels,
+        classes[doubts.suggestion.cpu()],
+        doubts.doubt.cpu(),
+    )
+
+
+# --- all of it ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -57,14 +270,30 @@ class Outcome:
         """Labelled samples whose label looks wrong, unless the user has said what they are."""
         if self.checked is None:
             return []
-        keys, kept = self.corrected.keys, self.corrected.kept
-        return [row for row in self.checked.suspects() if keys[row] not in kept]
+        keys, said = self.corrected.keys, self.corrected.corrections
+        return [row for row in self.checked.suspects() if keys[row] not in said]
 
     def about_strangers(self) -> str:
-        """For which samples nothing can be said about unknown classes."""
-        known = self.source.labelled
-        shots = torch.bincount(known.labels, minlength=len(known.class_names))
-        return about_strangers(self.answers, shots)
+        """For which samples nothing can be said about unknown classes; empty if for none."""
+        answers, labelled = self.answers, self.source.labelled
+        unjudged = answers.unjudged()
+        if not len(unjudged):
+            return ""
+        if answers.novelty is None:
+            return (
+                "no class has two labelled samples, so nothing can be said about samples of "
+                "unknown classes"
+            )
+        shots = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
+        lonely = [k for k in sorted(set(answers.labels[unjudged].tolist())) if shots[k] < 2]
+        names = ", ".join(answers.class_names[k] for k in lonely[:MOST_CLASSES_NAMED])
+        others = len(lonely) - MOST_CLASSES_NAMED
+        more = f" and {others:,} others" if others > 0 else ""
+        have = "has" if len(lonely) == 1 else "have"
+        return (
+            f"{names}{more} {have} fewer than two labelled samples, so nothing can be said about "
+            f"whether the {len(unjudged):,} samples predicted as such are of an unknown class"
+        )
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
 from .corrections import CORRECTED_FILE, Corrected, DataNames, corrected_source, gathered
 from .label_studio import check_tasks, write_tasks
-from .labelled_check import LabelledCheck, check_labelled, expected_accuracy
-from .outcome import Outcome, Suggested
+from .outcome import LabelledCheck, Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, prior_of, read_pairs, read_prior
@@ -153,7 +152,8 @@ def classify(
     if show is not None:
         show(check_input(opened))
     source = encoded(opened, device)
-    corrected = corrected_source(source, files, data_names(known, new, settings))
+    data = (known, new) if settings.model is None else (Path(settings.model), known)
+    corrected = corrected_source(source, files, DataNames.of(*data))
     given, names = source.labelled.class_names, corrected.source.labelled.class_names
     hierarchy = prior = None
     if parents is not None:
@@ -187,13 +187,6 @@ def check_outputs(settings: Settings, data: tuple[Path, Path | None]) -> None:
         check_sort_into(Path(settings.sort_into), data)
     if settings.final is not None:
         check_final(Path(settings.final), data)
-
-
-def data_names(known: Path, new: Path | None, settings: Settings) -> DataNames:
-    """What corrections call the data."""
-    if settings.model is not None:
-        return DataNames.of(Path(settings.model), known)
-    return DataNames.of(known, new)
 
 
 def all_answers(
@@ -267,7 +260,7 @@ def write_all(
     pictures, texts = source.kind == "pictures", source.kind == "texts"
     column = name_column(source, settings)
     if settings.corrections:
-        write_corrections(folder / CORRECTED_FILE, corrected.kept)
+        write_corrections(folder / CORRECTED_FILE, corrected.corrections)
     write_answers(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
     if outcome.checked is not None:
@@ -320,8 +313,8 @@ def name_column(source: Source, settings: Settings) -> str:
 
 def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> list[str]:
     """A warning about names that cannot tell samples apart."""
-    known, new = corrected.data
-    others = (one.name for one in corrected.given) if known == new else ()
+    labelled, new = corrected.data
+    others = (one.name for one in corrected.given) if labelled == new else ()
     several = [] if column is None else repeated([*others, *answers.names])
     if not several:
         return []

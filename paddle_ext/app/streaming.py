@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -167,7 +167,7 @@ def stream(
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     predict = predictions_of_one_batch if one_batch else predictions
-    with closing(read_ahead(batches)) as read:
+    with closing(ahead(lambda: next(batches, None))) as read:
         parts = predict(source, read, settings, device)
         tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in parts)
         report.notes += write_file(target, tables)
@@ -210,11 +210,6 @@ def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
                 "column of that name"
             )
     return copied, notes
-
-
-def read_ahead(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
-    """The same batches, read by a thread while earlier ones are in use."""
-    return ahead(lambda: next(batches, None))
 
 
 # --- predictions --------------------------------------------------------------------------------
@@ -271,21 +266,21 @@ class SampleRows:
 
     def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
         self.source, self.progress = source, progress
-        known = source.labelled
-        self.shape = (source.total, known.columns.applied_to(known.features[:1]).shape[1])
+        labelled = source.labelled
+        self.shape = (source.total, labelled.columns.applied_to(labelled.features[:1]).shape[1])
         self.dtype, self.device = torch.float32, device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """One chunk is read while another is in use."""
-        known, name = self.source.labelled, self.source.name
+        labelled, name = self.source.labelled, self.source.name
         chunks = rebatched(complete(self.source.unlabelled, self.source), size, even_end=False)
         with (
             Progress("reading", self.shape[0], show=self.progress) as shown,
-            closing(read_ahead(chunks)) as read,
+            closing(ahead(lambda: next(chunks, None))) as read,
         ):
             for batch in read:
-                check_batch(batch, known.features.shape[1], known.source, name)
-                yield known.columns.applied_to(batch.features.to(self.device, self.dtype))
+                check_batch(batch, labelled.features.shape[1], labelled.source, name)
+                yield labelled.columns.applied_to(batch.features.to(self.device, self.dtype))
                 shown.advance(len(batch.names))
 
 

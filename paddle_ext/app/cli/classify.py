@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..classify import Report, StreamReport
-    from ..labelled_check import Expected
+    from ..outcome import Expected
     from ..read.input_check import Finding
 
 MOST_CLASSES, MOST_UNREADABLE = 25, 5  # in the terminal
@@ -165,16 +165,8 @@ def show_report(report: Report) -> None:
     show_trust(report)
     if report.suggested is not None:
         show.say(report.suggested.line())
-    written = (
-        report.table,
-        report.page,
-        report.classes,
-        report.labelled,
-        report.suggestions,
-        report.model,
-        report.final,
-        report.sorted_into,
-    )
+    written = [report.table, report.page, report.classes, report.labelled, report.suggestions]
+    written += [report.model, report.final, report.sorted_into]
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 
@@ -215,7 +207,7 @@ def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
 
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
-    from ..review import to_check_words
+    from ..outcome import to_check_words
 
     answers, outcome = report.answers, report.outcome
     error, expected = answers.calibration_error(), outcome.expected()

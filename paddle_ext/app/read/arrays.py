@@ -68,12 +68,7 @@ class ArrayFile:
     def labelled(self, values: list[str]) -> Batch:
         """The rows with a label."""
         rows = [row for row, value in enumerate(values) if value]
-        return Batch(
-            [str(row) for row in rows],
-            self.features[torch.tensor(rows, dtype=torch.int64)].float(),
-            [f"row {row}" for row in rows],
-            [values[row] for row in rows],
-        )
+        return batch_of(self.features, rows, [f"row {row}" for row in rows], values)
 
     def samples(self, rows: Sequence[int] | None = None) -> ArraySamples:
         """These rows to classify; None: all."""
@@ -97,12 +92,16 @@ class ArraySamples:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self), READ_AT_ONCE):
             rows = self.rows[start : start + READ_AT_ONCE]
-            yield Batch(
-                [str(row) for row in rows],
-                self.features[torch.tensor(rows, dtype=torch.int64)].float(),
-                [""] * len(rows),
-                None if self.truth is None else [self.truth[row] for row in rows],
-            )
+            yield batch_of(self.features, rows, [""] * len(rows), self.truth)
+
+
+def batch_of(
+    features: Tensor, rows: Sequence[int], texts: list[str], truth: list[str] | None
+) -> Batch:
+    """These rows of all features [N, D] and of all true classes, if they are known."""
+    own = features[torch.tensor(rows, dtype=torch.int64)].float()
+    classes = None if truth is None else [truth[row] for row in rows]
+    return Batch([str(row) for row in rows], own, texts, classes)
 
 
 def read(path: Path, others: set[str]) -> dict[str, Any]:

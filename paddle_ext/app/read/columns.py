@@ -56,13 +56,7 @@ def is_gap(cell: object) -> bool:
 
 
 def looks_like_text(cells: Sequence[object]) -> bool:
-    """Whether cells are sentences: three words on average, and mostly different.
-
-    Examples
-    --------
-    >>> looks_like_text(["my card was stolen", "where is it?"]), looks_like_text(["red", "blue"])
-    (True, False)
-    """
+    """Whether cells are sentences: three words on average, and mostly different."""
     there = [cell for cell in cells if isinstance(cell, str) and not is_gap(cell)]
     words = sum(len(cell.split()) for cell in there)
     return (
@@ -71,13 +65,7 @@ def looks_like_text(cells: Sequence[object]) -> bool:
 
 
 def why_an_id(name: str, cells: Sequence[object]) -> str:
-    """Why a numeric column is an identifier of rows; empty if it is not.
-
-    Examples
-    --------
-    >>> why_an_id("id", ["7", "9"]), why_an_id("x", ["0.1", "0.3"])
-    ('its name is typical of an id column', '')
-    """
+    """Why a numeric column is an identifier of rows; empty if it is not."""
     values = np.array([as_number(cell) for cell in cells if not is_gap(cell)], np.float64)
     if not len(values) or not np.isfinite(values).all() or (values != np.floor(values)).any():
         return ""

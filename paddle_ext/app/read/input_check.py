@@ -179,14 +179,7 @@ def about_contents(
 
 
 def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Pairs of names that may be one class; those that differ by a number are not.
-
-    Examples
-    --------
-    >>> pairs = alike(["Cat", "cat", "lion", "loin", "sea lion", "sea_lion", "type 1", "type 2"])
-    >>> pairs["case or white space"], pairs["a letter"]
-    ([('Cat', 'cat'), ('sea lion', 'sea_lion')], [('lion', 'loin')])
-    """
+    """Pairs of names that may be one class; those that differ by a number are not."""
     plain: dict[str, list[str]] = defaultdict(list)
     numbered: dict[str, dict[str, str]] = defaultdict(dict)  # names by their letters and digits
     shorter: dict[str, set[str]] = defaultdict(set)

@@ -37,7 +37,7 @@ class Model:
 
 def save_model(path: Path, source: Source, settings: Settings) -> None:
     """Write the file; an older one is replaced only when the new one is complete."""
-    known, columns = source.labelled, settings.columns
+    labelled, columns = source.labelled, settings.columns
     pictures = source.kind == "pictures" and settings.encoder is None
     made_by = (
         source.kind,
@@ -47,16 +47,16 @@ def save_model(path: Path, source: Source, settings: Settings) -> None:
         columns.features or "",
     )
     contents: dict[str, Any] = {
-        "features": known.features.float().cpu().numpy(),
-        "labels": known.labels.numpy(),
-        "class_names": np.array(known.class_names),
+        "features": labelled.features.float().cpu().numpy(),
+        "labels": labelled.labels.numpy(),
+        "class_names": np.array(labelled.class_names),
         "paddle_ext_model": np.array(FORMAT),
         **{name: np.array(value) for name, value in zip(MADE_BY, made_by, strict=True)},
     }
-    if known.prototypes is not None:
+    if labelled.prototypes is not None:
         contents |= {
-            "text": known.prototypes.float().cpu().numpy(),
-            "logit_scale": np.array(known.logit_scale),
+            "text": labelled.prototypes.float().cpu().numpy(),
+            "logit_scale": np.array(labelled.logit_scale),
         }
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as new, new.open("wb") as file:
@@ -100,8 +100,7 @@ def load_model(path: Path) -> Model:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
     if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
-    rows = tuple(map(str, range(S)))
-    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale, rows)
+    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale)
     return Model(known, **made_by)
 
 

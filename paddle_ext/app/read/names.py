@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ from .samples import (
     check_finite,
     matched_names,
     named_labels,
+    repeated,
     spoken_name,
 )
 from .text_files import decoded, given_rows
@@ -45,14 +47,7 @@ class ClassPrompts:
     prompts: tuple[tuple[str, ...], ...]
 
     def phrases(self, templates: Sequence[str]) -> list[list[str]]:
-        """The phrases of each class for an encoder.
-
-        Examples
-        --------
-        >>> names = ClassPrompts(("polar_bear", "cat"), ((), ("a tabby",)))
-        >>> names.phrases(["a photo of a {}.", "a drawing of a {}."])
-        [['a photo of a polar bear.', 'a drawing of a polar bear.'], ['a tabby']]
-        """
+        """The phrases of each class for an encoder."""
         spoken = (spoken_name(name) for name in self.class_names)
         return [
             list(own) or [template.replace("{}", name) for template in templates]
@@ -111,14 +106,12 @@ def check_labels(labels: Sequence[str], source: str, named: Labelled) -> None:
     odd = [label for label in dict.fromkeys(labels) if label not in among]
     if not odd:
         return
-    shown = []
-    for label in odd[:3]:
-        near = difflib.get_close_matches(label, named.class_names, 1, cutoff=0)
-        shown.append(f"{label!r} (closest: {near[0]!r})")
+    near = partial(difflib.get_close_matches, possibilities=named.class_names, n=1, cutoff=0)
+    shown = ", ".join(f"{label!r} (closest: {near(label)[0]!r})" for label in odd[:3])
     more = f" and {len(odd) - 3} others" if len(odd) > 3 else ""
     raise ValueError(
         f"{source} must have labels among the {len(among)} names of {named.source}, "
-        f"got {', '.join(shown)}{more}"
+        f"got {shown}{more}"
     )
 
 
@@ -126,16 +119,12 @@ def check_labels(labels: Sequence[str], source: str, named: Labelled) -> None:
 
 
 def read_names(path: Path) -> ClassPrompts:
-    """One name per line; prompts may follow it, separated by tabs.
-
-    Empty lines at the end are ignored.
-    """
+    """One name per line, and maybe prompts after tabs; empty lines at the end are ignored."""
     with readable(path, "a text file with one name per line"), open_regular(path) as file:
         text = decoded(file.read())
     lines = text.rstrip().split("\n") if text.strip() else []
-    class_names: list[str] = []
-    prompts: list[tuple[str, ...]] = []
-    first: dict[str, int] = {}
+    prompts: dict[str, tuple[str, ...]] = {}  # by name
+    first: dict[str, int] = {}  # line of each name
     for number, line in enumerate(lines, start=1):
         name, *own = (cell.strip() for cell in line.split("\t"))
         if not name:
@@ -148,10 +137,9 @@ def read_names(path: Path) -> ClassPrompts:
                 f"must be unique, got {name!r} in lines {first[name]} and {number} of {path}",
             )
         first[name] = number
-        class_names.append(name)
-        prompts.append(tuple(cell for cell in own if cell))
-    at_least_two(class_names, path)
-    return ClassPrompts(tuple(class_names), tuple(prompts))
+        prompts[name] = tuple(cell for cell in own if cell)
+    at_least_two(list(prompts), path)
+    return ClassPrompts(tuple(prompts), tuple(prompts.values()))
 
 
 def at_least_two(class_names: Sequence[str], path: Path) -> None:
@@ -221,11 +209,10 @@ def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:
             f"must be as many as their embeddings, {len(rows)}, got {len(class_names)} in {path}",
         )
     at_least_two(class_names, path)
-    seen: set[str] = set()
-    for name in class_names:
-        if name in seen:
-            raise check.ArgumentValueError("names", f"must be unique, got {name!r} twice in {path}")
-        seen.add(name)
+    if several := repeated(class_names):
+        raise check.ArgumentValueError(
+            "names", f"must be unique, got {several[0]!r} twice in {path}"
+        )
     scale = LOGIT_SCALE
     if contents.get("logit_scale") is not None:
         given = arrays.as_tensor(contents["logit_scale"], "logit_scale", path)
@@ -346,22 +333,22 @@ def prior_of(
     weights: Mapping[str, float], classes: Sequence[str], path: Path | None
 ) -> tuple[Tensor, list[str]]:
     """The weights in the order of the classes, [K], and what to tell the user."""
-    known = {name: weights[name] for name in classes if name in weights}
-    if not any(known.values()):
+    listed = {name: weights[name] for name in classes if name in weights}
+    if not any(listed.values()):
         raise check.ArgumentValueError(
             "prior",
             f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
         )
-    notes, missing = [], [name for name in classes if name not in known]
-    least = min(weight for weight in known.values() if weight)
+    notes, missing = [], [name for name in classes if name not in listed]
+    least = min(weight for weight in listed.values() if weight)
     if missing:
         notes.append(
             f"{plural(len(missing), 'class')} not in {path} got its smallest weight above 0, "
             f"{least:g}, such as {missing[0]}"
         )
-    if len(weights) > len(known):
+    if len(weights) > len(listed):
         notes.append(
-            f"{len(weights) - len(known)} of the names in {path} are no classes here and were "
+            f"{len(weights) - len(listed)} of the names in {path} are no classes here and were "
             "ignored"
         )
-    return torch.tensor([known.get(name, least) for name in classes], dtype=torch.float64), notes
+    return torch.tensor([listed.get(name, least) for name in classes], dtype=torch.float64), notes

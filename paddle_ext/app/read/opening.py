@@ -7,7 +7,7 @@ is needed, and computes the features of the labelled samples.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -20,7 +20,7 @@ from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
 from .arrays import ArrayFile, ArraySamples
-from .encoders import TextEncoder, open_encoder, open_network, open_text_model
+from .encoders import open_encoder, open_network, open_text_model
 from .model import load_model, settings_of
 from .names import (
     ClassPrompts,
@@ -39,7 +39,7 @@ from .samples import (
     concatenated,
     named_labels,
     no_samples,
-    part_of,
+    selected_from,
 )
 from .tables import Chosen, Table, TableSamples, open_table
 
@@ -48,6 +48,8 @@ MOST_LISTED = 8  # columns in a note
 TEXTS_AT_ONCE = 2048
 
 ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
+# What is known of the classes, and what computes the features of the samples to classify.
+Encoded: TypeAlias = tuple[Labelled, Callable[[Batch], Batch] | None]
 
 
 @dataclass
@@ -350,41 +352,37 @@ def left_out_columns(chosen: Chosen) -> str:
 
 def encoded(opened: Opened, device: torch.device) -> Source:
     """Load the network, if one is needed, and compute what is known of the classes."""
-    if opened.kind == "pictures":
-        return encoded_folders(opened, device)
+    compute = encoded_folders if opened.kind == "pictures" else encoded_rows
+    labelled, change = compute(opened, device)
+    samples = opened.samples if change is None else Changed(opened.samples, change)
+    about = opened.name, opened.kind, opened.total, opened.notes, opened.unreadable
+    return Source(labelled, samples, *about, opened.embeds_texts)
+
+
+def encoded_rows(opened: Opened, device: torch.device) -> Encoded:
     settings, given, examples = opened.settings, opened.given, opened.examples
     to_embed = bool(examples.names) and examples.features.shape[1] == 0
-    texts = None
+    texts = encoder = None
     if opened.embeds_texts or to_embed:
         texts = open_text_model(settings.encoder, device, settings.cache, opened.notes)
-    encoder = None
-    if isinstance(given, ClassPrompts) and texts is None:
+    elif isinstance(given, ClassPrompts):
         encoder = open_encoder(str(settings.encoder), device)
     named = embedded_names(given, encoder, texts, settings)
-    if texts is not None and to_embed:
+
+    def embed(batch: Batch) -> Batch:
+        assert texts is not None
+        shown = [without_controls(text) for text in batch.texts]
+        return batch._replace(features=texts(batch.texts), texts=shown)
+
+    if to_embed:
         starts = range(0, len(examples.names), TEXTS_AT_ONCE)
-        parts = (part_of(examples, start, start + TEXTS_AT_ONCE) for start in starts)
-        examples = concatenated([with_text_features(part, texts) for part in parts])
-    samples = opened.samples
-    return Source(
-        known_classes(examples, named, opened.labelled_name),
-        samples
-        if texts is None or not opened.embeds_texts
-        else Changed(samples, lambda batch: with_text_features(batch, texts)),
-        opened.name,
-        opened.kind,
-        opened.total,
-        opened.notes,
-        embeds_texts=opened.embeds_texts,
-    )
+        parts = (selected_from(examples, slice(start, start + TEXTS_AT_ONCE)) for start in starts)
+        examples = concatenated([embed(part) for part in parts])
+    labelled = known_classes(examples, named, opened.labelled_name)
+    return labelled, embed if opened.embeds_texts else None
 
 
-def with_text_features(batch: Batch, encode: TextEncoder) -> Batch:
-    shown = [without_controls(text) for text in batch.texts]
-    return batch._replace(features=encode(batch.texts), texts=shown)
-
-
-def encoded_folders(opened: Opened, device: torch.device) -> Source:
+def encoded_folders(opened: Opened, device: torch.device) -> Encoded:
     settings, given, examples = opened.settings, opened.given, opened.examples
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
     network = open_network(settings.backbone, device) if encoder is None else encoder.image_tower()
@@ -404,12 +402,4 @@ def encoded_folders(opened: Opened, device: torch.device) -> Source:
         notes = opened.notes if named is None else []
         name, progress = opened.labelled_name, settings.progress
         examples = encoded_images(examples, reader, name, notes, progress=progress)
-    return Source(
-        known_classes(examples, named, opened.labelled_name),
-        Changed(opened.samples, reader),
-        opened.name,
-        "pictures",
-        opened.total,
-        opened.notes,
-        opened.unreadable,
-    )
+    return known_classes(examples, named, opened.labelled_name), reader

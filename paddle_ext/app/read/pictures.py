@@ -22,7 +22,7 @@ from ...progress import Progress
 from ...text import encodable, plural, without_controls
 from .cache import FeatureCache, digest
 from .encoders import Network
-from .samples import Batch, concatenated, part_of, selected_from
+from .samples import Batch, concatenated, selected_from
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -94,31 +94,29 @@ def file_digest(path: str) -> bytes | str:
 
 
 def upright(content: bytes) -> Image:
-    """An image in RGB, upright, on white where it is transparent."""
-    with open_picture(content) as file:
-        return upright_rgb(file)
+    """An image in RGB, upright, on white where it is transparent.
 
-
-def upright_rgb(picture: Image) -> Image:
-    """The same image if its mode allows: several copies of a large one take a GiB."""
+    It is the decoded one if its mode allows: several copies of a large one take a GiB.
+    """
     from PIL import Image, ImageOps
 
-    picture.load()
-    ImageOps.exif_transpose(picture, in_place=True)
-    if picture.mode in GREY_16_BIT:
-        grey = np.asarray(picture).astype(np.uint16) >> 8
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
-    if picture.mode in ("I", "F"):
-        values = np.nan_to_num(np.array(picture, np.float32), copy=False)
-        values -= values.min()
-        values *= 255 / max(float(values.max()), 1e-30)
-        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
-        clear = picture if picture.mode == "RGBA" else picture.convert("RGBA")
-        white = Image.new("RGB", clear.size, "white")
-        white.paste(clear, mask=clear)
-        return white
-    return picture if picture.mode == "RGB" else picture.convert("RGB")
+    with open_picture(content) as picture:
+        picture.load()
+        ImageOps.exif_transpose(picture, in_place=True)
+        if picture.mode in GREY_16_BIT:
+            grey = np.asarray(picture).astype(np.uint16) >> 8
+            return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        if picture.mode in ("I", "F"):
+            values = np.nan_to_num(np.array(picture, np.float32), copy=False)
+            values -= values.min()
+            values *= 255 / max(float(values.max()), 1e-30)
+            return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+        if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+            clear = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+            white = Image.new("RGB", clear.size, "white")
+            white.paste(clear, mask=clear)
+            return white
+        return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ def in_parts(images: Batch, title: str, *, progress: bool) -> Iterator[Batch]:
     """The same images, some at a time; the progress is that of their use."""
     with Progress(title, len(images.names), show=progress) as shown:
         for start in range(0, len(images.names), READ_AT_ONCE):
-            part = part_of(images, start, start + READ_AT_ONCE)
+            part = selected_from(images, slice(start, start + READ_AT_ONCE))
             yield part
             shown.advance(len(part.names))
 

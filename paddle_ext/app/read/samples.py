@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress, groupby, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class Labelled:
     logit_scale : float
         Factor from cosines with the prototypes to logits.
     names : tuple of str
-        What the samples are called, as in `Batch`; none: their numbers.
+        What the samples are called, as in `Batch`; default: their numbers.
     """
 
     features: Tensor
@@ -61,6 +62,8 @@ class Labelled:
                 f"{self.source} must have labelled samples of at least two classes, got {got}"
             )
         check_finite(self.features, self.source, range(len(self.features)))
+        if not self.names:
+            object.__setattr__(self, "names", tuple(map(str, range(len(self.labels)))))
 
     @cached_property
     def columns(self) -> Columns:
@@ -105,13 +108,7 @@ class Source:
 
 
 def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Numbers [S] and names of the classes; names that are integers are sorted as numbers.
-
-    Examples
-    --------
-    >>> named_labels(["10", "9", "10"])
-    (tensor([1, 0, 1]), ('9', '10'))
-    """
+    """Numbers [S] and names of the classes; names that are integers are sorted as numbers."""
     names = sorted_names(values)
     return numbered(values, names), tuple(names)
 
@@ -122,13 +119,7 @@ def spoken_name(name: str) -> str:
 
 
 def matched_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The labels, as they are among the names if they differ only by underscores and spaces.
-
-    Examples
-    --------
-    >>> matched_names(["polar_bear", "cat", "dog"], ["polar bear", "cat"])
-    ['polar bear', 'cat', 'dog']
-    """
+    """The labels, as they are among the names if they differ only by underscores and spaces."""
     spoken: dict[str, list[str]] = {}
     for name in names:
         spoken.setdefault(spoken_name(name), []).append(name)
@@ -170,30 +161,22 @@ def rebatched(parts: Iterable[Batch], size: int, *, even_end: bool = True) -> It
             continue
         whole, start = concatenated(waiting), 0
         while count - start >= least:
-            yield part_of(whole, start, start + size)
+            yield selected_from(whole, slice(start, start + size))
             start += size
-        waiting, count = [part_of(whole, start, count)], count - start
+        waiting, count = [selected_from(whole, slice(start, count))], count - start
     if count > size:
         whole = concatenated(waiting)
-        yield part_of(whole, 0, count // 2)
-        yield part_of(whole, count // 2, count)
+        yield selected_from(whole, slice(0, count // 2))
+        yield selected_from(whole, slice(count // 2, count))
     elif count:
         yield concatenated(waiting)
 
 
 def grouped_by_shape(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
     """Groups of at most `most` consecutive batches of one shape."""
-    group: list[Batch] = []
-    for batch in batches:
-        if group and batch.features.shape != group[0].features.shape:
+    for _, same in groupby(batches, key=lambda batch: batch.features.shape):
+        while group := list(islice(same, most)):
             yield group
-            group = []
-        group.append(batch)
-        if len(group) == most:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def concatenated(parts: Sequence[Batch]) -> Batch:
@@ -210,24 +193,16 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def part_of(batch: Batch, start: int, stop: int) -> Batch:
-    return Batch(
-        batch.names[start:stop],
-        batch.features[start:stop],
-        batch.texts[start:stop],
-        None if batch.truth is None else batch.truth[start:stop],
-        None if batch.copied is None else batch.copied.slice(start, stop - start),
-    )
-
-
-def selected_from(batch: Batch, wanted: Sequence[bool]) -> Batch:
+def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
     """These samples of a batch, maybe none."""
-    rows = [row for row, yes in enumerate(wanted) if yes]
+    every = range(len(batch.names))
+    rows = list(every[wanted] if isinstance(wanted, slice) else compress(every, wanted))
     return Batch(
         [batch.names[row] for row in rows],
         batch.features[torch.tensor(rows, dtype=torch.int64)],
         [batch.texts[row] for row in rows],
         None if batch.truth is None else [batch.truth[row] for row in rows],
+        None if batch.copied is None else batch.copied.take(pyarrow().array(rows, "int64")),
     )
 
 

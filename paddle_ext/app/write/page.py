@@ -17,9 +17,8 @@ from ...files import replacing
 from ...text import plural, without_controls
 from ..answers import UNKNOWN, Answers
 from ..corrections import GivenSample
-from ..outcome import Outcome
+from ..outcome import DOUBTFUL, Outcome, ToCheck, by_chance, to_check_words
 from ..read.pictures import thumbnails
-from ..review import DOUBTFUL, ToCheck, by_chance, to_check_words
 
 HERE = Path(__file__).parent
 # What the page shows at most, by the kind of samples.
@@ -88,7 +87,9 @@ def embedded(outcome: Outcome) -> str:
         "named": outcome.source.labelled.prototypes is not None,
         "labelled": corrected.data.labelled,
         "new": corrected.data.new,
-        "corrections": [(key.name, label, key.data) for key, label in corrected.kept.items()],
+        "corrections": [
+            (key.name, label, key.data) for key, label in corrected.corrections.items()
+        ],
     }
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 

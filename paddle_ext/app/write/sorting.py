@@ -13,7 +13,7 @@ from ... import check
 from ...files import PARTIAL, naming
 from ...text import encodable, printable
 from ..answers import Answers
-from ..review import reasons
+from ..outcome import reasons
 
 # What some file system forbids in a name.
 FORBIDDEN = re.compile(r'[\x00-\x1f<>:"/\\|?*]')

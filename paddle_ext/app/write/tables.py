@@ -21,10 +21,8 @@ from ...text import spreadsheet_cell, without_controls
 from ..answers import Answers
 from ..corrections import HEADER as CORRECTIONS_HEADER
 from ..corrections import Corrected, Corrections
-from ..labelled_check import Expected, LabelledCheck
-from ..outcome import Suggested
+from ..outcome import Expected, LabelledCheck, Suggested, reasons
 from ..read.tables import excel_library
-from ..review import reasons
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 CONVERTED_AT_ONCE = 10_000  # rows of CSV

@@ -55,19 +55,26 @@ def test_a_corrected_class_may_lack_a_parent(files: tuple[Path, Path], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("option", "text", "message"),
     [
-        ("oak,tree\nelm,tree\nfrog,animal\n", "got none for 'newt', in .*tree.csv"),
-        ("oak\n", "a class and its parent in every line, got .*line 1: oak"),
-        ("oak,tree\noak,animal\n", "one parent for each class, got 'tree' and 'animal'"),
-        (TREE + "alive,oak\n", "cycle"),
-        (TREE + "oka,tree\n", "'oka', which is no class and no parent"),
+        ("parents", "oak,tree\nelm,tree\nfrog,animal\n", "got none for 'newt', in .*table.csv"),
+        ("parents", "oak\n", "a class and its parent in every line, got .*line 1: oak"),
+        ("parents", "oak,tree\noak,animal\n", "one parent for each class, got 'tree' and 'animal'"),
+        ("parents", TREE + "alive,oak\n", "cycle"),
+        ("parents", TREE + "oka,tree\n", "'oka', which is no class and no parent"),
+        ("prior", "oak,many\n", "weights of at least 0, got 'many' for 'oak'"),
+        ("prior", "oak,-1\n", "weights of at least 0, got '-1' for 'oak'"),
+        ("prior", "oak\n", "a class and its weight in every line, got .*line 1: oak"),
+        ("prior", "bat,3\n", "a positive weight for one of 4 classes, got none"),
+        ("prior", "oak,1\noak,2\n", "one weight for each class, got '1' and '2'"),
     ],
 )
-def test_bad_parents(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "tree.csv").write_text(text)
+def test_bad_tables(
+    files: tuple[Path, Path], tmp_path: Path, option: str, text: str, message: str
+) -> None:
+    (tmp_path / "table.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
-        classify(*files, tmp_path / "out", settings(parents=tmp_path / "tree.csv"))
+        classify(*files, tmp_path / "out", settings(**{option: tmp_path / "table.csv"}))
     assert not (tmp_path / "out").exists()
 
 
@@ -82,50 +89,25 @@ def test_tables_need_a_file_and_a_folder(tmp_path: Path) -> None:
 # --- a prior --------------------------------------------------------------------------------------
 
 
-def labels_with(files: tuple[Path, Path], folder: Path, text: str | None) -> list[str]:
-    prior = None
-    if text is not None:
-        prior = folder / "prior.csv"
-        prior.write_text(text)
-    report = classify(*files, folder / "out", settings(prior=prior))
-    return [row["label"] for row in table(report.table)]
-
-
-def test_impossible_classes_are_never_named(files: tuple[Path, Path], tmp_path: Path) -> None:
-    assert "elm" in labels_with(files, tmp_path, None)
-    found = labels_with(files, tmp_path, "class,weight\noak,50\nelm,0\nnewt,50\nfrog,1\n")
-    assert "elm" not in found
-    assert set(found[:20]) == {"oak"}
-
-
-def test_a_class_that_is_not_listed_is_possible(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """Even if one of those in the table is impossible."""
-    assert "newt" in labels_with(files, tmp_path, "class,weight\noak,1\nelm,0\n")
-
-
-def test_missing_and_foreign_names_are_told(files: tuple[Path, Path], tmp_path: Path) -> None:
-    (tmp_path / "prior.csv").write_text("oak;9\nnewt;9\nbat;3\n")
-    report = classify(*files, tmp_path / "out", settings(prior=tmp_path / "prior.csv"))
-    page = report.page.read_text(encoding="utf-8")
-    assert "2 classes not in" in page
-    assert "got its smallest weight above 0, 9, such as elm" in page
-    assert "1 of the names in" in page
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("oak,many\n", "weights of at least 0, got 'many' for 'oak'"),
-        ("oak,-1\n", "weights of at least 0, got '-1' for 'oak'"),
-        ("oak\n", "a class and its weight in every line, got .*line 1: oak"),
-        ("bat,3\n", "a positive weight for one of 4 classes, got none"),
-        ("oak,1\noak,2\n", "one weight for each class, got '1' and '2'"),
-    ],
-)
-def test_bad_priors(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        labels_with(files, tmp_path, text)
-    assert not (tmp_path / "out").exists()
+def test_a_prior(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Impossible classes are never named; missing and foreign names are told."""
+    labels, notes = [], []
+    for text in (
+        "oak,1\nelm,1\n",
+        "class,weight\noak,50\nelm,0\nnewt,50\nfrog,1\n",
+        "oak;9\nelm;0\nbat;3\n",
+    ):
+        (tmp_path / "prior.csv").write_text(text)
+        report = classify(*files, tmp_path / "out", settings(prior=tmp_path / "prior.csv"))
+        labels.append([row["label"] for row in table(report.table)])
+        notes.append(report.page.read_text(encoding="utf-8"))
+    assert "elm" in labels[0]
+    assert "elm" not in labels[1] + labels[2]
+    assert set(labels[1][:20]) == {"oak"}
+    assert "newt" in labels[2]  # possible, although it is not listed
+    assert "2 classes not in" in notes[2]
+    assert "got its smallest weight above 0, 9, such as frog" in notes[2]
+    assert "1 of the names in" in notes[2]
 
 
 def test_shares_of_the_classes(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -110,11 +110,6 @@ def test_no_escape_bytes_of_image_names(tmp_path: Path) -> None:
 # --- what cannot be read or written -------------------------------------------------------------
 
 
-def test_a_model_that_does_not_exist(files: tuple[Path, Path], tmp_path: Path) -> None:
-    told = refused(files[1], "--model", tmp_path / "none.npz", "--output", tmp_path)
-    assert "none.npz, which does not exist" in told
-
-
 @pytest.mark.parametrize("option", ["folder", "file", "excel", "save"])
 def test_a_full_disk_is_reported_with_the_file(
     files: tuple[Path, Path], tmp_path: Path, option: str

@@ -5,17 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from classify_data import STRANGE, pattern, settings
+from classify_data import STRANGE, pattern, settings, strange_files
 from pages import FRAME, made, probed, shown_by, with_probe
 
-from paddle_ext.app.classify import Answers, Labelled, classify
-from paddle_ext.app.corrections import DataNames, corrected_source, read_corrections
-from paddle_ext.app.outcome import Outcome
+from paddle_ext.app.classify import classify
+from paddle_ext.app.corrections import read_corrections
 from paddle_ext.app.read.pictures import thumbnail
-from paddle_ext.app.read.samples import Source
 from paddle_ext.app.write import page as module
-from paddle_ext.app.write.page import caption, page
+from paddle_ext.app.write.page import caption
 
 FILE = """
 const exportedFile = async () => {
@@ -108,12 +105,16 @@ def test_the_loop_in_a_browser(strange: tuple[Path, Path], tmp_path: Path, brows
     assert {"40", "42", second["name"]} <= kept
 
 
-def test_the_question_about_a_new_class(
-    strange: tuple[Path, Path], tmp_path: Path, browser: str
-) -> None:
-    report = classify(*strange, tmp_path / "out", settings())
+@pytest.fixture(scope="module")
+def strange_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("strange")
+    return classify(*strange_files(folder), folder / "out", settings()).page
+
+
+def test_new_classes_and_groups(strange_page: Path, browser: str) -> None:
+    """A new class is asked about; a group keeps the labels of single samples."""
     script = """
-    const first = document.querySelector("#review .sample");
+    const first = document.querySelector("[id^=class-] > .samples > .sample");
     const say = (label) => {
       first.click();
       at("look-class").value = label;
@@ -127,19 +128,7 @@ def test_the_question_about_a_new_class(
     at("ask-new").click();
     report.again = say("Zanthoxylum");
     report.known = say("birch");
-    """
-    shown = probed(browser, report.page, script)
-    assert shown["near"] == "New class 'birhc', or did you mean 'birch'?"
-    assert shown["none"] is False
-    assert shown["far"] == "New class 'Zanthoxylum'?"
-    assert shown["again"] == shown["known"] == ""
-
-
-def test_a_group_keeps_the_labels_of_single_samples(
-    strange: tuple[Path, Path], tmp_path: Path, browser: str
-) -> None:
-    report = classify(*strange, tmp_path / "out", settings())
-    script = """
+    at("look-close").click();
     const group = document.querySelector(".group");
     group.querySelector(".sample").click();
     at("look-unknown").click();
@@ -153,9 +142,15 @@ def test_a_group_keeps_the_labels_of_single_samples(
     report.first = name("yaw");
     report.second = name("yew");
     """
-    shown = probed(browser, report.page, script)
-    assert shown["first"] == ["changed to unknown", *["changed to yaw"] * 4]
-    assert shown["second"] == ["changed to unknown", *["changed to yew"] * 4]
+    assert probed(browser, strange_page, script) == {
+        "near": "New class 'birhc', or did you mean 'birch'?",
+        "none": False,
+        "far": "New class 'Zanthoxylum'?",
+        "again": "",
+        "known": "",
+        "first": ["changed to unknown", *["changed to yaw"] * 4],
+        "second": ["changed to unknown", *["changed to yew"] * 4],
+    }
 
 
 def test_a_long_text_can_be_read(tmp_path: Path, browser: str) -> None:
@@ -191,9 +186,8 @@ def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
     assert shown["offered"] is False
 
 
-def test_by_keyboard_alone(strange: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
+def test_by_keyboard_alone(strange_page: Path, browser: str) -> None:
     """All that a click does can be done with Enter and Tab, and the focus comes back."""
-    report = classify(*strange, tmp_path / "out", settings())
     script = """
     const first = document.querySelector("#review .sample");
     first.focus();
@@ -215,8 +209,7 @@ def test_by_keyboard_alone(strange: tuple[Path, Path], tmp_path: Path, browser: 
     report.clickable = [...document.querySelectorAll("img")].every(
       (one) => one.closest(".sample, dialog"));
     """
-    shown = probed(browser, report.page, script)
-    assert shown == {
+    assert probed(browser, strange_page, script) == {
         "open": True,
         "field": "look-class",
         "answered": False,
@@ -241,16 +234,15 @@ def test_all_sections_on_phones_and_desktops(
     report = classify(*strange, tmp_path, settings(corrected=tmp_path / "a.csv"))
     text = report.page.read_text()
     assert all(f'id="{name}"' in text for name in ("review", "corrected", "suspects"))
-    (tmp_path / "inside.html").write_text(with_probe(text, WIDTH), encoding="utf-8")
     frame = tmp_path / "frame.html"
-    for width in (390, 1440):
+    for content, width in ((text, 390), (text, 1440), (made("pictures"), 390)):
+        (tmp_path / "inside.html").write_text(with_probe(content, WIDTH), encoding="utf-8")
         frame.write_text(FRAME.format(width), encoding="utf-8")
         assert shown_by(browser, frame, 1500) == {"width": width, "inner": width}
 
 
-@pytest.mark.parametrize("kind", ["pictures", "texts"])
 def test_five_thousand_samples(
-    tmp_path: Path, browser: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, browser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page loads, filters and opens a sample in less than three seconds."""
     drawn = []
@@ -259,7 +251,9 @@ def test_five_thousand_samples(
         drawn.append(thumbnail(str(tmp_path / f"{number}.png"), 160))
     again = itertools.cycle(drawn)
     monkeypatch.setattr(module, "thumbnails", lambda paths, _: [next(again) for _ in paths])
-    path = large_page(tmp_path, kind)
+    path = tmp_path / "answers.html"
+    classes = tuple(f"kind {k}" for k in range(52))
+    path.write_text(made("pictures", 5000, classes, shots=20), encoding="utf-8")
     script = """
     report.load = performance.now();
     at("search").value = "kind 7";
@@ -278,35 +272,3 @@ def test_five_thousand_samples(
         if shown["all"] < 3000:
             break
     assert shown["all"] < 3000
-
-
-def large_page(folder: Path, kind: str, N: int = 5000, K: int = 50) -> Path:
-    """A page of N samples of K classes, a tenth of them to check, 20 labelled of each."""
-    random = torch.Generator().manual_seed(0)
-    classes = tuple(f"kind {k}" for k in range(K))
-    doubt = torch.rand(N, generator=random) * 0.555
-    novelty = torch.rand(N, generator=random).double()
-    labels = torch.arange(N) % K
-    texts = [f"What about number {row}, which has a question? " * 3 for row in range(N)]
-    answers = Answers(
-        classes,
-        [f"sample {row}" for row in range(N)],
-        texts,
-        labels,
-        (labels + 1) % K,
-        1 - doubt,
-        0.9 * doubt,
-        doubt,
-        torch.ones(K, dtype=torch.bool),
-        None,
-        novelty,
-    )
-    known = torch.arange(20 * K) % K
-    examples = tuple(texts[: 20 * K])
-    labelled = Labelled(torch.randn(20 * K, 4, generator=random), known, classes, examples)
-    corrected = corrected_source(
-        Source(labelled, [], "new", kind), [], DataNames("labelled", "new")
-    )
-    path = folder / "answers.html"
-    path.write_text(page(Outcome(answers, corrected, None, None), "Many", 1.0), encoding="utf-8")
-    return path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from classify_data import refused, said
-from pages import CLASSES, FRAME, dumped, made, probed, shown_by, told, with_probe
+from pages import CLASSES, dumped, made, probed, told
 
 from paddle_ext.app.corrections import read_corrections
 from paddle_ext.app.write import page as module
@@ -56,10 +56,9 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["pictures", "texts"])
-def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
+def test_in_a_browser(tmp_path: Path, browser: str) -> None:
     """From disk: the classes, the counts, the search; nothing is loaded; names are not markup."""
-    shown = probed(browser, written(tmp_path, made(kind)), LOOK, 1200)
+    shown = probed(browser, written(tmp_path, made("pictures")), LOOK, 1200)
     assert shown["titles"] == ["Most likely wrong first", *CLASSES[:3], "Classes without a sample"]
     assert shown["counts"] == ["30", "30", "30"]
     assert (shown["sections"], shown["samples"]) == (5, 94)  # and a labelled one of each class
@@ -70,16 +69,6 @@ def test_in_a_browser(tmp_path: Path, browser: str, kind: str) -> None:
     assert shown["nothing"] is True
     assert shown["doubtful"] == 9
     assert shown["width"] <= shown["inner"] == 1200
-
-
-@pytest.mark.parametrize("kind", ["pictures", "rows"])
-def test_on_a_phone(tmp_path: Path, browser: str, kind: str) -> None:
-    """Nothing is wider than the screen; headless windows are at least 500 pixels wide."""
-    inside = with_probe(made(kind), REPORT)
-    (tmp_path / "inside.html").write_text(inside, encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(390), encoding="utf-8")
-    assert shown_by(browser, frame, 800) == {"width": 390, "inner": 390}
 
 
 CORRECT = """
@@ -143,12 +132,6 @@ def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser:
         shown = probed(browser, path, script, width)
         assert len(set(shown["widths"])) == 1
         assert shown["widths"][0] > share * shown["inner"]
-
-
-REPORT = """<style>section.class { content-visibility: visible !important; }</style><script>
-window.addEventListener("load", () => parent.postMessage(
-  {width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*"));
-</script></body>"""
 
 
 def test_markup_that_got_into_the_page_does_nothing(tmp_path: Path, browser: str) -> None:
@@ -233,22 +216,3 @@ def test_markup_is_escaped_and_complete() -> None:
     assert "What is in &lt;new&gt;" in text
     assert text.count("<section") == text.count("</section>") == 5
     assert not re.search(r'(src|href)="(?!data:|#)', text)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--label", "kind"], "--label must be a column of"),
-        (["--embedding", "z"], "--embedding must be numeric columns of"),
-        (["--features", "z"], "(or pass --text)"),
-        (["--id", "who"], "--id must be a column of"),
-        (["--truth", "real"], "--truth must be a column of"),
-        (["--text", "words"], "--text must be a column of"),
-        (["--label", "lable"], "got 'lable' (did you mean 'label'?)"),
-        (["--batch", "0"], "--batch must be an integer"),
-        (["--device", "abacus"], "--device must be the CPU or a CUDA device"),
-    ],
-)
-def test_the_command_names_its_options(tmp_path: Path, options: list[str], message: str) -> None:
-    (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
-    assert message in refused(tmp_path / "table.csv", "--output", tmp_path, *options)

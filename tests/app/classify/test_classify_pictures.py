@@ -8,10 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import labels_of_files, pattern, picture_folders, settings, small_network
+from classify_data import (
+    classified,
+    labels_of_files,
+    pattern,
+    picture_folders,
+    small_network,
+)
 from PIL import Image
 
-from paddle_ext.app.classify import Columns, Report, classify
+from paddle_ext.app.classify import Columns
 from paddle_ext.app.read import pictures as pictures_module
 from paddle_ext.app.read.encoders import Network, open_network
 from paddle_ext.app.read.pictures import upright
@@ -39,22 +45,9 @@ def network(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def run(labelled: Path, new: Path, output: Path, **options: object) -> Report:
-    return classify(labelled, new, output, settings(**options))
-
-
-def test_a_folder_called_unknown_is_no_class(tmp_path: Path) -> None:
-    """As in tables: otherwise it would be one folder, and one label, with samples of no class."""
-    labelled, new = picture_folders(tmp_path)
-    (labelled / "discs").rename(labelled / "unknown")
-    report = run(labelled, new, tmp_path / "out")
-    assert report.answers.class_names == ("chess", "stripes")
-    assert "the folder 'unknown' is no class: 4 images not used" in report.notes
-
-
 def test_folders(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
-    report = run(labelled, new, tmp_path, columns=Columns(truth="folder"))
+    report = classified(labelled, new, tmp_path, columns=Columns(truth="folder"))
     assert labels_of_files(tmp_path) == {
         f"deep/{name}/{seed}.jpg": name for name in ("chess", "stripes") for seed in range(3)
     }
@@ -64,7 +57,7 @@ def test_folders(tmp_path: Path) -> None:
     assert report.unreadable == {}
 
 
-def test_damaged_files_are_listed(tmp_path: Path) -> None:
+def test_damaged_files_and_folders_without_images_are_listed(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     whole = (new / "deep" / "chess" / "0.jpg").read_bytes()
     (new / "half.jpg").write_bytes(whole[: len(whole) // 2])
@@ -73,22 +66,19 @@ def test_damaged_files_are_listed(tmp_path: Path) -> None:
     (new / "notes.txt").write_text("hello")
     (new / ".hidden").write_text("not looked at")
     (labelled / "discs" / "bad.png").write_text("hello")
-    report = run(labelled, new, tmp_path)
+    for name in ("empty", "lost", "unknown"):
+        (labelled / name).mkdir()
+    (labelled / "lost" / "a.png").write_text("hello")
+    shutil.copy(labelled / "discs" / "0.png", labelled / "unknown")
+    report = classified(labelled, new, tmp_path)
     names = {Path(path).name: why for path, why in report.unreadable.items()}
-    assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png", "notes.txt"}
+    assert set(names) == {"half.jpg", "text.png", "empty.png", "bad.png", "notes.txt", "a.png"}
     assert names["text.png"] == names["notes.txt"] == "not an image"
     assert names["empty.png"] == "empty"
     assert len(labels_of_files(tmp_path)) == 6
     assert "half.jpg" in report.page.read_text()
-
-
-def test_a_class_without_a_readable_image(tmp_path: Path) -> None:
-    labelled, new = picture_folders(tmp_path)
-    (labelled / "empty").mkdir()
-    (labelled / "lost").mkdir()
-    (labelled / "lost" / "a.png").write_text("hello")
-    report = run(labelled, new, tmp_path)
     assert report.answers.class_names == ("chess", "discs", "stripes")
+    assert "the folder 'unknown' is no class: 1 image not used" in report.notes
     assert any("'empty' has no images" in note for note in report.notes)
     assert any("'lost' could be read" in note for note in report.notes)
 
@@ -140,7 +130,7 @@ def test_mixed_sizes_and_modes(tmp_path: Path) -> None:
     saved(pattern(1, 2, (1, 1)), new / "dot.png")
     saved(pattern(1, 3).convert("CMYK"), new / "cmyk.jpg")
     saved(pattern(1, 4).convert("L"), new / "grey.webp")
-    report = run(labelled, new, tmp_path)
+    report = classified(labelled, new, tmp_path)
     assert len(report.answers) == 10
     assert report.unreadable == {}
 
@@ -151,7 +141,7 @@ def test_odd_names(tmp_path: Path) -> None:
     odd = 'a "b" <script>alert(1)</script>\' & ü 猫'.replace("/", "∕")
     (labelled / "stripes").rename(labelled / odd)
     shutil.move(new / "deep" / "stripes" / "0.jpg", new / "<img src=x onerror=alert(1)>.jpg")
-    report = run(labelled, new, tmp_path)
+    report = classified(labelled, new, tmp_path)
     assert labels_of_files(tmp_path)["<img src=x onerror=alert(1)>.jpg"] == odd
     page = report.page.read_text()
     assert "<script>alert" not in page
@@ -164,41 +154,41 @@ def test_cache_and_copies(tmp_path: Path, network: list[int]) -> None:
     labelled, new = picture_folders(tmp_path)
     shutil.copy(new / "deep" / "chess" / "0.jpg", new / "copy.jpg")
     cache = tmp_path / "cache"
-    first = run(labelled, new, tmp_path, cache=cache)
+    first = classified(labelled, new, tmp_path, cache=cache)
     assert sum(network) == 18  # 12 labelled, 6 others; the copy is one of them
     assert len(first.answers) == 7
     network.clear()
     (new / "copy.jpg").rename(new / "again.jpg")
-    second = run(labelled, new, tmp_path, cache=cache)
+    second = classified(labelled, new, tmp_path, cache=cache)
     assert network == []
     assert torch.equal(first.answers.probability.sort()[0], second.answers.probability.sort()[0])
     pattern(0, 99).save(new / "again.jpg")
-    run(labelled, new, tmp_path, cache=cache)
+    classified(labelled, new, tmp_path, cache=cache)
     assert network == [1]
     (kept,) = cache.glob("*.sqlite")
     kept.write_bytes(b"damaged" * 1000)
     with pytest.raises(ValueError, match=r"is a damaged cache file \(delete it\)"):
-        run(labelled, new, tmp_path, cache=cache)
+        classified(labelled, new, tmp_path, cache=cache)
 
 
 def test_messages(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ValueError, match=r"nothing must have at least one image .* got no file"):
-        run(labelled, tmp_path / "nothing", tmp_path)
+        classified(labelled, tmp_path / "nothing", tmp_path)
     with pytest.raises(ValueError, match=r"nothing must have one folder of images per class"):
-        run(tmp_path / "nothing", new, tmp_path)
+        classified(tmp_path / "nothing", new, tmp_path)
     with pytest.raises(ValueError, match=r"must not be in the labelled folder"):
-        run(labelled, labelled / "discs", tmp_path)
+        classified(labelled, labelled / "discs", tmp_path)
     with pytest.raises(ValueError, match=r"^backbone must be efficientnet_lite0, timm:NAME or"):
-        run(labelled, new, tmp_path, backbone="resnet99")
+        classified(labelled, new, tmp_path, backbone="resnet99")
     one = tmp_path / "one" / "only"
     one.mkdir(parents=True)
     pattern(0, 0).save(one / "a.png")
     with pytest.raises(ValueError, match=r"at least two classes, got only 'only'"):
-        run(tmp_path / "one", new, tmp_path)
+        classified(tmp_path / "one", new, tmp_path)
     with pytest.raises(ValueError, match=r"both must be folders of images, or both files"):
-        run(labelled, one / "a.png", tmp_path)
+        classified(labelled, one / "a.png", tmp_path)
 
 
 def test_own_checkpoint(tmp_path: Path) -> None:
@@ -207,7 +197,7 @@ def test_own_checkpoint(tmp_path: Path) -> None:
     torch.manual_seed(0)
     checkpoint = Checkpoint(create("small", channels=1), Transform(32, (0.5,), (0.5,)))
     checkpoint.save(tmp_path / "net.safetensors")
-    report = run(labelled, new, tmp_path, backbone=str(tmp_path / "net.safetensors"))
+    report = classified(labelled, new, tmp_path, backbone=str(tmp_path / "net.safetensors"))
     assert len(report.answers) == 6
     found = open_network(str(tmp_path / "net.safetensors"), torch.device("cpu"))
     pixels = found.prepare(pattern(0, 0)).unsqueeze(0)

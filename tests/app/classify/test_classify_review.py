@@ -44,10 +44,11 @@ def test_corrections_stay(files: tuple[Path, Path], tmp_path: Path) -> None:
     labels = {row["row"]: row["label"] for row in rows if row["source"] == "corrected"}
     assert labels == {"3": "ginkgo", "4": "fir", "7": "birch", "9": "unknown"}
     third = tmp_path / "c.csv"
-    third.write_text("name,label,data\n3,,new.npz\n5,elm,new.npz\n")  # withdrawn, and a new one
-    said(*files, "--output", out, "--corrected", third)
+    third.write_text("name,label,data\n3,,new.npz\n5,birhc,new.npz\n")  # withdrawn, and a new one
+    told = said(*files, "--output", out, "--corrected", third)
+    assert "new class 'birhc', 1 corrected sample (did you mean 'birch'?)" in told
     kept = {key.name: label for key, label in read_corrections(out / "corrected.csv").items()}
-    assert kept == {"4": "fir", "5": "elm", "7": "birch", "9": "unknown"}
+    assert kept == {"4": "fir", "5": "birhc", "7": "birch", "9": "unknown"}
 
 
 def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -60,6 +61,11 @@ def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path
     assert [row["label"] for row in rows] == ["ginkgo"] * 6
     assert [row["prediction"] for row in rows] == before[:6]
     assert "ginkgo" in report.answers.class_names
+    write_table(path, {"name": range(40), "label": ["elm"] * 40})  # every sample
+    report = classify(*files, tmp_path / "all", settings(corrected=path))
+    assert {row["label"] for row in table(report.table)} == {"elm"}
+    assert report.answers.prevalence is not None
+    assert float(report.answers.prevalence.estimate[4]) == 1
 
 
 def test_corrected_samples_are_predicted_one_by_one(tmp_path: Path) -> None:
@@ -85,15 +91,6 @@ def test_unknown_is_no_class(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert sum(int(row["samples"]) for row in shares) == 38
     told = said(*files, "--output", tmp_path / "out")
     assert "40 samples, 2 of 6 classes found, 2 labelled unknown" in told
-
-
-def test_every_sample_may_be_corrected(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    write_table(path, {"name": range(40), "label": ["elm"] * 40})
-    report = classify(*files, tmp_path / "out", settings(corrected=path))
-    assert {row["label"] for row in table(report.table)} == {"elm"}
-    assert report.answers.prevalence is not None
-    assert float(report.answers.prevalence.estimate[4]) == 1
 
 
 def test_labelled_samples_are_corrected(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -181,17 +178,6 @@ def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path)
     assert (mine / "corrected.csv").read_text() == "a,b,label\n1,2,x\n"
 
 
-def test_the_report_suggests_what_was_meant(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """A new class may be a misspelt one, and a sample that does not exist another."""
-    (tmp_path / "a.csv").write_text("name,label\n3,birhc\n4,ginkgo\n")
-    output = said(*files, "--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
-    assert "new class 'birhc', 1 corrected sample (did you mean 'birch'?)" in output
-    (tmp_path / "b.csv").write_text("name,label\n033,elm\n")
-    told = refused(*files, "--output", tmp_path / "b", "--corrected", tmp_path / "b.csv")
-    assert "got '033' in" in told
-    assert "which is none (did you mean '33'?)" in told
-
-
 # --- files of corrections -------------------------------------------------------------------------
 
 
@@ -227,6 +213,7 @@ def test_an_edited_answers_file_has_corrections(files: tuple[Path, Path], tmp_pa
         ("name,label\n3\n", "a label in every line, got none in line 2"),
         ("name,label\n3,\n", "have a label, got none in"),
         ("name,label\n99,elm\n", "names of samples of .*, got '99'"),
+        ("name,label\n033,elm\n", r"got '033' in .*, which is none \(did you mean '33'\?\)"),
     ],
 )
 def test_bad_corrections(files: tuple[Path, Path], tmp_path: Path, text: str, message: str) -> None:

@@ -11,41 +11,20 @@ from classify_data import (
     embeddings,
     feature_columns,
     picture_folders,
-    refused,
     said,
     settings,
     table,
-    table_with_gaps,
     write_table,
 )
 
-from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
-from paddle_ext.app.labelled_check import check_labelled
+from paddle_ext.app.classify import Batch, Labelled, answer, classify
+from paddle_ext.app.outcome import check_labelled
 from paddle_ext.app.read.model import load_model
 
 CPU = torch.device("cpu")
 
 
 # --- the table ------------------------------------------------------------------------------------
-
-
-def test_columns_of_the_output(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", settings())
-    rows = table(report.table)
-    columns = "row label source prediction probability second second_probability doubt"
-    assert list(rows[0]) == [*columns.split(), "novelty", "check"]
-    assert report.answers.novelty is not None
-    for row, novelty in zip(rows, report.answers.novelty.tolist(), strict=True):
-        assert float(row["novelty"]) == pytest.approx(novelty, abs=1e-4)
-        assert 0 <= novelty <= 1
-
-
-def test_texts_are_in_the_output(tmp_path: Path) -> None:
-    """Even if they are only shown, and the features are columns."""
-    path = table_with_gaps(tmp_path / "table.csv", what=[f"text {row}" for row in range(64)])
-    columns = Columns("f0:f15", "what", "label")
-    rows = table(classify(path, None, tmp_path, settings(columns=columns)).table)
-    assert [row["text"] for row in rows[:2]] == ["text 24", "text 25"]
 
 
 def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -100,18 +79,17 @@ def test_wrong_labels_are_reported(files: tuple[Path, Path], tmp_path: Path) -> 
     support, labels, _, _ = embeddings()
     labels[5] = (labels[5] + 2) % len(NAMES)
     np.savez(files[0], features=support, labels=NAMES[labels])
-    report = classify(*files, tmp_path / "out", settings())
-    assert report.checked is not None
-    assert report.checked.suspects() == [5]
-    assert report.labelled is not None
-    rows = table(report.labelled)
+    told = said(*files, "--truth", "labels", "--output", tmp_path / "out")
+    assert "calibration: probabilities are off by" in told
+    assert "labels that look wrong: 1, see" in told
+    rows = table(tmp_path / "out" / "labelled.csv")
     assert list(rows[0]) == ["sample", "label", "doubt", "suggestion"]
     assert len(rows) == len(labels)
     assert (rows[0]["sample"], rows[0]["label"]) == ("row 5", NAMES[labels[5]])
     assert rows[0]["suggestion"] == NAMES[1]
     doubts = [float(row["doubt"]) for row in rows]
     assert doubts == sorted(doubts, reverse=True)
-    page = report.page.read_text()
+    page = (tmp_path / "out" / "answers.html").read_text()
     assert "Labelled samples that look wrong" in page
     assert f"labelled <b>{NAMES[labels[5]]}</b>, probably <b>{NAMES[1]}</b>" in page
 
@@ -154,8 +132,8 @@ def test_a_model_of_a_table(tmp_path: Path) -> None:
     assert torch.equal(first.answers.labels, again.answers.labels)
 
 
-def test_a_model_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("efficientnet_lite_pytorch")
+@pytest.mark.usefixtures("quick_network")
+def test_a_model_of_pictures(tmp_path: Path) -> None:
     labelled, new = picture_folders(tmp_path)
     saved = tmp_path / "model.npz"
     first = classify(labelled, new, tmp_path / "a", settings(save=saved))
@@ -214,22 +192,3 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     classify(*files, tmp_path, settings(save=saved))
     with pytest.raises(ValueError, match="must have as many features as"):
         classify(tmp_path / "wide.npz", None, tmp_path, settings(model=saved))
-
-
-# --- the command ----------------------------------------------------------------------------------
-
-
-def test_commands_of_a_round(files: tuple[Path, Path], tmp_path: Path) -> None:
-    support, labels, _, _ = embeddings()
-    labels[5] = (labels[5] + 2) % len(NAMES)
-    np.savez(files[0], features=support, labels=NAMES[labels])
-    saved = tmp_path / "model.npz"
-    first = said(*files, "--truth", "labels", "--save", saved, "--output", tmp_path / "a")
-    assert "calibration: probabilities are off by" in first
-    assert "labels that look wrong: 1, see" in first
-    assert "model.npz" in first
-    said(files[1], "--model", saved, "--output", tmp_path / "b")
-    rows = [table(tmp_path / name / "answers.csv") for name in ("a", "b")]
-    assert [row["label"] for row in rows[0]] == [row["label"] for row in rows[1]]
-    wrong = refused(files[1], "--model", files[0], "--output", tmp_path / "c")
-    assert "--model must be a file written by classify --save" in wrong

@@ -6,20 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, STRANGE, embeddings, said, settings, table
+from classify_data import NAMES, STRANGE, embeddings, said, settings, strange_files, table
 
 from paddle_ext.app.answering import merged
 from paddle_ext.app.classify import Answers, classify
-from paddle_ext.app.labelled_check import ExpectedAccuracy
-from paddle_ext.app.review import to_check
+from paddle_ext.app.outcome import ExpectedAccuracy, to_check
 
 # --- one list -------------------------------------------------------------------------------------
 
 
-def test_one_list_to_check(strange: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def strange_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What the command said of `strange_files`, and its folder, which is next to them."""
+    folder = tmp_path_factory.mktemp("strange")
+    return said(*strange_files(folder), "--output", folder / "out"), folder / "out"
+
+
+def test_one_list_to_check(strange_run: tuple[str, Path]) -> None:
     """Strangers and doubtful samples are in one list with the reason; classes say so."""
-    out = tmp_path / "out"
-    told = said(*strange, "--output", out)
+    told, out = strange_run
     rows = table(out / "answers.csv")
     assert [row for row in STRANGE if rows[row]["check"] == "unknown"] == STRANGE
     count = sum(bool(row["check"]) for row in rows)
@@ -134,19 +139,19 @@ def test_expected_accuracy_of_two_labels_is_not_trusted(tmp_path: Path) -> None:
     )
 
 
-def test_expected_accuracy(strange: tuple[Path, Path], tmp_path: Path) -> None:
+def test_expected_accuracy(strange_run: tuple[str, Path], tmp_path: Path) -> None:
     """From the labelled samples, each classified by the others: one of 24 has a wrong label."""
-    told = said(*strange, "--output", tmp_path / "out")
+    told, out = strange_run
     pattern = r"expected accuracy: \d+ % \(\d+ to \d+\) of samples of known classes, from \d+ "
     assert re.search(pattern, told)
-    classes = {row["class"]: row for row in table(tmp_path / "out" / "classes.csv")}
+    classes = {row["class"]: row for row in table(out / "classes.csv")}
     wrong = next(row for row in classes.values() if float(row["accuracy"]) < 1)
     assert float(wrong["accuracy"]) == pytest.approx(4 / 5, abs=1e-4)
     assert float(wrong["accuracy_low"]) < 0.8 < float(wrong["accuracy_high"])
-    text = (tmp_path / "out" / "answers.html").read_text()
+    text = (out / "answers.html").read_text()
     assert "<span>expected accuracy, " in text
     assert re.search(r"<small>expected accuracy 100 % \(\d+ to 100 %, from \d labelled\)", text)
     one = tmp_path / "one.npz"
     support, labels, _, _ = embeddings()
     np.savez(one, features=support[::4], labels=NAMES[labels[::4]])
-    assert "expected accuracy" not in said(one, strange[1], "--output", tmp_path / "b")
+    assert "expected accuracy" not in said(one, out.parent / "new.npz", "--output", tmp_path)

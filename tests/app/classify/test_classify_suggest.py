@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, embeddings, settings, table
-from commands import run_command
+from classify_data import NAMES, embeddings, refused, said, settings, table
 
 from paddle_ext import presence
 from paddle_ext.app.classify import classify
@@ -24,13 +23,11 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
-    known, new = map(str, files)
-    common = ["classify", known, new, "--device", "cpu", "--no-cache", "--output"]
-    result = run_command(*common, tmp_path / "out", "--suggest", 8)
-    assert result.exit_code == 0, result.output
-    rows = table(tmp_path / "out" / "suggestions.csv")
+    out = tmp_path / "out"
+    told = said(*files, "--output", out, "--suggest", 8)
+    rows = table(out / "suggestions.csv")
     assert list(rows[0]) == ["row", "label", "probability", "reason"]
-    answers = {row["row"]: row for row in table(tmp_path / "out" / "answers.csv")}
+    answers = {row["row"]: row for row in table(out / "answers.csv")}
     names = [row["row"] for row in rows]
     assert len(set(names)) == 8
     for row in rows:
@@ -38,15 +35,15 @@ def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
             assert row[column] == answers[row["row"]][column]
     strange = next(row for row in rows if row["row"] in {"40", "41", "42", "43"})
     assert strange["reason"] == "possibly of an unknown class, like 3 others"
-    assert f"label next: {', '.join(names[:5])} and 3 others" in " ".join(result.output.split())
-    assert "suggestions.csv" in result.output
-    result = run_command(*common, tmp_path / "out")
-    assert "suggestions.csv is of an earlier run" in " ".join(result.output.split())
-    assert table(tmp_path / "out" / "suggestions.csv") == rows
-    result = run_command(*common, tmp_path / "other")
-    assert result.exit_code == 0, result.output
-    assert "label next" not in result.output
-    assert not (tmp_path / "other" / "suggestions.csv").exists()
+    assert f"label next: {', '.join(names[:5])} and 3 others" in told
+    assert "suggestions.csv" in told
+    again = said(*files, "--output", out)
+    assert "suggestions.csv is of an earlier run" in again
+    assert "label next" not in again
+    assert table(out / "suggestions.csv") == rows
+    assert "--suggest must be an integer in [1," in refused(*files, "--suggest", 0)
+    told = refused(*files, "--output", tmp_path / "answers.parquet", "--suggest", 3)
+    assert "--suggest must be omitted unless the output is a folder" in told
 
 
 @pytest.mark.parametrize("batch", [None, 7])
@@ -74,16 +71,3 @@ def test_corrected_samples_are_not_suggested(files: tuple[Path, Path], tmp_path:
     assert again is not None
     assert len(again.names()) == 43
     assert first not in again.names()
-
-
-def test_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    known, new = map(str, files)
-    result = run_command("classify", known, new, "--suggest", 0)
-    assert result.exit_code != 0
-    assert "--suggest must be an integer in [1," in " ".join(result.output.split())
-    output = str(tmp_path / "answers.parquet")
-    result = run_command("classify", known, new, "--output", output, "--suggest", 3)
-    assert result.exit_code != 0
-    assert "--suggest must be omitted unless the output is a folder" in " ".join(
-        result.output.split()
-    )

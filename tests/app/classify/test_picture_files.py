@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 from classify_data import (
+    classified,
     labels_of_files,
     pattern,
     picture_folders,
     said,
-    settings,
     small_network,
 )
 from PIL import Image
 
 from paddle_ext import decoding
-from paddle_ext.app.classify import Report, Settings, classify
+from paddle_ext.app.classify import Report, Settings
 from paddle_ext.app.read import pictures as pictures_module
 from paddle_ext.app.read.cache import FeatureCache, digest
 from paddle_ext.app.read.encoders import digest_of_files, open_text_model
@@ -32,10 +32,7 @@ from paddle_ext.app.read.pictures import PictureReader, images_of
 from paddle_ext.decoding import UnreadableError, open_picture, read_picture_file
 from paddle_ext.files import cache_or_temporary, user_cache
 
-
-@pytest.fixture(autouse=True)
-def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_ext.app.read.opening.open_network", lambda *_: small_network())
+pytestmark = pytest.mark.usefixtures("quick_network")
 
 
 @pytest.fixture
@@ -45,10 +42,6 @@ def formats() -> Iterator[None]:
     yield
     Image.OPEN.pop("HEIF", None)
     decoding.known_formats.cache_clear()
-
-
-def run(labelled: Path, new: Path, output: Path, **options: Any) -> Report:
-    return classify(labelled, new, output, settings(**options))
 
 
 def reasons(report: Report) -> dict[str, str]:
@@ -72,7 +65,7 @@ def test_photos_of_a_phone(tmp_path: Path, formats: None, monkeypatch: pytest.Mo
     (new / "clip.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  " + bytes(200))
     (new / "letter.pdf").write_bytes(b"%PDF-1.4\n" + bytes(200))
     (new / "drawing.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
-    report = run(labelled, new, tmp_path)
+    report = classified(labelled, new, tmp_path)
     answered = labels_of_files(tmp_path)
     assert {"a.jfif", "without", "B.WEBP", "wrong.txt", "c.avif"} <= set(answered)
     assert all(answered[name] == "stripes" for name in ("a.jfif", "without", "c.avif"))
@@ -114,7 +107,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     content = (new / "deep" / "stripes" / "0.jpg").read_bytes()
     for name, what in ((b"caf\xe9.jpg", content), (b"bad\xff.jpg", b"hello")):
         Path(os.fsdecode(os.fsencode(new) + b"/" + name)).write_bytes(what)
-    report = run(labelled, new, tmp_path)
+    report = classified(labelled, new, tmp_path)
     assert labels_of_files(tmp_path)["caf\\xe9.jpg"] == "ray\\xe9"
     assert reasons(report) == {"bad\\xff.jpg": "not an image"}
     assert "caf\\xe9.jpg" in report.page.read_text(encoding="utf-8")
@@ -153,7 +146,7 @@ def test_files_without_an_end_and_too_large_ones(
     (new / "long.jpg").write_bytes((new / "deep/chess/0.jpg").read_bytes() + bytes(200_000))
     with warnings.catch_warnings():
         warnings.simplefilter(warns, Image.DecompressionBombWarning)
-        report = run(labelled, new, tmp_path)
+        report = classified(labelled, new, tmp_path)
     assert len(report.answers) == 6
     found = reasons(report)
     assert found.pop("huge.png") == "3600000000 pixels, more than 89 million"
@@ -241,6 +234,7 @@ def test_a_text_model_that_was_trained_further(
 ) -> None:
     library = SimpleNamespace(SentenceTransformer=Sentences)
     monkeypatch.setitem(sys.modules, "sentence_transformers", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # `classify` would hide a broken one
     model = tmp_path / "model"
     model.mkdir()
     place = torch.device("cpu")
@@ -269,7 +263,7 @@ def test_digests_of_files_know_where_one_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["/proc/nobody/cache", "/dev/null/cache"])
 def test_a_home_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     labelled, new = picture_folders(tmp_path)
-    report = run(labelled, new, tmp_path, cache=Path(place))
+    report = classified(labelled, new, tmp_path, cache=Path(place))
     assert len(report.answers) == 6
     (note,) = (note for note in report.notes if "not cached" in note)
     assert note.startswith(f"features are not cached: {place}: ")

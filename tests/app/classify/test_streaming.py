@@ -240,8 +240,8 @@ def test_a_table_that_changes_between_two_readings(
     assert not (tmp_path / "answers.csv").exists()
 
 
+@pytest.mark.usefixtures("quick_network")
 def test_an_unreadable_image_in_one_batch(tmp_path: Path) -> None:
-    pytest.importorskip("efficientnet_lite_pytorch")
     labelled, new = picture_folders(tmp_path)
     (new / "deep" / "broken.jpg").write_bytes(b"no image")
     output, kept = tmp_path / "answers.csv", settings(cache=tmp_path / "cache")

@@ -79,16 +79,13 @@ def test_help_lists_all_commands() -> None:
     assert run("--version")[:2] == (0, f"{paddle_ext.__version__}\n")
 
 
-def test_info() -> None:
+def test_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(info_module.LIBRARIES, "no_such_library", ("nothing", "data"))
     result = run("info")
     assert result.exit_code == 0
     for name in (paddle_ext.__version__, torch.__version__, *methods.available()):
         assert name in result.output
-
-
-def test_info_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(info_module.LIBRARIES, "no_such_library", ("nothing", "data"))
-    assert "missing: pip install 'paddle_ext[data]' (nothing)" in run("info").output
+    assert "missing: pip install 'paddle_ext[data]' (nothing)" in result.output
 
 
 def test_info_of_a_bank(bank: Path, tmp_path: Path) -> None:
