@@ -26,7 +26,7 @@ BUILD := $(VENV)/.build
 SETTINGS := $(VENV)/.settings
 
 NATIVE := $(shell find csrc -type f 2>/dev/null)
-CODE := paddle_ext tests benchmarks docs examples
+CODE := paddle_ext tests tools benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -45,10 +45,10 @@ test-slow: $(BUILD) ## run the slow tests, which extend the others
 	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
 
 test-install: | $(BIN)/python ## run the commands of every page, each with only the packages the page names
-	$(BIN)/python tests/install/pages.py $(TEST_ARGS)
+	$(BIN)/python tools/install/pages.py $(TEST_ARGS)
 
 test-engines: ## run the tests of Ray, Spark and encoders, each in an environment of its own
-	PYTHON='$(PYTHON)' PADDLE_EXT_CUDA=OFF TEST_ARGS='$(TEST_ARGS)' tests/install/engines.sh
+	PYTHON='$(PYTHON)' PADDLE_EXT_CUDA=OFF TEST_ARGS='$(TEST_ARGS)' tools/install/engines.sh
 
 fuzz: $(DEPS) ## build with sanitizers, then make random calls for MINUTES
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --jobs $(WORKERS)
@@ -76,7 +76,7 @@ docs: $(BUILD) ## build the site in build/site and look at it in Chromium; a war
 wheel: ## build and audit a wheel in dist/, use it and the sdist in empty environments
 	PYTHON='$(PYTHON)' PADDLE_EXT_CUDA='$(PADDLE_EXT_CUDA)' \
 	PADDLE_EXT_CUDA_ARCHITECTURES='$(if $(filter file,$(origin PADDLE_EXT_CUDA_ARCHITECTURES)),,$(PADDLE_EXT_CUDA_ARCHITECTURES))' \
-	    tests/install/wheel.sh
+	    tools/install/wheel.sh
 
 bench: $(BUILD) ## build, then run the benchmarks named in BENCHMARKS
 	@set -e; for name in $(BENCHMARKS); do \

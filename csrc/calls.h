@@ -3,7 +3,7 @@
 // take the struct, on the CPU or on CUDA.
 //
 // pybind11's own keyword arguments take 8 us for the 30 fields of a call, these take 1 us; and they
-// have a signature that `inspect` can read, and types from which tests/make_stub.py writes
+// have a signature that `inspect` can read, and types from which tools/make_stub.py writes
 // _native.pyi. A function whose callers write its keywords out should have at most 15: from 16 on
 // Python packs them into a dictionary, which costs more than everything else.
 #pragma once

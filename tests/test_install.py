@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def plan() -> ModuleType:
     """The script that runs the commands of the pages."""
-    return script("tests/install/pages.py")
+    return script("tools/install/pages.py")
 
 
 def extras() -> set[str]:

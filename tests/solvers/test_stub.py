@@ -1,4 +1,4 @@
-"""`_native.pyi`, against which mypy checks the callers, is what tests/make_stub.py writes."""
+"""`_native.pyi`, against which mypy checks the callers, is what tools/make_stub.py writes."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def stub() -> str:
 
 
 def test_stub_is_up_to_date(stub: str) -> None:
-    assert stub == make_stub.stub(), "run python tests/make_stub.py"
+    assert stub == make_stub.stub(), "run python tools/make_stub.py"
 
 
 def test_signatures_have_the_types_of_their_fields() -> None:

@@ -17,7 +17,7 @@ try_in_empty_environment() { # NAME EXPECT_CUDA WHAT
     local venv=$work/$1
     "$python" -m venv --clear "$venv"
     "$venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "$torch" "$3"
-    cp tests/install/smoke.py "$work/smoke.py"
+    cp tools/install/smoke.py "$work/smoke.py"
     (cd "$work" && env -i PATH="$venv/bin" NO_COMPILER=1 EXPECT_CUDA="$2" "$venv/bin/python" -W error smoke.py)
 }
 

@@ -15,7 +15,7 @@ WIDTH = 100
 HEAD = '''\
 """The native module: numbers and pointers in by name, results out through pointers.
 
-Written by tests/make_stub.py: do not edit it.
+Written by tools/make_stub.py: do not edit it.
 
 Used by the solvers and the task sampler, which check everything first. A function
 takes the sizes and options of a call and returns an object whose method takes the pointers;

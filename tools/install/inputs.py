@@ -1,6 +1,6 @@
 """Make small inputs with the names that the pages use, in the current folder.
 
-Run by ``tests/install/pages.py`` with the Python of a page's environment, which has NumPy, and
+Run by ``tools/install/pages.py`` with the Python of a page's environment, which has NumPy, and
 Pillow and pyarrow where the page's extras bring them.
 """
 

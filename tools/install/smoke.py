@@ -1,6 +1,6 @@
 """Use the installed package where there is nothing but it, torch and NumPy; no compiler, no GPU.
 
-Run by ``tests/install/wheel.sh`` and by the workflows, not by pytest.
+Run by ``tools/install/wheel.sh`` and by the workflows, not by pytest.
 """
 
 import os

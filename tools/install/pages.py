@@ -1,8 +1,8 @@
 """Run the commands and the Python code of every page with only what the page says to install.
 
-    python tests/install/pages.py                       all pages
-    python tests/install/pages.py README.md docs/large.md
-    python tests/install/pages.py --wheel dist/*.whl    this wheel, instead of one built here
+    python tools/install/pages.py                       all pages
+    python tools/install/pages.py README.md docs/large.md
+    python tools/install/pages.py --wheel dist/*.whl    this wheel, instead of one built here
 
 Each set of extras gets an environment of its own under ``build/pages``, which is kept for the next
 run. What a page says is its last ``pip install`` before a command; a page that has none may need
