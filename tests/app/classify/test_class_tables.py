@@ -90,7 +90,7 @@ def test_tables_need_a_file_and_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_prior(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """Impossible classes are never named; missing and foreign names are told."""
+    """Impossible classes are never named; missing and foreign names are reported."""
     labels, notes = [], []
     for text in (
         "oak,1\nelm,1\n",
