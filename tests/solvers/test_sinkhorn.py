@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from places import at_places
-from problems import Place, largest
+from problems import Place, assert_same, largest
 from torch import Tensor
 from transport_tasks import (
     NASTY,
@@ -16,7 +16,6 @@ from transport_tasks import (
     TOLERANCE,
     Tasks,
     agrees,
-    assert_same,
     call,
     make_tasks,
     no_mass,
