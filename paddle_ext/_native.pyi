@@ -259,6 +259,31 @@ class SurveyCall:
         workspace: int, workspace_bytes: int,
     ) -> None: ...
 
+def place_call(
+    *, target: Target, dtype: int, written: int, B: int, S: int, K: int, D: int, shared: bool,
+    scaling: int, total: float,
+) -> PlaceCall: ...
+
+@final
+class PlaceCall:
+    def workspace(self) -> int: ...
+    def place(
+        self, *, support: int, order: int, start: int, sums: int, squares: int, least: int,
+        most: int, means: int, shots: int, scale: int, centre: int, unit: int, spread: int,
+        workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def slope_call(
+    *, target: Target, B: int, scaling: int, total: float, temperature: float, steepest: float,
+) -> SlopeCall: ...
+
+@final
+class SlopeCall:
+    def workspace(self) -> int: ...
+    def find(
+        self, *, unit: int, spread: int, leads: int, slope: int, distance_unit: int,
+    ) -> None: ...
+
 def move_call(
     *, target: Target, dtype: int, B: int, K: int, D: int, parts: int, width: int, pieces: int,
     start: int, shots: int, scale: int, centre: int, factor: int, slope: int,

@@ -185,7 +185,10 @@ def assert_equal(got: Any, want: Any, *, bitwise: bool = True) -> None:
         if bitwise or not one[name].is_floating_point():
             assert torch.equal(one[name], other[name]), name
         else:
-            assert largest(one[name] - other[name]) < 1e-4, name
+            x, y = one[name], other[name]
+            if name == "dual":  # steep where a class is empty
+                x, y = x.exp(), y.exp()
+            assert largest(x - y) < 1e-4, name
 
 
 @pytest.fixture
@@ -325,7 +328,7 @@ def test_arrays_are_tensors(name: str, dtype: torch.dtype) -> None:
     ]
     for form in forms:
         got = call(arrays | {key: form(x) for key, x in before.items()})
-        assert_equal(got, want, bitwise=call.bitwise and not call.large)
+        assert_equal(got, want, bitwise=call.bitwise)
     for key, x in before.items():
         assert np.array_equal(arrays[key], x), key
 

@@ -373,6 +373,45 @@ CALL(Survey, survey, add, CPU, CUDA) {
     MEMORY();
 };
 
+// The coordinates of large tasks, in which numbers are about 1, and the class means of the labelled
+// rows in them.
+CALL(Place, place, place, CPU, CUDA) {
+    MAKE(DType, dtype);    // of the support; float64 on the CPU
+    MAKE(DType, written);  // real
+    MAKE(int64_t, B, S, K, D);
+    MAKE(bool, shared);         // one support set for all tasks
+    MAKE(Scaling, scaling);     // sets the width, and whether support rows are made unit-norm first
+    MAKE(double, total);        // number of queries
+    RUN(const void*, support);  // [B, S, D], or [S, D] when shared
+    RUN(const int64_t*, order);   // [B, S], or [S]: support rows grouped by class
+    RUN(const int64_t*, start);   // [B, K + 1], or [K + 1]: where the rows of a class begin in it
+    RUN(const double*, sums);     // [B, D], this and the next three by a survey of all queries
+    RUN(const double*, squares);  // [B]
+    RUN(const void*, least);      // [B, D] real
+    RUN(const void*, most);       // [B, D] real
+    RUN(void*, means);            // out [B, K, D] real
+    RUN(double*, shots);          // out [B, K]
+    RUN(void*, scale);            // out [B, D] real, x = length_n row scale - centre
+    RUN(void*, centre);           // out [B, D] real
+    RUN(double*, unit);           // out [B] a power of two
+    RUN(double*, spread);         // out [B] sum of the squares of the queries, without the width
+    MEMORY();
+};
+
+// The factor of the logits on products in these coordinates.
+CALL(Slope, slope, find, CPU, CUDA) {
+    MAKE(int64_t, B);
+    MAKE(Scaling, scaling);
+    MAKE(double, total);  // number of queries
+    MAKE(double, temperature);
+    MAKE(double, steepest);       // limit on the slope
+    RUN(const double*, unit);     // [B]
+    RUN(const double*, spread);   // [B]
+    RUN(const double*, leads);    // [B, 2] as summed by Assign, for unit-norm rows
+    RUN(double*, slope);          // out [B]
+    RUN(double*, distance_unit);  // out [B] the size of 1, in units of the scaling
+};
+
 // Prototypes of large tasks: moved by the sums of an iteration, or as they are without sums; as
 // factors of products, and with their part of the logits' bias. A stopped task keeps its own.
 CALL(Move, move, move, CPU, CUDA) {

@@ -142,6 +142,98 @@ static void take_top(const T* row, int64_t K, int64_t Kp, T factor, int64_t top,
     for (int64_t rank = 0; rank < top; ++rank) probabilities[rank] *= factor;
 }
 
+// Where the median of a row is likely, from the row before.
+template <typename T>
+struct MedianGuess {
+    T lead = -1;  // below the largest logit; negative if unknown
+    T density;    // elements per unit
+};
+
+// The number of elements below the pivot.
+template <typename T>
+static int64_t count_below(const T* row, int64_t Kp, T pivot) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    typename Simd<T>::IntVec count[kChains] = {};
+    for (int64_t k = 0; k < Kp; k += kBlock<T>) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kChains; ++v) count[v] += load(row + k + v * kLanes) < splat(pivot);
+    }
+    int64_t found = 0;
+    for (int v = 1; v < kChains; ++v) count[0] += count[v];
+    for (int lane = 0; lane < kLanes; ++lane) found -= count[0][lane];
+    return found;
+}
+
+// The smallest element that is not below the pivot.
+template <typename T>
+static T next_element(const T* row, int64_t Kp, T pivot) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    Vec<T> least[kChains];
+    for (Vec<T>& one : least) one = splat(Range<T>::kInfinity);
+    for (int64_t k = 0; k < Kp; k += kBlock<T>) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kChains; ++v) {
+            const Vec<T> x = load(row + k + v * kLanes);
+            least[v] = x >= splat(pivot) ? vmin<T>(least[v], x) : least[v];
+        }
+    }
+    for (int v = 1; v < kChains; ++v) least[0] = vmin<T>(least[0], least[v]);
+    return -horizontal_max<T>(-least[0]);
+}
+
+// The number halfway between two, counting the numbers that a T can represent.
+template <typename T>
+static T halfway(T low, T high) {
+    using Int = typename Lanes<T>::Int;
+    using Bits = typename Lanes<T>::Bits;
+    const auto flipped = [](Int bits) {  // its own inverse; makes the order that of the numbers
+        return bits < 0 ? bits ^ Int(Bits(-1) >> 1) : bits;
+    };
+    const auto place = [&](T value) {
+        Int bits;
+        __builtin_memcpy(&bits, &value, sizeof(bits));
+        return flipped(bits);
+    };
+    const Int a = place(low), b = place(high);
+    const Int bits = flipped((a & b) + ((a ^ b) >> 1));
+    T middle;
+    __builtin_memcpy(&middle, &bits, sizeof(bits));
+    return middle;
+}
+
+// The median of a row of logits, the lower one if K is even: a pivot moves until the right number
+// of elements is below, by the density of elements; if that fails, by halving.
+template <typename T>
+static T median_logit(const T* row, int64_t K, int64_t Kp, T most, MedianGuess<T>& guess) {
+    constexpr int kMoves = 12;
+    const int64_t rank = Kp - 1 - K / 2;  // the padding is below all others
+    T low = Range<T>::kMinusInfinity, high = Range<T>::kInfinity;  // it is in [low, high)
+    if (guess.lead < 0) {
+        T sum = 0;
+        for (int64_t k = 0; k < K; ++k) sum += row[k];
+        guess.lead = most - sum / T(K);
+        guess.density = T(K) / guess.lead;
+    }
+    T pivot = most - guess.lead, before = pivot;
+    int64_t below_before = 0;
+    for (int move = 0;; ++move) {
+        const int64_t below = count_below(row, Kp, pivot);
+        (below > rank ? high : low) = pivot;
+        if (below == rank) break;
+        if (move > 0 && std::abs(below - below_before) > 8) {
+            guess.density = T(below - below_before) / (pivot - before);
+        }
+        before = pivot;
+        below_before = below;
+        pivot += (T(rank - below) + T(0.5)) / guess.density;
+        if (move >= kMoves || !(pivot > low && pivot < high)) pivot = halfway(low, high);
+        if (!(pivot > low && pivot < high)) break;
+    }
+    const T median = next_element(row, Kp, low);
+    guess.lead = most - median;
+    return median;
+}
+
 // Adds a row of probabilities, row * scale, to `held`; out = row * written, if wanted.
 template <typename T>
 static void hold_row(const T* __restrict__ row, int64_t K, T scale, T written, T* __restrict__ held,
@@ -178,14 +270,14 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
     const T slope = static_cast<const T*>(p.slope)[task];
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
     for (int64_t i = 0; i < kTermCount * kBlock<T>; ++i) terms[i] = T(kExpTerms[i / kBlock<T>]);
+    MedianGuess<T> guess;
     for (int64_t q = first; q < end; ++q) {
         const int64_t at = task * p.N + q;
         const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
         const T* const products = static_cast<const T*>(p.products) + at * p.stride;
         const T most = row_logits(products, p.stride, bias, slope * length, K, row);
         if (p.leads != nullptr) {
-            // The median, the lower one if K is even.
-            const double lead = double(2 * (most - select_rank(row, K, K - 1 - K / 2)));
+            const double lead = double(2 * (most - median_logit(row, K, Kp, most, guess)));
             sums.leads[0] += lead;
             sums.leads[1] += lead - 2 * double(most);
             continue;

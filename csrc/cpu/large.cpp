@@ -356,6 +356,87 @@ void run_cpu(const SurveyParams& p, int threads) {
     });
 }
 
+// --- place --------------------------------------------------------------------------------------
+
+namespace {
+
+// The memory of one task.
+struct PlaceWorkspace {
+    const PlaceParams& p;
+    Arena arena{p.workspace};
+    double* means = arena.take<double>(p.K * p.D);  // without the unit
+    double* reaches = arena.take<double>(p.K);
+    FeaturePlace* features = arena.take<FeaturePlace>(p.D);
+};
+
+// The mean of a class in the coordinates, except for their unit.
+void place_class(const PlaceParams& p, int64_t task, int64_t k, const PlaceWorkspace& all) {
+    double* const mean = all.means + k * p.D;
+    const int64_t set = p.shared ? 0 : task;
+    const int64_t* const start = p.start + set * (p.K + 1) + k;
+    const double* const support = static_cast<const double*>(p.support) + set * p.S * p.D;
+    std::fill_n(mean, p.D, 0.0);
+    for (int64_t i = start[0]; i < start[1]; ++i) {
+        const double* const row = support + p.order[set * p.S + i] * p.D;
+        if (p.scaling != Scaling::kAuto) {
+            for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d];
+            continue;
+        }
+        const double length = length_of(row, p.D, p.written);
+        for (int64_t d = 0; d < p.D; ++d) mean[d] += row[d] * length;
+    }
+    const double shots = double(start[1] - start[0]);
+    p.shots[task * p.K + k] = shots;
+    double reach = 0;
+    for (int64_t d = 0; d < p.D; ++d) {
+        const FeaturePlace& at = all.features[d];
+        mean[d] = mean[d] / safe_mass(shots) / at.width - at.centre;
+        reach = std::max(reach, std::abs(mean[d]));
+    }
+    all.reaches[k] = reach;
+}
+
+template <typename Real>
+void place_task(const PlaceParams& p, int64_t task, const PlaceWorkspace& all, int threads) {
+    for (int64_t d = 0; d < p.D; ++d) all.features[d] = place_feature<Real>(p, task * p.D + d);
+    const int workers = workers_of(p.K, 4.0 * double(p.S + p.K) * double(p.D), threads);
+    parallel_for(p.K, workers, [&](int64_t k, int) { place_class(p, task, k, all); });
+    double reach = *std::max_element(all.reaches, all.reaches + p.K), square = 0;
+    for (int64_t d = 0; d < p.D; ++d) {
+        const double mean = p.sums[task * p.D + d] / p.total;
+        reach = std::max(reach, all.features[d].reach);
+        square += mean * mean;
+    }
+    const double unit = unit_for<Real>(reach);
+    p.unit[task] = unit;
+    p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
+    for (int64_t d = 0; d < p.D; ++d) {
+        static_cast<Real*>(p.scale)[task * p.D + d] = Real(1 / all.features[d].width / unit);
+        static_cast<Real*>(p.centre)[task * p.D + d] = Real(all.features[d].centre / unit);
+    }
+    Real* const to = static_cast<Real*>(p.means) + task * p.K * p.D;
+    for (int64_t i = 0; i < p.K * p.D; ++i) to[i] = Real(all.means[i] / unit);
+}
+
+}  // namespace
+
+int64_t workspace_cpu(const PlaceParams& p, int) { return PlaceWorkspace{p}.arena.used(); }
+
+void run_cpu(const PlaceParams& p, int threads) {
+    require(p.dtype == DType::kFloat64, "support on the CPU must be float64");
+    const PlaceWorkspace all{p};
+    require_workspace(p.workspace_bytes, all.arena.used());
+    with_real(p.written, [&](auto* real) {
+        using Real = std::remove_pointer_t<decltype(real)>;
+        for (int64_t task = 0; task < p.B && !interrupted(); ++task)
+            place_task<Real>(p, task, all, threads);
+    });
+}
+
+void run_cpu(const SlopeParams& p, int) {
+    for (int64_t task = 0; task < p.B; ++task) find_slope(p, task);
+}
+
 // --- prototypes, where rows are multiplied in their coordinates ----------------------------------
 
 namespace {

@@ -18,9 +18,8 @@ from torch import Tensor
 from .. import check
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, call_native
-from ..rows import class_sums, laid_out, power_of_two, unit_rows
-from ..scaling import AUTO_GAP, AUTO_MIN_GAP, AUTO_MIN_SHARE
+from ..native.call import DTYPES, Inputs, call_native, packed
+from ..rows import class_sums, laid_out, power_of_two
 from .passes import (
     Part,
     Queries,
@@ -37,8 +36,6 @@ from .steps import Moved, State, is_captured
 PRECISIONS = ("auto", "half")
 ROUGH = 1e-3  # iterations that move prototypes by more than this may use half precision
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squared distances
-LEAST_RANGE = {torch.float32: 1e-37, torch.float64: 1e-300}  # a smaller one counts as zero
-LARGEST_LENGTH = {torch.float32: 3e38, torch.float64: 1.7e308}  # of `Survey.length`
 LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
 
 
@@ -188,29 +185,48 @@ def place(
     That is `scaling` except for its final factor. Support [B or 1, S, D] and labels [B or 1, S];
     rows with a label outside [0, K) are ignored.
     """
-    rows = support.double()
-    if scaling == "auto":  # as the survey does, also where 1 / norm is too large for it
-        upscaled = torch.linalg.vector_norm(rows * 2.0**537, dim=-1, keepdim=True)  # no underflow
-        rows = unit_rows(rows) * (upscaled * (LARGEST_LENGTH[real] * 2.0**-537)).clamp(max=1)
-    sums, shots = labelled_sums(rows, labels, K)
-    least, most = surveyed.least.double(), surveyed.most.double()
-    mean = surveyed.sums / surveyed.total
-    width = torch.ones_like(mean)
-    if scaling == "minmax":
-        width = torch.where(most - least > LEAST_RANGE[real], most - least, 1.0)
-    centre = mean / width
-    means = sums / shots.clamp(min=1).unsqueeze(-1) / width.unsqueeze(1) - centre.unsqueeze(1)
-    reach = torch.maximum(most / width - centre, centre - least / width).amax(-1)
-    reach = torch.maximum(reach, means.abs().amax((1, 2)))
-    unit = power_of_two(reach).clamp(min=LEAST_UNIT[real])
-    of_task = unit.unsqueeze(-1)
-    return Placed(
-        Transform(surveyed.length, (1 / width / of_task).to(real), (centre / of_task).to(real)),
-        (means / of_task.unsqueeze(-1)).to(real),
-        shots.expand(len(mean), -1).contiguous(),
-        unit,
-        (surveyed.squares - surveyed.total * mean.square().sum(-1)) / unit / unit,
+    (B, D), (sets, S) = surveyed.sums.shape, labels.shape
+    if not support.is_cuda:
+        support = support.double()
+    elif support.dtype is torch.float64:
+        support = support.float()
+    support = packed(support)
+    ordered, order = labels.long().contiguous().sort(stable=True)
+    classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
+    double = torch.float64
+    tensors: Inputs = {
+        "support": (support, support.dtype, (sets, S, D)),
+        "order": (order, torch.int64, (sets, S)),
+        "start": (torch.searchsorted(ordered, classes), torch.int64, (sets, K + 1)),
+        "sums": (surveyed.sums, double, (B, D)),
+        "squares": (surveyed.squares, double, (B,)),
+        "least": (surveyed.least, real, (B, D)),
+        "most": (surveyed.most, real, (B, D)),
+    }
+    outputs = {
+        "means": (real, (B, K, D)),
+        "shots": (double, (B, K)),
+        "scale": (real, (B, D)),
+        "centre": (real, (B, D)),
+        "unit": (double, (B,)),
+        "spread": (double, (B,)),
+    }
+    make = partial(
+        native.module.place_call,
+        dtype=DTYPES[support.dtype],
+        written=DTYPES[real],
+        B=B,
+        S=S,
+        K=K,
+        D=D,
+        shared=sets < B,
+        scaling=check.SCALINGS[scaling],
+        total=float(surveyed.total),
     )
+    means, shots, scale, centre, unit, spread = call_native(
+        make, support, tensors, outputs, run="place"
+    )
+    return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
 
 def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
@@ -234,14 +250,23 @@ def slope_of(
 
     `leads` [B, 2] are the outputs of `assign` that the scaling "auto" needs.
     """
-    squared = placed.unit.square()
-    if scaling == "auto":
-        assert leads is not None
-        each = squared / total
-        gap, median = leads[:, 0] * each, (leads[:, 1] + placed.spread) * each
-        least = (AUTO_MIN_SHARE * median).clamp(min=AUTO_MIN_GAP)
-        squared = torch.where(gap > least, squared * (AUTO_GAP / gap), squared)
-    return (temperature * squared).clamp(max=steepest), squared.sqrt()
+    B, double = len(placed.unit), torch.float64
+    tensors: Inputs = {
+        "unit": (placed.unit, double, (B,)),
+        "spread": (placed.spread, double, (B,)),
+        "leads": (leads, double, (B, 2)),
+    }
+    make = partial(
+        native.module.slope_call,
+        B=B,
+        scaling=check.SCALINGS[scaling],
+        total=float(total),
+        temperature=temperature,
+        steepest=steepest,
+    )
+    outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
+    slope, unit = call_native(make, placed.unit, tensors, outputs, run="find")
+    return slope, unit
 
 
 def form_for(queries: Queries, surveyed: Survey, transform: Transform, precision: str) -> Form:

@@ -259,7 +259,7 @@ def test_a_slow_device_keeps_its_chunks(tmp_path: Path, own_stream: bool) -> Non
 
 @pytest.mark.cuda
 def test_memory_on_cuda(tmp_path: Path) -> None:
-    """Two chunks, whatever the size of the file; and all of it is released."""
+    """Two chunks at most, whatever the size of the file; and all of it is released."""
     np.save(tmp_path / "rows.npy", np.zeros((200_000, 64), np.float32))
     rows = FileRows(tmp_path / "rows.npy", device="cuda")
     torch.cuda.synchronize()
@@ -268,5 +268,5 @@ def test_memory_on_cuda(tmp_path: Path) -> None:
     for chunk in rows.chunks(16_384):
         del chunk  # or the last one would stay
     two_chunks = 2 * 16_384 * 64 * 4
-    assert torch.cuda.max_memory_allocated() - before == two_chunks
+    assert 0 < torch.cuda.max_memory_allocated() - before <= two_chunks
     assert torch.cuda.memory_allocated() == before

@@ -1,5 +1,5 @@
-// Large tasks on CUDA before their iterations: a survey of the queries. Sums are taken in a fixed
-// order, without atomics.
+// Large tasks on CUDA before their iterations: a survey of the queries, and the coordinates. Sums
+// are taken in a fixed order, without atomics.
 
 #include "common/large.h"
 #include "common/workspace.h"
@@ -12,21 +12,32 @@ namespace {
 
 constexpr int kColumns = 128;  // features of a block, four per lane
 
-// 1 / norm of each row, by one warp; 0 for a row of zeros. Squares of float32 cannot overflow in
-// double.
+// 1 / norm by one warp; 0 for a row of zeros. Squares of float32 cannot overflow in double.
 template <typename Feature>
-__global__ void __launch_bounds__(kThreads)
-    lengths_kernel(const Feature* rows, int64_t count, int64_t D, bool aligned, float* lengths) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
-    if (row >= count) return;
+__device__ double inverse_norm_of(const Feature* row, int64_t D, bool aligned) {
     double sum = 0;
     for (int64_t d = threadIdx.x % 32 * 4; d < D; d += 128) {
-        const float4 x = load_row4(rows + row * D, d, D, aligned);
+        const float4 x = load_row4(row, d, D, aligned);
         sum += double(x.x) * x.x + double(x.y) * x.y + double(x.z) * x.z + double(x.w) * x.w;
     }
     sum = warp_sum(sum);
-    const double found = sum > 0 ? 1 / sqrt(sum) : 0.0;
-    if (threadIdx.x % 32 == 0) lengths[row] = float(fmin(found, double(Range<float>::kInfinity)));
+    return sum > 0 ? 1 / sqrt(sum) : 0.0;
+}
+
+template <typename Feature, typename Real>
+__global__ void __launch_bounds__(kThreads)
+    lengths_kernel(const Feature* rows, int64_t count, int64_t D, bool aligned, Real* lengths) {
+    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
+    if (row >= count) return;
+    const double found = inverse_norm_of(rows + row * D, D, aligned);
+    if (threadIdx.x % 32 == 0) lengths[row] = Real(fmin(found, double(Range<float>::kInfinity)));
+}
+
+template <typename Feature, typename Real>
+void launch_lengths(const Feature* rows, int64_t count, int64_t D, bool aligned, Real* lengths,
+                    void* stream) {
+    launch("lengths_kernel", lengths_kernel<Feature, Real>, ceil_div(count, kWarps), kThreads, 0,
+           stream, rows, count, D, aligned, lengths);
 }
 
 // Statistics of one feature over some rows.
@@ -110,6 +121,83 @@ __global__ void __launch_bounds__(kThreads) add_survey_kernel(SurveyParams p, Su
     *most = higher(*most, all.most);
 }
 
+// --- place --------------------------------------------------------------------------------------
+
+struct PlaceWorkspace {
+    double* lengths;  // [B or 1, S] 1 / norm of the support rows
+    double* means;    // [B, K, D]   without the unit
+    double* reaches;  // [B, K]
+    int64_t used;
+
+    explicit PlaceWorkspace(const PlaceParams& p) {
+        Arena arena(p.workspace);
+        lengths = arena.take<double>((p.shared ? 1 : p.B) * p.S);
+        means = arena.take<double>(p.B * p.K * p.D);
+        reaches = arena.take<double>(p.B * p.K);
+        used = arena.used();
+    }
+};
+
+// The mean of a class, one block each; the first class of a task also measures the queries' reach.
+template <typename Feature>
+__global__ void __launch_bounds__(kThreads) class_means_kernel(PlaceParams p, PlaceWorkspace all) {
+    __shared__ double scratch[kWarps];
+    const int64_t at = blockIdx.x, task = at / p.K, k = at % p.K, set = p.shared ? 0 : task;
+    const int64_t* const start = p.start + set * (p.K + 1) + k;
+    const int64_t first = start[0], end = start[1];
+    const double shots = double(end - first);
+    double reach = 0;
+    for (int64_t d = threadIdx.x; d < p.D; d += kThreads) {
+        double sum = 0;
+        for (int64_t i = first; i < end; ++i) {
+            const int64_t row = set * p.S + p.order[set * p.S + i];
+            const double x = to_float(static_cast<const Feature*>(p.support)[row * p.D + d]);
+            sum += p.scaling == Scaling::kAuto ? x * all.lengths[row] : x;
+        }
+        const FeaturePlace place = place_feature<float>(p, task * p.D + d);
+        const double mean = sum / safe_mass(shots) / place.width - place.centre;
+        all.means[at * p.D + d] = mean;
+        reach = fmax(reach, fabs(mean));
+        if (k == 0) reach = fmax(reach, place.reach);
+    }
+    reach = block_max(reach, scratch);
+    if (threadIdx.x != 0) return;
+    all.reaches[at] = reach;
+    p.shots[at] = shots;
+}
+
+// Means in units of the task, one block per class; the first class of a task also writes the
+// coordinates.
+__global__ void __launch_bounds__(kThreads) place_kernel(PlaceParams p, PlaceWorkspace all) {
+    __shared__ double scratch[kWarps];
+    const int64_t at = blockIdx.x, task = at / p.K;
+    double reach = 0;
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads)
+        reach = fmax(reach, all.reaches[task * p.K + k]);
+    const double unit = unit_for<float>(block_max(reach, scratch));
+    for (int64_t d = threadIdx.x; d < p.D; d += kThreads)
+        static_cast<float*>(p.means)[at * p.D + d] = float(all.means[at * p.D + d] / unit);
+    if (at % p.K != 0) return;
+    double square = 0;
+    for (int64_t d = threadIdx.x; d < p.D; d += kThreads) {
+        const int64_t number = task * p.D + d;
+        const FeaturePlace place = place_feature<float>(p, number);
+        static_cast<float*>(p.scale)[number] = float(1 / place.width / unit);
+        static_cast<float*>(p.centre)[number] = float(place.centre / unit);
+        const double mean = p.sums[number] / p.total;
+        square += mean * mean;
+    }
+    square = block_sum(square, scratch);
+    if (threadIdx.x != 0) return;
+    p.unit[task] = unit;
+    p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
+}
+
+__global__ void __launch_bounds__(kThreads) slope_kernel(SlopeParams p) {
+    const int64_t task = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+    if (task < p.B) find_slope(p, task);
+}
+
 }  // namespace
 
 int64_t workspace_cuda(const SurveyParams& p, int) { return SurveyPlan(p).used; }
@@ -123,9 +211,8 @@ void run_cuda(const SurveyParams& p, int device, void* stream) {
     with_feature_type(p.dtype, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         if (p.length != nullptr) {
-            launch("lengths_kernel", lengths_kernel<Feature>, ceil_div(p.B * p.N, kWarps), kThreads,
-                   0, stream, static_cast<const Feature*>(p.rows), p.B * p.N, p.D, aligned,
-                   static_cast<float*>(p.length));
+            launch_lengths(static_cast<const Feature*>(p.rows), p.B * p.N, p.D, aligned,
+                           static_cast<float*>(p.length), stream);
         }
         launch("survey_kernel", survey_kernel<Feature>, p.B * plan.blocks * plan.tiles, kThreads, 0,
                stream, p, plan, aligned);
@@ -133,6 +220,32 @@ void run_cuda(const SurveyParams& p, int device, void* stream) {
     launch("add_survey_kernel", add_survey_kernel, ceil_div(p.B * p.D, kThreads), kThreads, 0,
            stream, p, plan);
     add_logs(plan.squares, p.B, p.D, p.squares, stream);
+}
+
+int64_t workspace_cuda(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
+
+void run_cuda(const PlaceParams& p, int device, void* stream) {
+    require(p.dtype != DType::kFloat64 && p.written == DType::kFloat32,
+            "support on CUDA must be of half or single precision");
+    const DeviceGuard guard(device);
+    const PlaceWorkspace all(p);
+    require_workspace(p.workspace_bytes, all.used);
+    with_feature_type(p.dtype, [&](auto* feature) {
+        using Feature = std::remove_pointer_t<decltype(feature)>;
+        const int64_t rows = (p.shared ? 1 : p.B) * p.S;
+        if (p.scaling == Scaling::kAuto && rows > 0) {
+            launch_lengths(static_cast<const Feature*>(p.support), rows, p.D,
+                           rows_aligned(p.dtype, p.D, {p.support}), all.lengths, stream);
+        }
+        launch("class_means_kernel", class_means_kernel<Feature>, p.B * p.K, kThreads, 0, stream, p,
+               all);
+    });
+    launch("place_kernel", place_kernel, p.B * p.K, kThreads, 0, stream, p, all);
+}
+
+void run_cuda(const SlopeParams& p, int device, void* stream) {
+    const DeviceGuard guard(device);
+    launch("slope_kernel", slope_kernel, ceil_div(p.B, kThreads), kThreads, 0, stream, p);
 }
 
 }  // namespace paddle_ext
