@@ -8,7 +8,8 @@ import argparse
 
 import torch
 
-from paddle_ext.solvers import native, operators
+from paddle_ext.native import load as native
+from paddle_ext.native.call import target
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     masses = [torch.full((size,), 1 / size).to(device) for size in (Q, K)]
     iterations, residual = torch.zeros(1, dtype=torch.int32).to(device), torch.zeros(1).to(device)
     call = native.module.sinkhorn_call(
-        target=operators.target(cost),
+        target=target(cost),
         dtype=2,
         B=1,
         Q=Q,
