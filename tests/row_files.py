@@ -12,7 +12,6 @@ from torch import Tensor
 from paddle_ext.large.sources import Rows
 
 N, D = 1001, 7
-NUMPY = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 FORMATS = [
     ("npy", "float16"),
     ("npy", "float32"),

@@ -17,7 +17,6 @@ N, D = 9, 5
 LABELS = [0, 2, 1, 0, -1, 1, 2, 0, 1]
 NAMES = ["cat", "dog", "Eichhörnchen"]
 SPLIT = ["train", "test", "val", "train", "oos", "test", "train", "test", "test"]
-FILES = ["bank.npz", "bank.safetensors"]
 
 
 def features(dtype: torch.dtype = torch.float32) -> torch.Tensor:
