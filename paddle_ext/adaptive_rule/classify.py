@@ -6,7 +6,6 @@ in docs/adaptive.md.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from ..large.passes import is_large
 from ..large.sources import Rows, TensorRows
 from ..native import load as native
-from ..native.call import DTYPES, call_native, packed
+from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
 from ..solution import Solution
 from ..solvers.adapt import adapt_table, solution_of
@@ -120,22 +119,22 @@ def posterior(
             shape = (B, *shape[1:])
             x = x.expand(shape)
         tables[name] = None if x is None else packed(x), dtype, shape
-    make = partial(
-        native.module.posterior_call,
-        dtype=DTYPES[real],
-        sizes=(B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
-        weight=likelihood.weight_of(Q),
-        temper=likelihood.temper,
-        mean_shots=likelihood.mean_shots,
-        max_iter=max_iter,
-        tol=tol,
-        priors=priors,
-    )
+    options = {
+        "sizes": (B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
+        "weight": likelihood.weight_of(Q),
+        "temper": likelihood.temper,
+        "mean_shots": likelihood.mean_shots,
+        "max_iter": max_iter,
+        "tol": tol,
+        "priors": priors,
+    }
     early = {name: tables[name] for name in EARLY}
     early["added"] = added, real, (B, Q, K)
     early["measures"] = measures, real, (B, priors, K)
     inputs = {NATIVE_TENSORS[name].name or name: tables[name] for name in LATER}
     inputs["query"] = query, real, (B, Q, D)
     outputs = {**adapt_table((B, Q), K, real, None), "finite": (torch.bool, (B,))}
-    *results, finite = call_native(make, query, inputs, outputs, early=early)
+    *results, finite = call_native(
+        native.module.posterior_call, options, query, inputs, outputs, early=early
+    )
     return solution_of(results, measures), finite

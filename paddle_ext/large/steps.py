@@ -7,7 +7,6 @@ Letters: B tasks, N rows of each in a chunk, K classes, D features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -89,20 +88,18 @@ def assign(
         "top_classes": (classes, torch.int64, (B, N, best)),
         "leads": (leads, torch.float64, (B, 2)),
     }
-    make = partial(
-        native.module.assign_call,
-        dtype=DTYPES[real],
-        written=DTYPES[written],
-        B=B,
-        N=N,
-        K=K,
-        stride=stride,
-        top=best,
-        normalise=normalise,
-        weigh=weigh,
-        squared=squared,
-    )
-    call_native(make, products, tensors, run="assign")
+    options = {
+        "written": DTYPES[written],
+        "B": B,
+        "N": N,
+        "K": K,
+        "stride": stride,
+        "top": best,
+        "normalise": normalise,
+        "weigh": weigh,
+        "squared": squared,
+    }
+    call_native(native.module.assign_call, options, products, tensors, run="assign")
 
 
 def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> None:
@@ -120,8 +117,8 @@ def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> N
         "held": (held, torch.float64, (B, K)),
         "faint": (faint, torch.float64, (B,)),
     }
-    make = partial(native.module.count_call, dtype=DTYPES[given], B=B, N=N, K=K)
-    call_native(make, likelihood, tensors, run="count")
+    options = {"B": B, "N": N, "K": K}
+    call_native(native.module.count_call, options, likelihood, tensors, run="count")
 
 
 @dataclass(frozen=True)
@@ -159,19 +156,17 @@ class AbsorbStep:
             "total": (self.total, real, (K,)),
             "prior": (self.prior, real, (K,)),
         }
-        make = partial(
-            native.module.absorb_call,
-            dtype=DTYPES[real],
-            N=N,
-            K=K,
-            weight=self.weight,
-            trust=self.trust,
-            temper=self.temper,
-            slope=self.slope,
-            sharper=self.sharper,
-            share=self.share,
-        )
-        call_native(make, products, tensors, run="step")
+        options = {
+            "N": N,
+            "K": K,
+            "weight": self.weight,
+            "trust": self.trust,
+            "temper": self.temper,
+            "slope": self.slope,
+            "sharper": self.sharper,
+            "share": self.share,
+        }
+        call_native(native.module.absorb_call, options, products, tensors, run="step")
 
 
 def split(
@@ -200,16 +195,9 @@ def split(
         "metric": (metric, single, (B, D)),
         "own": (own, single, (B, N)),
     }
-    make = partial(
-        native.module.split_call,
-        dtype=DTYPES[rows.dtype],
-        B=B,
-        N=N,
-        D=D,
-        pieces=pieces,
-        unit=metric is not None,
-    )
-    (out,) = call_native(make, rows, tensors, {"out": (half, (B, N, pieces * D))}, run="split")
+    options = {"B": B, "N": N, "D": D, "pieces": pieces, "unit": metric is not None}
+    outputs = {"out": (half, (B, N, pieces * D))}
+    (out,) = call_native(native.module.split_call, options, rows, tensors, outputs, run="split")
     return out
 
 
@@ -225,17 +213,10 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
         "rows": (x, real, (B, N, D)),
         "sums": (sums, real, (B, K, D)),
     }
-    make = partial(
-        native.module.sums_call,
-        dtype=DTYPES[real],
-        B=B,
-        N=N,
-        K=K,
-        D=D,
-        threshold=threshold,
-        most=most,
+    options = {"B": B, "N": N, "K": K, "D": D, "threshold": threshold, "most": most}
+    (above,) = call_native(
+        native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}, run="add"
     )
-    (above,) = call_native(make, u, tensors, {"found": (torch.int64, (1,))}, run="add")
     return int(above) <= most
 
 
@@ -309,20 +290,20 @@ class State:
             "iterations": (self.iterations, int32, (B,)),
             "running": (self.running, int32, (B,)),
         }
-        make = partial(
-            native.module.dual_call,
-            dtype=DTYPES[real],
-            B=B,
-            K=K,
-            prior=self.prior,
-            total=self.total,
-            weight=self.weight,
-            epsilon=self.epsilon,
-            tol=self.tol,
-            dual_weight=self.dual_weight,
-            least=self.least,
-        )
-        call_native(make, self.counts, tensors, run="update")
+        options = {
+            "dtype": DTYPES[real],
+            "B": B,
+            "K": K,
+            "prior": self.prior,
+            "total": self.total,
+            "weight": self.weight,
+            "epsilon": self.epsilon,
+            "tol": self.tol,
+            "dual_weight": self.dual_weight,
+            "least": self.least,
+        }
+        make = native.module.dual_call
+        call_native(make, options, self.counts, tensors, typed=False, run="update")
 
     def proportions(self, counts: Tensor) -> Tensor:
         """Proportions of the classes, from the weighted sums of probabilities, [B, K]."""

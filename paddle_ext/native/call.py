@@ -41,12 +41,14 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 def call_native(
     make: Callable[..., Any],
+    options: Mapping[str, Any],
     like: Tensor,
     inputs: Inputs,
     outputs: Outputs = NOTHING,
     *,
     early: Inputs = NOTHING,
     sizing: Mapping[str, int] = NOTHING,
+    typed: bool = True,
     run: str = "solve",
 ) -> list[Tensor]:
     """Make a native call and return its results; none if a task is too large for its code.
@@ -54,8 +56,9 @@ def call_native(
     Parameters
     ----------
     make : callable
-        A function of the native module such as `adapt_call`, with all its options except for the
-        target and what is in `early`.
+        A function of the native module, such as `adapt_call`.
+    options : mapping
+        What it takes, except for the target, the dtype of `like`, and what is in `early`.
     like : Tensor
         Says where to run: on its device.
     inputs : mapping
@@ -67,6 +70,8 @@ def call_native(
         Inputs that `make` takes.
     sizing : mapping
         What the size of the workspace depends on, besides the options.
+    typed : bool
+        Whether the dtype that `make` takes is that of `like`.
     run : str
         The method of the call that runs it.
     """
@@ -75,7 +80,9 @@ def call_native(
         return allocate(like, outputs)
     device = like.get_device()
     addresses = {name: pointer(*x, device) for name, x in early.items()}
-    call = make(target=target(like), **addresses)
+    if typed:
+        addresses["dtype"] = DTYPES[like.dtype]
+    call = make(target=target(like), **options, **addresses)
     size = call.workspace(**sizing)
     if size < 0:
         return []

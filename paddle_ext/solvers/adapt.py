@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from .. import check
 from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import adapt_large, is_large
 from ..native import load as native
-from ..native.call import DTYPES, Outputs, allocate, call_native, packed, packed_features, solver
+from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
 from ..native.devices import on_cpu_without_gpu_code
 from ..prior import measures_of
 from ..rows import computing_dtype
@@ -180,22 +179,20 @@ def call_adapt(
     logits, priors = packed_features(logits), 0
     if measures is not None:
         measures, priors = packed(measures.expand(B, -1, K)), measures.shape[1]
-    make = partial(
-        native.module.adapt_call,
-        dtype=DTYPES[logits.dtype],
-        B=B,
-        Q=Q,
-        K=K,
-        weight=weight,
-        max_iter=max_iter,
-        tol=tol,
-        priors=priors,
-    )
+    options = {
+        "B": B,
+        "Q": Q,
+        "K": K,
+        "weight": weight,
+        "max_iter": max_iter,
+        "tol": tol,
+        "priors": priors,
+    }
     inputs = {
         "logits": (logits, logits.dtype, (*batch, Q, K)),
         "measures": (measures, computing_dtype(logits), (B, priors, K)),
     }
-    return call_native(make, logits, inputs, outputs)
+    return call_native(native.module.adapt_call, options, logits, inputs, outputs)
 
 
 def adapt_table(of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None) -> Outputs:
