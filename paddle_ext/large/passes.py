@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..limits import CHUNK_NUMBERS, MOST_IN_ONE_BLOCK, MOST_STORED_LIKELIHOODS
+from ..limits import (
+    BLOCKS_AT_A_TIME,
+    CHUNK_NUMBERS,
+    MOST_BLOCK_WORK,
+    MOST_IN_ONE_BLOCK,
+    MOST_STORED_LIKELIHOODS,
+)
 from ..native import load as native
 from ..native.call import packed
 from .products import Form
@@ -31,9 +37,12 @@ AHEAD = 4
 Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
 
 
-def is_large(Q: int, K: int) -> bool:
-    """Whether a task is too large for one thread block."""
-    return Q * K > MOST_IN_ONE_BLOCK
+def is_large(tasks: int, Q: int, K: int, *, cuda: bool) -> bool:
+    """Whether tasks are solved one after the other, in chunks, and not each by one thread block."""
+    if Q * K > MOST_IN_ONE_BLOCK:
+        return True
+    work = Q * (K + 128)
+    return cuda and work > MOST_BLOCK_WORK * min(tasks, BLOCKS_AT_A_TIME)
 
 
 class Queries:
