@@ -26,7 +26,15 @@ from .limits import (
     LEAST_QUERY_WEIGHT,
 )
 from .native import load as native
-from .native.call import DTYPES, allocator, is_aligned, packed_int64, pointer, target
+from .native.call import (
+    DTYPES,
+    allocator,
+    is_aligned,
+    is_transformed,
+    packed_int64,
+    pointer,
+    target,
+)
 from .native.devices import has_code_for
 
 # lam, the native number of the scaling, temperature, epsilon, max_iter, tol
@@ -221,6 +229,7 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 def tensors(*given: Any) -> tuple[Any, ...]:
     """Tensors without a gradient, of NumPy arrays in their memory if possible; others unchanged."""
+    is_transformed()  # raises an error where torch.func would transform tensors
     return tuple([as_tensor(x) for x in given])
 
 
@@ -404,18 +413,23 @@ def indexed_values(
     return values(seen, support_labels, dict.fromkeys(indices, len(bank)), num_classes)
 
 
-def classes_of_valid(labels: Tensor, *given: Tensor) -> int:
-    """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
+def classes_of_valid(
+    labels: Tensor, *given: Tensor, indices: Sequence[Tensor] = (), limit: int = 0
+) -> int:
+    """The number of classes if a native pass finds all values valid; 0 is inconclusive.
+
+    Indices must be in [0, limit). On CUDA this synchronises once.
+    """
     device, S = labels.get_device(), labels.shape[-1]
     if not (labels.numel() and 1 <= len(given) <= 3):
-        return 0
-    if labels.is_cuda and not (has_code_for(device) and S <= native.module.VALUES_ROWS):
         return 0
     dtype = given[0].dtype
     if not all(x.dtype is dtype and x.is_contiguous() and is_aligned(x) for x in given):
         return 0
     labels, absent = packed_int64(labels), [0] * (3 - len(given))
     try:
+        if labels.is_cuda and not (has_code_for(device) and S <= native.module.VALUES_ROWS):
+            return 0
         call = native.module.values_call(
             target=target(labels),
             dtype=DTYPES[dtype],
@@ -432,8 +446,10 @@ def classes_of_valid(labels: Tensor, *given: Tensor) -> int:
         numbers=[pointer(x, dtype, x.shape, device) for x in given] + absent,
         found=extremes.data_ptr(),
     )
-    least, most = extremes.tolist()
-    return least if least == -most else 0
+    ends = [end for x in indices if x.numel() for end in torch.aminmax(x)]
+    least, most, *read = numbers_of([*extremes, *ends]) if ends else extremes.tolist()
+    valid = least == -most and all(0 <= end < limit for end in read)
+    return int(least) if valid else 0
 
 
 def values(
@@ -442,7 +458,7 @@ def values(
     """Check all tensors; returns the number of classes, which is read from the labels if not given.
 
     Every class must be in `labels`, unless they are empty. `limits` are those of indices, by name.
-    On CUDA one synchronisation, or two with indices, if all are valid; more to say what is not.
+    On CUDA one synchronisation if all are valid; more to say what is not.
     """
     if isinstance(labels, FakeTensor):
         if num_classes is None:
@@ -450,11 +466,11 @@ def values(
                 "num_classes must be given for torch.compile, which does not read labels, got None"
             )
         return num_classes
-    classes = classes_of_valid(labels, *(x for x in seen.values() if x.dtype in DTYPES))
+    numbers = [x for x in seen.values() if x.dtype in DTYPES]
+    indices, limit = [seen[name] for name in limits], min(limits.values(), default=0)
+    classes = classes_of_valid(labels, *numbers, indices=indices, limit=limit)
     if classes and num_classes in (None, classes):
-        if not limits:
-            return classes
-        seen, labels, num_classes = {name: seen[name] for name in limits}, labels[:0], classes
+        return classes
     seen = {name: x for name, x in seen.items() if x.numel()}
     # A NaN anywhere makes both extremes NaN, so they show finiteness too.
     scalars = [extreme for x in seen.values() for extreme in torch.aminmax(x)]

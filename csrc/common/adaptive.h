@@ -12,13 +12,16 @@
 namespace paddle_ext {
 
 constexpr double kPriorRows = 10.0;   // weight of the mean variance in that of a feature, in rows
-constexpr double kSame = 1e-6;        // a unit-norm row this near to the centre is the centre
 constexpr double kNoScatter = 1e-10;  // squared distances below are rounding
+
+// A unit-norm row this near to the centre is the centre, up to rounding.
+template <typename Real>
+constexpr Real kSame = sizeof(Real) == sizeof(double) ? Real(1e-12) : Real(1e-6);
 
 // 1 / norm of a unit-norm row minus the centre; 0 if the row equals the centre up to rounding.
 template <typename Real>
 PADDLE_EXT_HD Real inverse_of_centred(Real squared) {
-    return squared > Real(kSame * kSame) ? Real(1) / Real(sqrt(squared)) : Real(0);
+    return squared > kSame<Real> * kSame<Real> ? Real(1) / Real(sqrt(squared)) : Real(0);
 }
 
 // Whether 1 / norm alone proves that a row has no NaN, infinity or overflow. If not, the row itself

@@ -32,7 +32,7 @@ static inline int64_t round_up(int64_t value, int64_t step) {
 template <typename Memory, typename Params>
 static int64_t bytes_of(const Params& p) {
     Arena arena;
-    Memory{arena, p};
+    static_cast<void>(Memory{arena, p});
     return arena.used();
 }
 

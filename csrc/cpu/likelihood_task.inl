@@ -359,8 +359,8 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
 template <typename T>
 static int64_t likelihood_scratch_bytes(const LikelihoodParams& p) {
     Arena arena(nullptr);
-    LikelihoodScratch<T>(arena, p, 0);
-    JudgedScratch<T>{arena, p, 0};
+    static_cast<void>(LikelihoodScratch<T>(arena, p, 0));
+    static_cast<void>(JudgedScratch<T>{arena, p, 0});
     return arena.used();
 }
 

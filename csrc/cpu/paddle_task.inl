@@ -373,8 +373,8 @@ static int64_t paddle_scratch_bytes(const PaddleParams& p) {
     if (p.size.Q > 512 && (p.size.Q > 2 * p.size.D || p.size.Q > 4096)) return kTooLarge;
     Arena arena;
     const int64_t Qp = padded_queries<T>(p.size);
-    Prepared<T>{arena, p.size, Qp};
-    GramState<T>{arena, p.size.Q, p.size.K, Qp};
+    static_cast<void>(Prepared<T>{arena, p.size, Qp});
+    static_cast<void>(GramState<T>{arena, p.size.Q, p.size.K, Qp});
     return arena.used();
 }
 

@@ -270,7 +270,7 @@ template <typename T>
 static int64_t tim_scratch_bytes(const TimParams& p) {
     Arena arena;
     const TimState<T> state{arena, p.size};
-    TimRows<T>{arena, p.size, state.Np, state.Dp};
+    static_cast<void>(TimRows<T>{arena, p.size, state.Np, state.Dp});
     arena.take<double>(state.panels());
     return arena.used();
 }

@@ -210,10 +210,11 @@ def full_metric(
     gram = (products(v, v) if S < D else v.mT @ v) / column(length)
     pad = -gram.shape[-1] % native.FACTOR_BLOCK
     gram = torch.nn.functional.pad(gram, (0, pad, 0, pad))
-    factor = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1]).to(gram))
+    # With features that are not finite, and not checked, there is neither; no error, no waiting.
+    factor = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1]).to(gram)).L
     for start in range(0, gram.shape[-1], native.FACTOR_BLOCK):
         here = slice(start, start + native.FACTOR_BLOCK)
-        factor[:, here, here] = torch.linalg.inv(factor[:, here, here]).tril()
+        factor[:, here, here] = torch.linalg.inv_ex(factor[:, here, here]).inverse.tril()
     one = torch.ones_like(length)
     shares = torch.stack([one, one, -1 / length] if S < D else [one, 0 * one, one], -1)
     scaled = likelihood.scaled

@@ -37,7 +37,8 @@ STEPS, STEP_ITERATIONS = 2, 10  # steps in which prototypes absorb the queries
 # If there are more classes than this, and more than queries, only the likeliest count.
 MOST_LIKELY_CLASSES = 256
 QUERIES_PER_CLASS = 8  # in a batch with more queries each has less weight
-SAME = 1e-6  # a unit-norm row this near to the centre counts as the centre
+# A unit-norm row this near to the centre counts as the centre.
+SAME = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 def solve_named(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
@@ -182,7 +183,8 @@ def mean_deviation(x: Tensor) -> Tensor:
 
 def inverse(length: Tensor) -> Tensor:
     """1 / length; 0 where the length is 0 up to rounding."""
-    return torch.where(length > SAME, 1 / length.clamp(min=SAME), 0)
+    same = SAME[length.dtype]
+    return torch.where(length > same, 1 / length.clamp(min=same), 0)
 
 
 # --- prototypes that absorb the queries ----------------------------------------------------------

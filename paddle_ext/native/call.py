@@ -111,12 +111,13 @@ def prepare(
     size = call.workspace(**sizing)
     if size < 0:
         return nothing, []
-    results = allocate(like, outputs)
+    new = allocator(like) if outputs or size else None  # once: on CUDA it asks for the device
+    results = allocate(like, outputs, new)
     addresses = {name: pointer(*x, device) for name, x in inputs.items()}
-    new = iter(results)
+    made = iter(results)
     for name, wanted in outputs.items():
-        addresses[name] = 0 if wanted is None else next(new).data_ptr()
-    memory = workspace(size, like) if size else None  # 0: the call takes none
+        addresses[name] = 0 if wanted is None else next(made).data_ptr()
+    memory = workspace(size, like, new) if size else None  # 0: the call takes none
     if memory is not None:
         addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
     method = getattr(call, run)
@@ -254,9 +255,12 @@ def empty(device: torch.device, shape: Shape, strides: Shape, dtype: torch.dtype
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def allocate(like: Tensor, outputs: Outputs) -> list[Tensor]:
-    """Uninitialised tensors on the device of `like`."""
-    new, wanted = allocator(like), [x for x in outputs.values() if x is not None]
+def allocate(like: Tensor, outputs: Outputs, new: Allocator | None = None) -> list[Tensor]:
+    """Uninitialised tensors on the device of `like`, whose allocator may be given."""
+    wanted = [x for x in outputs.values() if x is not None]
+    if not wanted:
+        return []
+    new = new or allocator(like)
     # The sizes of fake tensors may be symbols, which are no keys of a cache.
     find = strides.__wrapped__ if isinstance(like, FakeTensor) else strides
     return [new(shape, find(shape), dtype) for dtype, shape in wanted]
@@ -280,11 +284,11 @@ class Scratch(threading.local):
 scratch = Scratch()
 
 
-def workspace(size: int, x: Tensor) -> Tensor:
+def workspace(size: int, x: Tensor, new: Allocator | None = None) -> Tensor:
     """Memory of at least `size` bytes on the device of `x`, [n] uint8."""
     if size <= Scratch.size and not x.is_cuda:
         return scratch.memory
-    return allocator(x)((size,), (1,), torch.uint8)
+    return (new or allocator(x))((size,), (1,), torch.uint8)
 
 
 # --- the public functions -----------------------------------------------------------------------
@@ -365,7 +369,20 @@ transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None
 
 def is_traced() -> bool:
     """Whether torch records or transforms calls, and so must see an operator."""
-    return torch.compiler.is_compiling() or dispatch_modes() > 0 or transforms() is not None
+    return torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0
+
+
+def is_transformed() -> bool:
+    """Whether torch.func transforms calls; raises for vmap and for gradients, which would be 0."""
+    transform = transforms()
+    if transform is None:
+        return False
+    if (name := transform.key().name) != "Functionalize":
+        raise RuntimeError(
+            "functions of paddle_ext take batches themselves, as [B, ...], and have no gradient: "
+            f"they must be called outside the transforms of torch.func, got {name.lower()}"
+        )
+    return True
 
 
 def register(schema: str, function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:

@@ -21,7 +21,7 @@ SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.1, 1e4
 CALIBRATION_STEPS = 40  # limit on steps of Newton's method for ln f, f the sharpness
 LAST_STEP, LONGEST_STEP = 1e-3, 1.5  # a shorter one is the last; limit on their length
-SAME = 1e-6  # smaller lengths are rounding
+SAME = {torch.float32: 1e-6, torch.float64: 1e-12}  # smaller lengths are rounding
 MOST_ENTRIES = 2**24  # limit on judges times classes, if there are more than 128 judges
 SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
 ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
@@ -76,7 +76,7 @@ def centred(x: Tensor, centre: Tensor) -> Tensor:
     """Unit-norm rows, minus the centre, unit-norm again; a row at the centre becomes zero."""
     x = unit_rows(x) - centre
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.where(norm > SAME, x / norm.clamp(min=SAME), 0)
+    return torch.where(norm > SAME[x.dtype], x / norm.clamp(min=SAME[x.dtype]), 0)
 
 
 def means_of(x: Tensor, labels: Tensor, K: int) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..files import naming
 from ..methods import Method
 from ..methods.registry import fields_of
 from ..progress import Progress
@@ -277,7 +278,7 @@ class Journal:
 
     def write(self, line: Mapping[str, object]) -> None:
         assert self.path is not None
-        with self.path.open("a") as file:
+        with naming(self.path), self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 

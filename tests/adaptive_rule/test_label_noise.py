@@ -1,12 +1,14 @@
 """Labelled rows that count by the probability that their label is right."""
 
+import math
+
 import pytest
 import torch
 from problems import Place
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import BatchClassifier, PaddleClassifier, presence, reference
+from paddle_ext import BatchClassifier, PaddleClassifier, methods, presence, reference
 from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out
 from paddle_ext.adaptive_rule.label_noise import WeightedRows, noisy_likelihood, weigh_labels
@@ -120,6 +122,20 @@ def test_right_labels_change_nothing() -> None:
     trusting = paddle_ext.adaptive(support, labels, query, label_noise=0.0)
     found = paddle_ext.adaptive(support, labels, query, label_noise="auto")
     assert torch.equal(found.probabilities, trusting.probabilities)
+
+
+@pytest.mark.parametrize("D", [12, 90])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_features_that_are_not_finite(D: int, value: float, device: str) -> None:
+    """The method finds them in the end, and without validation nobody asks for them."""
+    support, labels, _, query, _ = task(D, 6, 0.2)
+    support[2, 3] = value
+    known = support.float().to(device), labels.to(device), query.float().to(device)
+    for noise in ("auto", 0.2):
+        found = paddle_ext.adaptive(*known, num_classes=K, label_noise=noise, validate=False)
+        assert 0 <= int(found.labels.min()) <= int(found.labels.max()) < K
+        with pytest.raises(ValueError, match=r"^support must be finite, got \w+ at \[2, 3\]$"):
+            methods.create("adaptive", label_noise=noise).predict(*known)
 
 
 def test_a_batch_of_tasks_is_its_tasks() -> None:

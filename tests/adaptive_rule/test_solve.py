@@ -255,6 +255,19 @@ def test_few_classes_present(present: int) -> None:
     assert found.present().nonzero().view(-1).tolist() == list(range(present))
 
 
+@pytest.mark.parametrize("offset", [1e5, 1e7, 1e10])
+def test_a_common_offset(offset: float) -> None:
+    """Rows far from the origin differ by little more than rounding; float32 resolves 1e5."""
+    dtype = torch.float32 if offset == 1e5 else torch.float64
+    torch.manual_seed(0)
+    centres, labels, there = torch.randn(10, 64), torch.arange(10).repeat(5), torch.arange(60) % 10
+    support, query = (
+        (centres[x] + 0.5 * torch.randn(len(x), 64)).to(dtype) + offset for x in (labels, there)
+    )
+    for adaptive in (paddle_ext.adaptive, reference.adaptive):
+        assert torch.equal(adaptive(support, labels, query).labels, there)
+
+
 def test_nothing_to_tell_apart() -> None:
     """All rows equal, or zero: no NaN."""
     labels = torch.arange(4).repeat(2)

@@ -38,8 +38,8 @@ def scene(K: int = 4, n: int = 5, D: int = 6) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def test_coordinates() -> None:
-    x = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0], [6.0, 8.0]]).double()
-    centre = torch.tensor([0.6, 0.8]).double()
+    x = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0], [6.0, 8.0]], dtype=torch.float64)
+    centre = torch.tensor([0.6, 0.8], dtype=torch.float64)
     got = centred(x, centre)
     away = torch.tensor([-0.6, 0.2]).double()
     assert torch.allclose(got[1], away / away.norm())

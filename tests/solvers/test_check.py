@@ -353,16 +353,32 @@ def test_values_of_no_task(device: str) -> None:
     assert check.dense_values(support[0], labels[0], query[:0], None) == K
 
 
+def test_values_on_a_gpu_without_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods in torch need none, so that torch checks the values."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    def unbuilt(_: int) -> bool:
+        raise ImportError("the native module of paddle_ext is not built")
+
+    monkeypatch.setattr(check, "has_code_for", unbuilt)
+    assert check.classes_of_valid(torch.arange(3).as_subclass(OnGpu), torch.ones(3, 2)) == 0
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_classes", [None, K])
-def test_one_synchronisation(num_classes: int | None) -> None:
-    call = on("cuda", dense(num_classes=num_classes))
-    paddle_ext.solve(**call)
+@pytest.mark.parametrize("name", ["solve", "solve_indexed"])
+def test_one_synchronisation(name: str, num_classes: int | None) -> None:
+    make = {"solve": dense, "solve_indexed": indexed}[name]
+    call = on("cuda", make(num_classes=num_classes))
+    solve = getattr(paddle_ext, name)
+    solve(**call)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             torch.cuda.set_sync_debug_mode("warn")
-            paddle_ext.solve(**call)
+            solve(**call)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     waits = [each for each in caught if "called a synchronizing" in str(each.message)]

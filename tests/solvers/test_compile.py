@@ -134,10 +134,24 @@ def test_other_tracing() -> None:
     (x,) = logits("own", "cpu")
     traced = make_fx(lambda x: paddle_ext.adapt(x).probabilities)(x)
     assert torch.equal(traced(2 * x), paddle_ext.adapt(2 * x).probabilities)
-    gradient = torch.func.grad(lambda x: paddle_ext.adapt(x).probabilities.sum())(x)
-    assert torch.equal(gradient, torch.zeros_like(x))
-    with pytest.raises(RuntimeError, match="paddle_ext::adapt"):
-        torch.vmap(lambda x: paddle_ext.adapt(x).probabilities)(x)
+    functional = torch.func.functionalize(lambda x: paddle_ext.adapt(x).probabilities)
+    assert torch.equal(functional(x), paddle_ext.adapt(x).probabilities)
+
+
+@pytest.mark.parametrize("name", ["solve", "adaptive", "simpleshot"])
+def test_transforms_are_refused(name: str) -> None:
+    """A gradient would be zero, which is wrong; and rows of batches have no address."""
+    support, labels, query = (x[0] for x in tasks("own", "cpu"))
+    known = support, labels
+    function = getattr(paddle_ext, name, None) or paddle_ext.methods.create(name).predict
+
+    def total(query: Tensor) -> Tensor:
+        return function(*known, query, num_classes=K).probabilities.sum()
+
+    for transform, word in ((torch.func.grad, "grad"), (torch.vmap, "vmap")):
+        rows = query.expand(2, -1, -1) if word == "vmap" else query
+        with pytest.raises(RuntimeError, match=f"^functions of paddle_ext take .* got {word}$"):
+            transform(total)(rows)
 
 
 def test_the_number_of_classes_is_needed() -> None:
