@@ -317,15 +317,15 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     return decorate
 
 
-# Not public, so a torch without them is possible: what is then traced other than by torch.compile
-# has no address, and is refused.
+# Not public, so a torch without them is possible: what is then traced other than by torch.compile,
+# or transformed, has no address, and is refused.
 dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 def is_traced() -> bool:
-    """Whether torch records or transforms calls, and so must see an operator."""
-    return torch.compiler.is_compiling() or dispatch_modes() > 0 or transforms() is not None
+    """Whether torch records calls, and so must see an operator."""
+    return torch.compiler.is_compiling() or dispatch_modes() > 0
 
 
 def register(schema: str, function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:

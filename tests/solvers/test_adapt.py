@@ -95,6 +95,26 @@ def test_levels(place: Place) -> None:
         _native.set_simd_level(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_probabilities_are_refused(device: str, dtype: torch.dtype) -> None:
+    """As `predict_proba` of a classifier returns them; their logarithm is what is meant."""
+    logits = make_logits(60, 50).to(device)
+    u = logits.softmax(-1).to(dtype)
+    for given in (u, u[0], u.argmax(-1, keepdim=True) == torch.arange(50, device=device)):
+        for options in ({}, {"return_assignments": False}, {"prior": torch.ones(50)}):
+            with pytest.raises(ValueError, match=r"got probabilities, .*: pass probabilities.log"):
+                paddle_ext.adapt(given.to(dtype), **options)  # type: ignore[arg-type]
+    method = paddle_ext.methods.create("zero_shot")
+    rows, none = logits[0, :, :4].to(dtype), torch.empty(0, device=device)
+    with pytest.raises(ValueError, match="logits must be log-likelihoods"):
+        method.predict(none.to(dtype).view(0, 4), none.long(), rows, logits=u[0])
+    paddle_ext.adapt(u.log())
+    paddle_ext.adapt(u - 0.02)  # nothing else is
+    paddle_ext.adapt(u[..., :1])
+    paddle_ext.adapt(torch.ones(4, 1, dtype=dtype, device=device))
+    paddle_ext.adapt(torch.cat([u[0], 0.9 * u[0, :1]]))
+
+
 # --- what it is for -------------------------------------------------------------------------------
 
 

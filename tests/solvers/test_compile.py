@@ -134,10 +134,21 @@ def test_other_tracing() -> None:
     (x,) = logits("own", "cpu")
     traced = make_fx(lambda x: paddle_ext.adapt(x).probabilities)(x)
     assert torch.equal(traced(2 * x), paddle_ext.adapt(2 * x).probabilities)
-    gradient = torch.func.grad(lambda x: paddle_ext.adapt(x).probabilities.sum())(x)
-    assert torch.equal(gradient, torch.zeros_like(x))
-    with pytest.raises(RuntimeError, match="paddle_ext::adapt"):
-        torch.vmap(lambda x: paddle_ext.adapt(x).probabilities)(x)
+
+
+def test_transforms_get_a_sentence() -> None:
+    """There is no rule for vmap, and a gradient of zeros would be a wrong one."""
+    support, labels, query = tasks("own", "cpu")
+    calls = [
+        lambda x: paddle_ext.adapt(x).probabilities,
+        lambda x: paddle_ext.solve(support[0], labels[0], x).probabilities,
+        lambda x: paddle_ext.adaptive(support[0], labels[0], x).probabilities,
+        lambda x: paddle_ext.methods.create("tim").predict(support[0], labels[0], x).probabilities,
+    ]
+    for call in calls:
+        for transformed in (torch.vmap(call), torch.func.grad(lambda x, f=call: f(x[0]).sum())):
+            with pytest.raises(TypeError, match="must be called outside torch"):
+                transformed(query)
 
 
 def test_the_number_of_classes_is_needed() -> None:
