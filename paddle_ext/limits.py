@@ -35,3 +35,6 @@ CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
 # more, every pass computes it again.
 MOST_STORED_LIKELIHOODS = 2**31 - 2**26
 MOST_STORED_ROWS = 2**28
+
+# Labelled rows, of classes with two or more, from which on probabilities are called calibrated.
+FEWEST_TO_CALIBRATE = 20

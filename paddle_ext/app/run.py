@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
 from ..text import plural
@@ -325,12 +326,19 @@ def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> li
 def trust_notes(labelled: Labelled) -> list[str]:
     """Warnings about the probabilities."""
     counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
-    if labelled.prototypes is not None or int(counts.max()) > 1:
+    several = int(counts[counts > 1].sum())
+    if labelled.prototypes is not None or several >= FEWEST_TO_CALIBRATE:
         return []
-    note = (
-        "one labelled sample per class: calibration is impossible, so do not trust the "
-        "probabilities; two samples of some classes would fix that"
-    )
+    if several:
+        note = (
+            f"the probabilities are calibrated on {several} labelled samples, of classes with two "
+            f"or more, and may be off by 15 points; label {FEWEST_TO_CALIBRATE} or more"
+        )
+    else:
+        note = (
+            "one labelled sample per class: calibration is impossible, so do not trust the "
+            "probabilities; two samples of some classes would fix that"
+        )
     return [note]
 
 

@@ -35,7 +35,9 @@ def strangers(
 
     Flags a `novelty` above 1 - `rate`. The rate holds on average over batches and classes, if
     labelled rows are like the queries; samples of a class with a single labelled row, whose spread
-    is unknown, are flagged more often.
+    is unknown, are flagged more often. Of n labelled rows and one more like them, the strangest is
+    the new one once in n + 1 times: so a lower rate than 1 / (n + 1) cannot be held, and is
+    refused. n counts the rows of classes with two or more.
 
     Parameters
     ----------
@@ -59,7 +61,9 @@ def strangers(
     tensor([False, False,  True])
     """
     rate = check.real("rate", rate, positive=True, most=1)
-    return novelty(solution, support, support_labels, query) > 1 - rate
+    model, found = model_and_novelty(solution, support, support_labels, query)
+    model.check_rate(rate)
+    return found > 1 - rate
 
 
 def novelty(
@@ -101,6 +105,13 @@ def novelty(
     >>> novelty(found, support, labels, query).argmax()
     tensor(2)
     """
+    return model_and_novelty(solution, support, support_labels, query)[1]
+
+
+def model_and_novelty(
+    solution: Solution | Prediction, support: Tensor, support_labels: Tensor, query: Tensor
+) -> tuple[Familiar, Tensor]:
+    """What the labelled rows say, and `novelty` by it."""
     support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)
     u = solution.probabilities
@@ -114,7 +125,7 @@ def novelty(
     if model is None:
         raise ValueError("support_labels must have a class of two rows or more, got one of each")
     of_paddle = isinstance(solution, Solution) and solution.concentration is None
-    return model.novelty(query.detach(), None if of_paddle else solution.labels)
+    return model, model.novelty(query.detach(), None if of_paddle else solution.labels)
 
 
 @dataclass(frozen=True)
@@ -185,6 +196,21 @@ class Familiar(KnownClasses):
             unit = unit_rows(rows[part].double()).to(self.means.dtype)
             found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
         return rank(self.ordinary, torch.cat(found))
+
+    def check_rate(self, rate: float) -> None:
+        """Reject a rate of flagged rows that so few labelled rows cannot hold."""
+        if not holds(rate, len(self.ordinary)):
+            raise check.ArgumentValueError(
+                "rate",
+                f"must be at least {1 / (len(self.ordinary) + 1):.3g}, the lowest that "
+                f"{len(self.ordinary)} labelled rows of classes with two or more can hold, "
+                f"got {rate:g}",
+            )
+
+
+def holds(rate: float, rows: int) -> bool:
+    """Whether so many labelled rows can tell how strange this share of rows like them is."""
+    return rate * (rows + 1) >= 1 - NO_SPREAD
 
 
 def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
