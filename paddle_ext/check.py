@@ -26,17 +26,8 @@ from .limits import (
     LEAST_QUERY_WEIGHT,
 )
 from .native import load as native
-from .native.call import (
-    DTYPES,
-    allocator,
-    is_aligned,
-    packed_int64,
-    pointer,
-    target,
-    transforms,
-)
+from .native.call import DTYPES, allocator, is_aligned, packed_int64, pointer, target, transforms
 from .native.devices import has_code_for
-from .rows import computing_dtype
 
 # lam, the native number of the scaling, temperature, epsilon, max_iter, tol
 Options: TypeAlias = tuple[float | None, int, float, float, int, float]
@@ -514,7 +505,7 @@ def not_probabilities(logits: Tensor, low: float, high: float) -> None:
     """Reject rows that sum to 1, with these extremes; only numbers in [0, 1] are read again."""
     if not (0 <= low <= high <= 1 + PROBABILITY_ROUNDING) or logits.shape[-1] == 1:
         return
-    least, most = numbers_of([*torch.aminmax(logits.sum(-1, dtype=computing_dtype(logits)))])
+    least, most = numbers_of([*torch.aminmax(logits.sum(-1, dtype=torch.float64))])
     if 1 - PROBABILITY_ROUNDING <= least <= most <= 1 + PROBABILITY_ROUNDING:
         raise ValueError(
             "logits must be log-likelihoods or log-probabilities, got probabilities, numbers of at "

@@ -14,7 +14,7 @@ from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
 from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
-from ..presence.unknown import familiar, holds
+from ..presence.unknown import familiar
 from ..prevalence import from_sums
 from ..prior import measures_of
 from ..progress import Progress
@@ -224,7 +224,7 @@ def novelty_of(
         return None
     index = number.to(device)  # of each class among those with samples; -1: none
     known = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
-    if known is None or not holds(RATE, len(known.ordinary)):
+    if known is None or RATE * (len(known.ordinary) + 1) < 1:
         return None
 
     def novelty(rows: Tensor, labels: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from ..adaptive_rule.label_noise import check_label_noise
 from ..large.arguments import returns_all
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
-from ..presence.unknown import Familiar, familiar
+from ..presence.unknown import Familiar, check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution
 from .fitted import (
@@ -437,7 +437,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rate = check.real("rate", rate, positive=True, most=1)
         strange: Array = self.novelty(X) > 1 - rate
         assert self._familiar is not None  # `novelty` raises
-        self._familiar.check_rate(rate)
+        check_rate(rate, self._familiar.shots)
         return strange
 
     def _checked_rows(self, X: Any) -> Tensor:

@@ -61,8 +61,8 @@ def strangers(
     tensor([False, False,  True])
     """
     rate = check.real("rate", rate, positive=True, most=1)
-    model, found = model_and_novelty(solution, support, support_labels, query)
-    model.check_rate(rate)
+    found = novelty(solution, support, support_labels, query)
+    check_rate(rate, check.as_tensor(support_labels).long().bincount())
     return found > 1 - rate
 
 
@@ -105,13 +105,6 @@ def novelty(
     >>> novelty(found, support, labels, query).argmax()
     tensor(2)
     """
-    return model_and_novelty(solution, support, support_labels, query)[1]
-
-
-def model_and_novelty(
-    solution: Solution | Prediction, support: Tensor, support_labels: Tensor, query: Tensor
-) -> tuple[Familiar, Tensor]:
-    """What the labelled rows say, and `novelty` by it."""
     support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)
     u = solution.probabilities
@@ -125,7 +118,7 @@ def model_and_novelty(
     if model is None:
         raise ValueError("support_labels must have a class of two rows or more, got one of each")
     of_paddle = isinstance(solution, Solution) and solution.concentration is None
-    return model, model.novelty(query.detach(), None if of_paddle else solution.labels)
+    return model.novelty(query.detach(), None if of_paddle else solution.labels)
 
 
 @dataclass(frozen=True)
@@ -197,20 +190,15 @@ class Familiar(KnownClasses):
             found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
         return rank(self.ordinary, torch.cat(found))
 
-    def check_rate(self, rate: float) -> None:
-        """Reject a rate of flagged rows that so few labelled rows cannot hold."""
-        if not holds(rate, len(self.ordinary)):
-            raise check.ArgumentValueError(
-                "rate",
-                f"must be at least {1 / (len(self.ordinary) + 1):.3g}, the lowest that "
-                f"{len(self.ordinary)} labelled rows of classes with two or more can hold, "
-                f"got {rate:g}",
-            )
 
-
-def holds(rate: float, rows: int) -> bool:
-    """Whether so many labelled rows can tell how strange this share of rows like them is."""
-    return rate * (rows + 1) >= 1 - NO_SPREAD
+def check_rate(rate: float, shots: Tensor) -> None:
+    """Reject a rate of flagged rows that labelled rows, so many of each class, cannot hold."""
+    rows = int(shots[shots > 1].sum())
+    if rate * (rows + 1) < 1:
+        least = f"{1 / (rows + 1):.3g}, the lowest that {rows} labelled rows of classes with two or"
+        raise check.ArgumentValueError(
+            "rate", f"must be at least {least} more can hold, got {rate:g}"
+        )
 
 
 def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
