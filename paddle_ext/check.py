@@ -99,7 +99,7 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
 
 
 def query_weight(value: object) -> float:
-    """The weight of a query in class counts: at most 1, and a number in single precision too."""
+    """The weight of a query in class counts."""
     number = real("weight", value)
     if not LEAST_QUERY_WEIGHT <= number <= 1.0:
         raise ArgumentValueError("weight", f"must be from {LEAST_QUERY_WEIGHT:g} to 1, got {value}")

@@ -56,7 +56,7 @@ def adapt(
         class, if a row has others. Probabilities, rows >= 0 that sum to 1, are refused: pass their
         logarithm.
     weight : float
-        How much a query adds to the counts, from 1e-30 to 1. Use less than 1 if queries resemble
+        How much a query adds to the counts, from 1e-6 to 1. Use less than 1 if queries resemble
         each other, so that their likelihoods are not independent.
     prior : Tensor or array [K] or [B, K], optional
         What is known of the class proportions, such as those of last month: a weight of each class,

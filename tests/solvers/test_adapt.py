@@ -78,8 +78,12 @@ def test_nasty_logits(place: Place, name: str) -> None:
 
 
 def test_weight(place: Place) -> None:
-    for weight in (0.3, 1e-3):
+    for weight in (0.3, 1e-3, 1e-6):
         agrees(make_logits(60, 20), place, weight=weight)
+        prior = torch.arange(1.0, 21.0)
+        found = agrees(make_logits(60, 20), place, weight=weight, prior=prior)
+        want = reference.adapt(make_logits(60, 20), weight=weight, prior=prior)
+        assert torch.equal(found.prior_used.cpu(), want.prior_used)
 
 
 def test_levels(place: Place) -> None:
@@ -186,8 +190,8 @@ def test_each_task_stops_on_its_own(place: Place) -> None:
     [
         ({"logits": torch.zeros(0, 3)}, r"at least 1, got \[0, 3\]"),
         ({"logits": torch.full((2, 3), -math.inf)}, "a possible class in every row"),
-        ({"weight": 2}, "weight must be from 1e-30 to 1, got 2"),
-        ({"weight": 1e-320}, "weight must be from 1e-30 to 1, got 1e-320"),
+        ({"weight": 2}, "weight must be from 1e-06 to 1, got 2"),
+        ({"weight": 1e-320}, "weight must be from 1e-06 to 1, got 1e-320"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], words: str) -> None:
