@@ -44,6 +44,7 @@ SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
 SCALING_NAMES = tuple(SCALINGS)
 PRIORS = {"paddle": 0, "dirichlet": 1}  # native numbers
 DEFAULT_TOL = 1e-6  # of `solve`
+PROBABILITY_ROUNDING = 0.01  # how far from 1 a row of rounded probabilities may sum to
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 LARGEST_FEATURE = dict.fromkeys(DTYPES, LARGEST_FEATURE_FLOAT32)
@@ -106,7 +107,7 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
 
 
 def query_weight(value: object) -> float:
-    """The weight of a query in class counts: at most 1, and a number in single precision too."""
+    """The weight of a query in class counts."""
     number = real("weight", value)
     if not LEAST_QUERY_WEIGHT <= number <= 1.0:
         raise ArgumentValueError("weight", f"must be from {LEAST_QUERY_WEIGHT:g} to 1, got {value}")
@@ -228,19 +229,28 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 
 def tensors(*given: Any) -> tuple[Any, ...]:
-    """Tensors without a gradient, of NumPy arrays in their memory if possible; others unchanged."""
+    """Tensors without a gradient, of arrays in their memory if possible; others unchanged."""
     is_transformed()  # raises an error where torch.func would transform tensors
     return tuple([as_tensor(x) for x in given])
 
 
 def as_tensor(x: Any) -> Any:
+    """The tensor of an array of any library, or of a table; others unchanged."""
     if isinstance(x, Tensor):
         return x.detach() if x.requires_grad else x
-    return of_array(x) if isinstance(x, np.ndarray) else x
+    if isinstance(x, np.ndarray):
+        return of_array(x)
+    if hasattr(x, "__dlpack__"):
+        try:
+            return torch.utils.dlpack.from_dlpack(x)
+        except (TypeError, ValueError, RuntimeError, BufferError):  # types that torch has not
+            return x
+    return of_array(x.to_numpy()) if hasattr(x, "to_numpy") else x
 
 
 def of_array(x: np.ndarray[Any, Any]) -> Any:
-    if x.dtype.kind not in "biuf" or x.itemsize > 8:
+    masked = isinstance(x, np.ma.MaskedArray) and bool(np.ma.getmaskarray(x).any())
+    if x.dtype.kind not in "biuf" or x.itemsize > 8 or masked:
         return x  # the next check raises the error
     # torch supports neither foreign byte orders, negative strides nor unaligned numbers, and warns
     # about read-only memory.
@@ -254,7 +264,7 @@ def of_array(x: np.ndarray[Any, Any]) -> Any:
 def dense_tensor(name: str, x: object) -> None:
     """A tensor with all its numbers in memory: not sparse, nested or on the device meta."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {described(x)}")
+        raise TypeError(f"{name} must be a tensor or an array, got {described(x)}")
     if x.layout is not torch.strided or x.is_nested:
         form = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
         raise TypeError(f"{name} must be a dense tensor, got a {form} one")
@@ -497,7 +507,21 @@ def values(
         most = LARGEST_FEATURE.get(seen[name].dtype, LARGEST_FLOAT)
         if not (low >= -most and high <= most):  # false for NaN
             too_large(name, seen[name], most)
+    if "logits" in ranges:
+        not_probabilities(seen["logits"], *ranges["logits"])
     return num_classes
+
+
+def not_probabilities(logits: Tensor, low: float, high: float) -> None:
+    """Reject rows that sum to 1, with these extremes; only numbers in [0, 1] are read again."""
+    if not (0 <= low <= high <= 1 + PROBABILITY_ROUNDING) or logits.shape[-1] == 1:
+        return
+    least, most = numbers_of([*torch.aminmax(logits.sum(-1, dtype=torch.float64))])
+    if 1 - PROBABILITY_ROUNDING <= least <= most <= 1 + PROBABILITY_ROUNDING:
+        raise ValueError(
+            "logits must be log-likelihoods or log-probabilities, got probabilities, numbers of at "
+            "least 0 that sum to 1 in every row: pass probabilities.log()"
+        )
 
 
 def numbers_of(scalars: list[Tensor]) -> list[float]:
@@ -556,6 +580,8 @@ def kind(value: object) -> str:
 
 
 def described(x: object) -> str:
+    if isinstance(x, np.ma.MaskedArray):
+        return f"a masked array of {x.dtype} with missing values"
     return f"an array of {x.dtype}" if isinstance(x, np.ndarray) else kind(x)
 
 

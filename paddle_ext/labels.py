@@ -6,7 +6,11 @@ missing values: see `NO_LABEL`. Case matters, so that a class may be called "non
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ NO_LABEL = frozenset(
     ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")
 ) | {"?", "-", "unknown", "Unknown", "UNKNOWN"}
 MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
+SHORTEST_MISSPELT = 4  # letters of a name that may be a misspelling
 MOST_LABEL = 2.0**62  # beyond it floating-point numbers do not fit in int64
 
 
@@ -82,3 +87,39 @@ def check_count(high: int) -> None:
     """Reject a label above the limit on classes."""
     if high >= MOST_CLASSES:
         raise ValueError(f"labels must be below {MOST_CLASSES}, the limit on classes, got {high}")
+
+
+# --- names that are alike ------------------------------------------------------------------------
+
+
+def normalised(name: str) -> str:
+    """The name in the composed form of Unicode; some systems write accents apart."""
+    return unicodedata.normalize("NFC", name)
+
+
+def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Pairs of names that may be one class, by reason; those that differ by a number are not."""
+    plain: dict[str, list[str]] = defaultdict(list)
+    numbered: dict[str, dict[str, str]] = defaultdict(dict)  # names by their letters and digits
+    shorter: dict[str, set[str]] = defaultdict(set)  # words by what is left without a letter
+    for name in names:
+        key = re.sub(r"[\s_]+|-(?!\d)", "", unicodedata.normalize("NFKC", name)).casefold()
+        plain[key].append(name)
+        numbered[re.sub(r"\d", "", key)].setdefault(re.sub(r"\D", "", key), name)
+    for word in numbered:
+        if len(word) >= SHORTEST_MISSPELT:
+            shorter[word].add(word)
+            for place in range(len(word)):
+                shorter[word[:place] + word[place + 1 :]].add(word)
+    near = {pair for words in shorter.values() for pair in combinations(sorted(words), 2)}
+    pairs = sorted(
+        (numbered[one][digits], numbered[two][digits])
+        for one, two in near
+        for digits in numbered[one].keys() & numbered[two].keys()
+    )
+    reasons: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for own in plain.values():
+        for one, two in ((own[0], other) for other in own[1:]):
+            equal = normalised(one) == normalised(two)
+            reasons["the form of Unicode" if equal else "case or white space"].append((one, two))
+    return reasons | ({"a letter": pairs} if pairs else {})

@@ -12,8 +12,8 @@ LARGEST_FLOAT = sys.float_info.max
 # float32 (half precision is summed in it too) and in float64.
 LARGEST_FEATURE_FLOAT32, LARGEST_FEATURE_FLOAT64 = 1e30, 1e290
 
-# The weight of a query in class counts, at least; in float32 too it is not zero.
-LEAST_QUERY_WEIGHT = 1e-30
+# The weight of a query in class counts, at least: below, rounding decides whether a prior is used.
+LEAST_QUERY_WEIGHT = 1e-6
 
 # The weight of a possible class in a prior, relative to the mean weight, at least, so that float32
 # can hold it; smaller ones are raised to it.
@@ -39,3 +39,6 @@ CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
 # more, every pass computes it again.
 MOST_STORED_LIKELIHOODS = 2**31 - 2**26
 MOST_STORED_ROWS = 2**28
+
+# Labelled rows, of classes with two or more, from which on probabilities are called calibrated.
+FEWEST_TO_CALIBRATE = 20

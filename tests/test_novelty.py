@@ -128,6 +128,17 @@ def gaussian(
     return rows[: len(labels)], labels, rows[len(labels) :], truth
 
 
+def test_a_rate_that_cannot_be_held() -> None:
+    """One of n + 1 equal rows is the strangest; single rows of a class do not count."""
+    support, labels, query = task(strangers=5)
+    chosen = torch.cat([(labels == k).nonzero()[: 3 if k < 3 else 1, 0] for k in range(CLASSES)])
+    rows = support[chosen], labels[chosen], query
+    found = paddle_ext.adaptive(*rows)
+    assert presence.strangers(found, *rows, rate=0.1).shape == presence.novelty(found, *rows).shape
+    with pytest.raises(ValueError, match="the lowest that 9 labelled rows"):
+        presence.strangers(found, *rows)
+
+
 @pytest.mark.parametrize("shots", [2, 5, 20])
 @pytest.mark.parametrize("present", [4, 40])
 def test_strangers_at_a_rate(present: int, shots: int) -> None:

@@ -95,8 +95,7 @@ class LikelihoodScores:
                 extremes += rows.aminmax()
             yield part, rows
         if self.unseen:
-            seen = torch.stack(extremes)
-            check_summable(seen.amin(), seen.amax(), self.queries.features)
+            check_summable(extremes, self.queries.features)
         self.unseen = False
 
     def parts(self) -> Iterator[Part]:

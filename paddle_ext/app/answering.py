@@ -216,14 +216,15 @@ def novelty_of(
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Of rows [n, D] with these labels [n], relative to the labelled samples of their class.
 
-    NaN where a class has fewer than two, so that its spread is unknown; None if no class has two.
+    NaN where a class has fewer than two, so that its spread is unknown; None if they are too few to
+    say which samples are stranger than a share of `RATE`.
     """
     classes, number = labelled.classes_with_samples()
     if not len(classes):
         return None
     index = number.to(device)  # of each class among those with samples; -1: none
     known = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
-    if known is None:
+    if known is None or RATE * (len(known.ordinary) + 1) < 1:
         return None
 
     def novelty(rows: Tensor, labels: Tensor) -> Tensor:

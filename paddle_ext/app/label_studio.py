@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 
 from .. import check
 from ..files import open_regular, readable, replacing
-from ..text import plain_cell
+from ..text import plain_cell, without_controls
 from ..version import version
 from .answers import UNKNOWN, Answers
 from .read.samples import Source
@@ -122,27 +122,38 @@ def json_records(path: Path) -> Iterator[Mapping[str, Any]]:
     """Annotations with the data of their tasks, from JSON or JSON_MIN."""
     with readable(path, "JSON"), open_regular(path) as file:
         tasks = json.loads(decoded(file.read()))
-    known = isinstance(tasks, list) and all(isinstance(task, dict) for task in tasks)
-    for task in tasks if known else [{}]:
+    for task in dictionaries(path, tasks):
         if not isinstance(task.get("data"), dict):
             if not set(task) >= COLUMNS:
-                raise wrong(path, "must be an export of Label Studio", "something else")
+                raise odd(path)
             yield task
             continue
-        for annotation in task.get("annotations") or []:
-            for result in annotation.get("result") or []:
+        for annotation in dictionaries(path, task.get("annotations") or []):
+            for result in dictionaries(path, annotation.get("result") or []):
                 if result.get("type") == "choices" and result.get("from_name") == CONTROL:
-                    yield {**annotation, **task["data"], CONTROL: result["value"]}
+                    yield {**annotation, **task["data"], CONTROL: result.get("value")}
+
+
+def dictionaries(path: Path, value: object) -> list[dict[str, Any]]:
+    """What every list of an export holds."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise odd(path)
+    return value
 
 
 def one_choice(path: Path, record: Mapping[str, Any], label: Any) -> str:
     """The label of a sample; several are a dictionary, which CSV has as JSON."""
     if isinstance(label, str) and label.startswith('{"choices"'):
-        label = json.loads(label)
+        with readable(path, "an export of Label Studio"):
+            label = json.loads(label)
     choices = label.get("choices") if isinstance(label, dict) else [label]
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
         raise wrong(path, "must have one label for each sample", f"{label} for {record['name']!r}")
-    return choices[0].strip()
+    return without_controls(choices[0].strip())
+
+
+def odd(path: Path) -> ValueError:
+    return wrong(path, "must be an export of Label Studio", "something else")
 
 
 def wrong(path: Path, sentence: str, got: str) -> ValueError:

@@ -281,8 +281,8 @@ class Outcome:
             return ""
         if answers.novelty is None:
             return (
-                "no class has two labelled samples, so nothing can be said about samples of "
-                "unknown classes"
+                f"{math.ceil(1 / RATE) - 1} labelled samples, of classes with two or more, are "
+                "needed to say which samples are of unknown classes"
             )
         shots = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
         lonely = [k for k in sorted(set(answers.labels[unjudged].tolist())) if shots[k] < 2]

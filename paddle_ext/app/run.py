@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
 from ..text import plural
@@ -22,7 +23,7 @@ from .label_studio import check_tasks, write_tasks
 from .outcome import LabelledCheck, Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
-from .read.names import hierarchy_of, prior_of, read_pairs, read_prior
+from .read.names import hierarchy_of, prior_of, read_pairs, read_prior, renamed
 from .read.opening import encoded, open_data
 from .read.samples import Batch, Labelled, Source, WithText, repeated
 from .read.tables import TableSamples
@@ -151,6 +152,9 @@ def classify(
         check_tasks(opened.kind, opened.name)
     if show is not None:
         show(check_input(opened))
+    for place, file in enumerate(files if opened.renaming else ()):
+        labels = renamed([*file.corrections.values()], opened.renaming)
+        files[place] = file._replace(corrections=dict(zip(file.corrections, labels, strict=True)))
     source = encoded(opened, device)
     data = (known, new) if settings.model is None else (Path(settings.model), known)
     corrected = corrected_source(source, files, DataNames.of(*data))
@@ -325,11 +329,12 @@ def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> li
 def trust_notes(labelled: Labelled) -> list[str]:
     """Warnings about the probabilities."""
     counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
-    if labelled.prototypes is not None or int(counts.max()) > 1:
+    several = int(counts[counts > 1].sum())
+    if labelled.prototypes is not None or several >= FEWEST_TO_CALIBRATE:
         return []
     note = (
-        "one labelled sample per class: calibration is impossible, so do not trust the "
-        "probabilities; two samples of some classes would fix that"
+        f"do not trust the probabilities, calibrated on {plural(several, 'labelled sample')}: they "
+        f"may be off by 15 points with fewer than {FEWEST_TO_CALIBRATE} of classes with two or more"
     )
     return [note]
 

@@ -82,6 +82,8 @@ class Settings:
     prior : Path or None
         Table of classes and their weights, such as the counts of last month; 0: impossible. It
         counts as far as the samples agree with it.
+    rename : Path or None
+        Table of classes and the names that they get, for classes that are one: --check offers it.
     label_noise : float or str
         Share of wrong labels among the labelled, or auto to estimate it.
     corrected : Path or sequence of Path
@@ -122,6 +124,7 @@ class Settings:
     logit_scale: Annotated[float | None, CLASSES] = None
     parents: Annotated[Path | None, CLASSES] = None
     prior: Annotated[Path | None, CLASSES] = None
+    rename: Annotated[Path | None, CLASSES] = None
     label_noise: Annotated[float | str, CLASSES] = "auto"
     corrected: Annotated[Sequence[Path], REVIEW] = ()
     final: Annotated[Path | None, REVIEW] = None

@@ -13,8 +13,9 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
 from ..large.arguments import returns_all
+from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
-from ..presence.unknown import Familiar, familiar
+from ..presence.unknown import Familiar, check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution
 from .fitted import (
@@ -119,8 +120,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     prior_used_ : bool or None
         Whether `prior` was used, because it makes the unlabelled rows likelier; None without one.
     calibrated_ : bool
-        Whether the probabilities are calibrated: not those of "paddle", nor with one labelled row
-        per class, which leaves nothing to calibrate on.
+        Whether the probabilities are calibrated: not those of "paddle", nor with fewer than 20
+        labelled rows in classes of two or more, which leave too little to calibrate on.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : array [D] of str
@@ -263,8 +264,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
         self._familiar = familiar_of(examples)
         self._examples = None if isinstance(fit.fitted, FittedAdaptive) else moved(examples, "cpu")
-        named_or_two = examples.names is not None or len(examples.labels) > len(self.classes_)
-        self.calibrated_ = self.method == "adaptive" and named_or_two
+        shots = examples.labels.bincount()
+        enough = examples.names is not None or int(shots[shots > 1].sum()) >= FEWEST_TO_CALIBRATE
+        self.calibrated_ = self.method == "adaptive" and enough
         self._set_batch(fit)
         self._set_rows(fit.solution, labels, has_label, rows.dtype)
         self._batch = X, has_label
@@ -429,10 +431,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def strangers(self, X: Any, rate: float = 0.05) -> Array:
         """Which rows are of no known class, [n] bool; about `rate` of the others are flagged.
 
-        See `paddle_ext.presence.strangers`; the same conditions as for `novelty`.
+        See `paddle_ext.presence.strangers`; the same conditions as for `novelty`, and enough
+        labelled rows for the rate.
         """
         rate = check.real("rate", rate, positive=True, most=1)
         strange: Array = self.novelty(X) > 1 - rate
+        assert self._familiar is not None  # `novelty` raises
+        check_rate(rate, self._familiar.shots)
         return strange
 
     def _checked_rows(self, X: Any) -> Tensor:

@@ -148,7 +148,9 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
     least = torch.full((B, D), torch.inf, dtype=real, device=device)
     most = -least
     length = torch.empty(B, queries.N, dtype=real, device=device) if unit_norm else None
+    extremes: list[Tensor] = []  # of the rows as they are
     for part, chunk in queries.chunks(D):
+        extremes += chunk.aminmax() if validate else ()
         rows, N = chunk if chunk.is_cuda else chunk.to(real), chunk.shape[1]
         tensors: Inputs = {
             "rows": (rows, rows.dtype, (B, N, D)),
@@ -161,7 +163,7 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
         options = {"B": B, "N": N, "D": D}
         call_native(native.module.survey_call, options, rows, tensors, run="add")
     if validate:
-        check_summable(least, most, queries.features)
+        check_summable(extremes, queries.features)
     return Survey(queries.N, sums, squares, least, most, length)
 
 

@@ -67,9 +67,10 @@ class Queries:
             start += len(rows)
 
 
-def check_summable(least: Tensor, most: Tensor, features: torch.dtype) -> None:
-    """Reject NaN, infinity and values too large to sum; a NaN makes both extremes NaN."""
-    low, high = check.numbers_of([least.amin(), most.amax()])
+def check_summable(extremes: list[Tensor], features: torch.dtype) -> None:
+    """Reject NaN, infinity and values too large to sum; a NaN makes all extremes NaN."""
+    seen = torch.stack(extremes)
+    low, high = check.numbers_of([seen.amin(), seen.amax()])
     limit = check.LARGEST_FEATURE[features]
     if not (-limit <= low and high <= limit):
         raise ValueError(

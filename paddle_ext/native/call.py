@@ -361,8 +361,8 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     return decorate
 
 
-# Not public, so a torch without them is possible: what is then traced other than by torch.compile
-# has no address, and is refused.
+# Not public, so a torch without them is possible: what is then traced other than by torch.compile,
+# or transformed, has no address, and is refused.
 dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 

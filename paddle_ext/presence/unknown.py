@@ -35,7 +35,9 @@ def strangers(
 
     Flags a `novelty` above 1 - `rate`. The rate holds on average over batches and classes, if
     labelled rows are like the queries; samples of a class with a single labelled row, whose spread
-    is unknown, are flagged more often.
+    is unknown, are flagged more often. Of n labelled rows and one more like them, the strangest is
+    the new one once in n + 1 times: so a lower rate than 1 / (n + 1) cannot be held, and is
+    refused. n counts the rows of classes with two or more.
 
     Parameters
     ----------
@@ -59,7 +61,9 @@ def strangers(
     tensor([False, False,  True])
     """
     rate = check.real("rate", rate, positive=True, most=1)
-    return novelty(solution, support, support_labels, query) > 1 - rate
+    found = novelty(solution, support, support_labels, query)
+    check_rate(rate, check.as_tensor(support_labels).long().bincount())
+    return found > 1 - rate
 
 
 def novelty(
@@ -185,6 +189,16 @@ class Familiar(KnownClasses):
             unit = unit_rows(rows[part].double()).to(self.means.dtype)
             found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
         return rank(self.ordinary, torch.cat(found))
+
+
+def check_rate(rate: float, shots: Tensor) -> None:
+    """Reject a rate of flagged rows that labelled rows, so many of each class, cannot hold."""
+    rows = int(shots[shots > 1].sum())
+    if rate * (rows + 1) < 1:
+        least = f"{1 / (rows + 1):.3g}, the lowest that {rows} labelled rows of classes with two or"
+        raise check.ArgumentValueError(
+            "rate", f"must be at least {least} more can hold, got {rate:g}"
+        )
 
 
 def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:

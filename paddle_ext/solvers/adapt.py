@@ -52,9 +52,10 @@ def adapt(
         Log-likelihoods or log-probabilities of any classifier, up to a constant per query: float16,
         bfloat16, float32 or float64, on the CPU or a CUDA device. They should be calibrated: if
         they are twice too sharp, the batch corrects too little. -inf is allowed for an impossible
-        class, if a row has others.
+        class, if a row has others. Probabilities, rows >= 0 that sum to 1, are refused: pass their
+        logarithm.
     weight : float
-        How much a query adds to the counts, from 1e-30 to 1. Use less than 1 if queries resemble
+        How much a query adds to the counts, from 1e-6 to 1. Use less than 1 if queries resemble
         each other, so that their likelihoods are not independent.
     prior : Tensor or array [K] or [B, K], optional
         What is known of the class proportions, such as those of last month: a weight of each class,
@@ -250,7 +251,7 @@ def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
 def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
     """Raise unless all logits are finite or -inf and every row has a possible class.
 
-    On CUDA this synchronises once.
+    Probabilities are refused too. On CUDA this synchronises once, and again if all are in [0, 1].
     """
     if logits.numel() == 0 or isinstance(logits, FakeTensor):
         return
@@ -263,6 +264,7 @@ def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
     least, most, lowest = check.numbers_of([*torch.aminmax(best), logits.amin()])
     largest = check.LARGEST_FEATURE[logits.dtype]
     if -largest <= least and most <= largest and not math.isnan(lowest):
+        check.not_probabilities(logits, lowest, most)
         return
     bad = logits.isnan() | (logits > largest)
     if bad.any():

@@ -284,6 +284,20 @@ def test_which_probabilities_are_calibrated() -> None:
     assert error["paddle"] > 0.15
 
 
+def test_few_labels() -> None:
+    """Nine labels neither calibrate probabilities nor hold a rate of 5 %; twenty-one do."""
+    random = np.random.default_rng(0)
+    truth = np.arange(3).repeat(20)
+    X = 4 * random.normal(size=(3, 8))[truth] + random.normal(size=(60, 8))
+    few, more = (
+        PaddleClassifier().fit(X, np.where(np.arange(60) % 20 < n, truth, -1)) for n in (3, 7)
+    )
+    assert (few.calibrated_, more.calibrated_) == (False, True)
+    assert len(more.strangers(X)) == len(few.strangers(X, rate=0.1)) == len(few.novelty(X)) == 60
+    with pytest.raises(ValueError, match=r"rate must be at least 0.1, the lowest that 9 labelled"):
+        few.strangers(X)
+
+
 @pytest.mark.parametrize("options", [{}, {"method": "paddle", "scaling": "none"}])
 def test_novelty(options: dict[str, str]) -> None:
     X, y, _ = batch()

@@ -74,11 +74,27 @@ def test_anything_can_be_written_in_utf_8(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "＝1+1", "'=1", "''@x"],
+    ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "＝1+1", "'=1", "''@x"],
 )
 def test_formulas_are_kept_from_spreadsheets(text: str) -> None:
     cell = spreadsheet_cell(text)
     assert cell == "'" + text
+    assert plain_cell(cell) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("hello;=1+1", "hello;'=1+1"),
+        ("a\n=1\r\n@b;;-c", "a\n'=1\r\n'@b;;'-c"),
+        ("\r=1", "'\r'=1"),
+        ("a;'=1;''+", "a;''=1;'''+"),
+        ("a;' =1; =1;x", "a;' =1; =1;x"),
+    ],
+)
+def test_formulas_within_a_cell(text: str, cell: str) -> None:
+    """Where semicolons separate cells, or a line break ends one, they would begin another."""
+    assert spreadsheet_cell(text) == cell
     assert plain_cell(cell) == text
 
 

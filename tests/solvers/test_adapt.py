@@ -78,8 +78,12 @@ def test_nasty_logits(place: Place, name: str) -> None:
 
 
 def test_weight(place: Place) -> None:
-    for weight in (0.3, 1e-3):
+    for weight in (0.3, 1e-3, 1e-6):
         agrees(make_logits(60, 20), place, weight=weight)
+        prior = torch.arange(1.0, 21.0)
+        found = agrees(make_logits(60, 20), place, weight=weight, prior=prior)
+        want = reference.adapt(make_logits(60, 20), weight=weight, prior=prior)
+        assert torch.equal(found.prior_used.cpu(), want.prior_used)
 
 
 def test_levels(place: Place) -> None:
@@ -93,6 +97,26 @@ def test_levels(place: Place) -> None:
                 agrees(make_logits(*shape), place)
     finally:
         _native.set_simd_level(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_probabilities_are_refused(device: str, dtype: torch.dtype) -> None:
+    """As `predict_proba` of a classifier returns them; their logarithm is what is meant."""
+    logits = make_logits(60, 50).to(device)
+    u = logits.softmax(-1).to(dtype)
+    for given in (u, u[0], u.argmax(-1, keepdim=True) == torch.arange(50, device=device)):
+        for options in ({}, {"return_assignments": False}, {"prior": torch.ones(50)}):
+            with pytest.raises(ValueError, match=r"got probabilities, .*: pass probabilities.log"):
+                paddle_ext.adapt(given.to(dtype), **options)  # type: ignore[arg-type]
+    method = paddle_ext.methods.create("zero_shot")
+    rows, none = logits[0, :, :4].to(dtype), torch.empty(0, device=device)
+    with pytest.raises(ValueError, match="logits must be log-likelihoods"):
+        method.predict(none.to(dtype).view(0, 4), none.long(), rows, logits=u[0])
+    paddle_ext.adapt(u.log())
+    paddle_ext.adapt(u - 0.02)  # nothing else is
+    paddle_ext.adapt(u[..., :1])
+    paddle_ext.adapt(torch.ones(4, 1, dtype=dtype, device=device))
+    paddle_ext.adapt(torch.cat([u[0], 0.9 * u[0, :1]]))
 
 
 # --- what it is for -------------------------------------------------------------------------------
@@ -166,8 +190,8 @@ def test_each_task_stops_on_its_own(place: Place) -> None:
     [
         ({"logits": torch.zeros(0, 3)}, r"at least 1, got \[0, 3\]"),
         ({"logits": torch.full((2, 3), -math.inf)}, "a possible class in every row"),
-        ({"weight": 2}, "weight must be from 1e-30 to 1, got 2"),
-        ({"weight": 1e-320}, "weight must be from 1e-30 to 1, got 1e-320"),
+        ({"weight": 2}, "weight must be from 1e-06 to 1, got 2"),
+        ({"weight": 1e-320}, "weight must be from 1e-06 to 1, got 1e-320"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], words: str) -> None:

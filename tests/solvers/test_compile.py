@@ -199,7 +199,7 @@ def test_opcheck(name: str, device: str) -> None:
         ("solve_indexed", {"query_index": torch.zeros(2, Q).long()}, "as many tasks"),
         ("tim", {"weights": [1.0]}, "weights must be three numbers, got 1"),
         ("tim", {"temperature": math.nan}, "temperature must be finite and > 0, got nan"),
-        ("adapt", {"weight": 2.0}, "weight must be from 1e-30 to 1"),
+        ("adapt", {"weight": 2.0}, "weight must be from 1e-06 to 1"),
         ("sinkhorn", {"row_mass": torch.ones(7)}, "row_mass must have shape [6] or [3, 6]"),
     ],
 )

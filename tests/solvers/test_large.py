@@ -66,9 +66,10 @@ def test_few_classes_and_many(place: Place, K: int) -> None:
     assert got.probabilities.shape == (600, min(3, K))
 
 
-def test_a_file_with_a_nan_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", [torch.nan, 1e31])
+def test_a_file_with_an_odd_number_is_refused(tmp_path: Path, odd: float) -> None:
     problem = make_problem(Q=900, K=12, D=16, seed=3)
-    problem.query[700, 3] = torch.nan
+    problem.query[700, 3] = odd
     np.save(tmp_path / "query.npy", problem.query.numpy())
     for call in (paddle_ext.solve, paddle_ext.adaptive):
         with pytest.raises(ValueError, match="query must be finite"):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import assert_same
 
 import paddle_ext
 from paddle_ext import check
@@ -23,14 +24,54 @@ ADAPTIVE = paddle_ext.methods.create("adaptive")
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (LABELS.astype(str), "support_labels must be a torch.Tensor, got an array of <U21"),
-        (LABELS.astype(object), "support_labels must be a torch.Tensor, got an array of object"),
+        (LABELS.astype(str), "support_labels must be a tensor or an array, got an array of <U21"),
+        (
+            LABELS.astype(object),
+            "must be a tensor or an array, got an array of object",
+        ),
         (LABELS.astype(float), "support_labels must be a tensor of integers, got float64"),
     ],
 )
 def test_other_arrays_are_reported(labels: Any, message: str) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         paddle_ext.solve(SUPPORT, labels, QUERY)
+
+
+class Foreign:
+    """An array of another library, which torch reads in its memory."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = np.ascontiguousarray(x)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+
+def test_tables_and_arrays_of_other_libraries() -> None:
+    pandas = pytest.importorskip("pandas")
+    table, series = pandas.DataFrame, pandas.Series
+    for rows, vector in ((table, series), (Foreign, Foreign)):
+        for function in (paddle_ext.solve, paddle_ext.adaptive):
+            expected = function(SUPPORT, LABELS, QUERY)
+            assert_same(function(rows(SUPPORT), vector(LABELS), rows(QUERY)), expected)
+        prior = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+        found = paddle_ext.adapt(rows(QUERY), prior=vector(prior))
+        assert_same(found, paddle_ext.adapt(QUERY, prior=prior))
+    for odd in (table({"a": ["x", "y"]}), Foreign(np.array([["x"]]))):
+        with pytest.raises(TypeError, match="logits must be a tensor or an array, got"):
+            paddle_ext.adapt(odd)
+
+
+def test_masked_arrays() -> None:
+    """A mask is not forgotten, unless it masks nothing."""
+    whole = np.ma.masked_array(QUERY, mask=np.zeros_like(QUERY, dtype=bool))
+    assert_same(paddle_ext.adapt(whole), paddle_ext.adapt(QUERY))
+    whole[1, 2] = np.ma.masked
+    with pytest.raises(TypeError, match="got a masked array of float64 with missing values"):
+        paddle_ext.adaptive(SUPPORT, LABELS, whole)
 
 
 def test_banks_and_tasks() -> None:

@@ -11,8 +11,10 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,19 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 EXPECTED = (
     "an image-text model on disk: a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS"
 )
+
+# Words that are frequent in one language.
+LEAST_COMMON = 0.05  # share of them in such a text, at least; a text of keywords has hardly any
+LAST_LATIN = "\u024f"  # letter
+COMMON_WORDS = {
+    "English": "the and of you my with that this what how",
+    "German": "der die und nicht ich ist ein mit für auf",
+    "French": "le les des et est une pour pas je dans",
+    "Spanish": "el los que y por una para con mi está",
+    "Italian": "il che di e per una non mi sono della",
+    "Portuguese": "o os que e uma para com não meu da",
+    "Dutch": "het een van en niet ik dat mijn voor op",
+}
 
 TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] float32 on the CPU
 
@@ -443,3 +458,21 @@ def packaged_model() -> str | None:
         return None
     folder = Path(spec.origin).parent / "model"
     return str(folder) if folder.is_dir() else None
+
+
+def language_notes(texts: Sequence[str], model: str | None) -> list[str]:
+    """What to tell the user of texts that are not in English, the language of the default model."""
+    words = re.findall(r"[^\W\d_]+", " ".join(texts).lower())
+    counts = Counter(words)
+    share = {
+        language: sum(counts[word] for word in common.split()) / max(1, len(words))
+        for language, common in COMMON_WORDS.items()
+    }
+    best = max(share, key=share.__getitem__)
+    foreign = share[best] > max(LEAST_COMMON, 2 * share["English"])
+    if sum(word > LAST_LATIN for word in words) > len(words) / 2:
+        foreign, best = True, "written in other letters"
+    if model is not None or not foreign:
+        return []
+    advice = "--encoder paraphrase-multilingual-MiniLM-L12-v2 knows 50 languages"
+    return [f"the texts look {best}, and the default model is for English: {advice}"]

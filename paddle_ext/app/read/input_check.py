@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import csv
+import io
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ...labels import alike
 from ...text import plural
 from ..settings import Columns
 from .cache import digest
@@ -18,7 +20,6 @@ from .samples import has_text, repeated
 from .tables import TableSamples
 
 EXAMPLES_SHOWN = 3  # of a finding
-SHORTEST_MISSPELT = 4  # letters of a name that may be a misspelling
 MOST_TEXTS_READ = 200_000  # of those to classify
 MOST_ROWS_READ = 20_000
 # Words, in any case, that may stand for a missing label, but may also be classes.
@@ -143,12 +144,14 @@ def about_labels(opened: Opened, labels: Sequence[str]) -> Iterator[Finding]:
         )
     if rows is not None and rows.padded:
         yield Finding("white space around labels", listed_counts(rows.padded), "it is ignored")
-    for why, pairs in alike(sorted(counts)).items():
+    for why, pairs in alike([name for name, _ in counts.most_common()]).items():
         shown = [f"{one!r} ({counts[one]}) and {two!r} ({counts[two]})" for one, two in pairs]
+        line = io.StringIO()
+        csv.writer(line).writerow(sorted(pairs[0], key=counts.__getitem__))
         yield Finding(
             f"classes that differ by {why}",
             listed_as_they_are(shown),
-            "give them one name if they are one class",
+            f"if they are one class: --rename FILE with a line {line.getvalue().strip()}",
         )
     single = [name for name, count in counts.items() if count == 1]
     if single:
@@ -176,48 +179,6 @@ def about_contents(
         yield Finding(
             "equal samples with different labels", listed_as_they_are(shown), "correct one of them"
         )
-
-
-def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Pairs of names that may be one class; those that differ by a number are not."""
-    plain: dict[str, list[str]] = defaultdict(list)
-    numbered: dict[str, dict[str, str]] = defaultdict(dict)  # names by their letters and digits
-    shorter: dict[str, set[str]] = defaultdict(set)
-    for name in names:
-        key = re.sub(r"[\s_]+|-(?!\d)", "", name).casefold()
-        plain[key].append(name)
-        numbered[re.sub(r"\d", "", key)].setdefault(re.sub(r"\D", "", key), name)
-    for word in numbered:
-        if len(word) >= SHORTEST_MISSPELT:
-            shorter[word].add(word)
-            for place in range(len(word)):
-                shorter[word[:place] + word[place + 1 :]].add(word)
-    near = {
-        pair
-        for words in shorter.values()
-        for pair in combinations(sorted(words), 2)
-        if one_letter_apart(*pair)
-    }
-    pairs = sorted(
-        (numbered[one][digits], numbered[two][digits])
-        for one, two in near
-        for digits in numbered[one].keys() & numbered[two].keys()
-    )
-    same = [(own[0], other) for own in plain.values() for other in own[1:]]
-    reasons = {"case or white space": same, "a letter": pairs}
-    return {why: own for why, own in reasons.items() if own}
-
-
-def one_letter_apart(one: str, two: str) -> bool:
-    """Whether two words differ by one letter, or by two that are swapped."""
-    one, two = sorted((one, two), key=len)
-    start = next((k for k, letter in enumerate(one) if letter != two[k]), len(one))
-    if len(one) < len(two):
-        return one[start:] == two[start + 1 :]
-    swapped = one[start : start + 2] == two[start : start + 2][::-1]
-    return one[start + 1 :] == two[start + 1 :] or (
-        swapped and one[start + 2 :] == two[start + 2 :]
-    )
 
 
 def listed(names: Sequence[str]) -> str:

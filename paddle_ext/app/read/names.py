@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ... import arrays, check
 from ...files import open_regular, readable
-from ...labels import numbered
+from ...labels import alike, normalised, numbered, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...text import plain_cell, plural
 from ..settings import Settings
@@ -102,17 +101,20 @@ def known_classes(examples: Batch, named: Labelled | None, source: str) -> Label
 
 def check_labels(labels: Sequence[str], source: str, named: Labelled) -> None:
     """Every label must be one of the names; the error suggests the closest name."""
-    among = set(named.class_names)
-    odd = [label for label in dict.fromkeys(labels) if label not in among]
-    if not odd:
-        return
-    near = partial(difflib.get_close_matches, possibilities=named.class_names, n=1, cutoff=0)
-    shown = ", ".join(f"{label!r} (closest: {near(label)[0]!r})" for label in odd[:3])
-    more = f" and {len(odd) - 3} others" if len(odd) > 3 else ""
-    raise ValueError(
-        f"{source} must have labels among the {len(among)} names of {named.source}, "
-        f"got {shown}{more}"
-    )
+    odd = unknown_names(labels, named.class_names)
+    if odd:
+        raise ValueError(
+            f"{source} must have labels among the {len(named.class_names)} names of "
+            f"{named.source}, got {odd}"
+        )
+
+
+def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
+    """Names that are not among the classes, a few of them with the class that was maybe meant."""
+    known = set(classes)
+    odd = [name for name in dict.fromkeys(names) if name not in known]
+    shown = ", ".join(f"{name!r}{check.did_you_mean(name, classes)}" for name in odd[:3])
+    return shown + (f" and {plural(len(odd) - 3, 'other')}" if len(odd) > 3 else "")
 
 
 # --- files of names -----------------------------------------------------------------------------
@@ -138,8 +140,27 @@ def read_names(path: Path) -> ClassPrompts:
             )
         first[name] = number
         prompts[name] = tuple(cell for cell in own if cell)
-    at_least_two(list(prompts), path)
     return ClassPrompts(tuple(prompts), tuple(prompts.values()))
+
+
+def with_labels(
+    names: ClassPrompts, labels: Sequence[str], path: Path
+) -> tuple[ClassPrompts, list[str]]:
+    """The names, and the labelled classes if none of them has a name; and what to tell the user.
+
+    Labels that are numbers, or nearly names, are meant to be among the names.
+    """
+    notes = []
+    found = set(matched_names(labels, names.class_names))
+    numbers = all(label.removeprefix("-").isdecimal() for label in found)
+    near = chain.from_iterable(alike([*names.class_names, *found]).values())
+    apart = not any(found & {*pair} and {*pair} - found for pair in near)
+    if apart and not numbers and not found & set(names.class_names):
+        own = sorted_names([*found])
+        names = ClassPrompts((*names.class_names, *own), (*names.prompts, *[()] * len(own)))
+        notes.append(f"names of {plural(len(own), 'labelled class')} were added to those of {path}")
+    at_least_two(names.class_names, path)
+    return names, notes
 
 
 def at_least_two(class_names: Sequence[str], path: Path) -> None:
@@ -329,6 +350,30 @@ def read_prior(path: Path) -> dict[str, float]:
     return weights
 
 
+def given_renaming(settings: Settings) -> dict[str, str]:
+    """The new names of classes, from a CSV of two columns."""
+    path = settings.rename
+    if path is None:
+        return {}
+    if settings.model is not None:
+        raise check.ArgumentValueError(
+            "rename", f"must be omitted with a model, whose classes have names, got {path}"
+        )
+    return read_pairs(Path(path), "rename", "name")
+
+
+def renamed(labels: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """The labels by their new names, if they have any; in any form of Unicode."""
+    forms = {normalised(old): new for old, new in names.items()} | dict(names)
+    return [forms.get(label, forms.get(normalised(label), label)) for label in labels]
+
+
+def ignored_names(names: Iterable[str], classes: Sequence[str], path: Path | None) -> list[str]:
+    """What to tell the user about names in a table that no class has."""
+    odd = unknown_names(names, classes)
+    return [f"names in {path} that are no classes here were ignored: {odd}"] if odd else []
+
+
 def prior_of(
     weights: Mapping[str, float], classes: Sequence[str], path: Path | None
 ) -> tuple[Tensor, list[str]]:
@@ -346,9 +391,5 @@ def prior_of(
             f"{plural(len(missing), 'class')} not in {path} got its smallest weight above 0, "
             f"{least:g}, such as {missing[0]}"
         )
-    if len(weights) > len(listed):
-        notes.append(
-            f"{len(weights) - len(listed)} of the names in {path} are no classes here and were "
-            "ignored"
-        )
+    notes += ignored_names(weights, classes, path)
     return torch.tensor([listed.get(name, least) for name in classes], dtype=torch.float64), notes

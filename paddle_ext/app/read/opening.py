@@ -20,15 +20,19 @@ from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
 from .arrays import ArrayFile, ArraySamples
-from .encoders import open_encoder, open_network, open_text_model
+from .encoders import language_notes, open_encoder, open_network, open_text_model
 from .model import load_model, settings_of
 from .names import (
     ClassPrompts,
     Given,
     embedded_names,
     given_names,
+    given_renaming,
+    ignored_names,
     known_classes,
     names_in,
+    renamed,
+    with_labels,
 )
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
 from .samples import (
@@ -68,6 +72,7 @@ class Opened:
     unreadable: dict[str, str] = field(default_factory=dict)
     rows: TableSamples | None = None  # the labelled ones of a table, if there is one
     no_classes: Counter[str] = field(default_factory=Counter)  # folders, and how many images
+    renaming: dict[str, str] = field(default_factory=dict)  # new names of classes
 
     @property
     def embeds_texts(self) -> bool:
@@ -77,6 +82,21 @@ class Opened:
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Opened:
     """Open data of any kind; nothing that takes long."""
+    names = given_renaming(settings)
+    opened = replace(opened_as_it_is(labelled, unlabelled, settings), renaming=names)
+    labels = opened.examples.truth or []
+    if names:
+        opened.notes += ignored_names(names, [*labels, *names.values()], settings.rename)
+        labels = renamed(labels, names)
+        opened.examples = opened.examples._replace(truth=labels)
+    if isinstance(opened.given, ClassPrompts):
+        opened.given, more = with_labels(opened.given, labels, Path(str(settings.names)))
+        opened.notes += more
+    return opened
+
+
+def opened_as_it_is(labelled: Path, unlabelled: Path | None, settings: Settings) -> Opened:
+    """Open data with the names of classes that they have."""
     if settings.model is not None:
         return open_by_model(labelled, unlabelled, settings)
     given = given_names(settings)
@@ -355,6 +375,9 @@ def encoded(opened: Opened, device: torch.device) -> Source:
     compute = encoded_folders if opened.kind == "pictures" else encoded_rows
     labelled, change = compute(opened, device)
     samples = opened.samples if change is None else Changed(opened.samples, change)
+    if opened.renaming and opened.settings.columns.truth is not None:
+        names = opened.renaming
+        samples = Changed(samples, lambda x: x._replace(truth=renamed(x.truth or [], names)))
     about = opened.name, opened.kind, opened.total, opened.notes, opened.unreadable
     return Source(labelled, samples, *about, opened.embeds_texts)
 
@@ -365,6 +388,8 @@ def encoded_rows(opened: Opened, device: torch.device) -> Encoded:
     texts = encoder = None
     if opened.embeds_texts or to_embed:
         texts = open_text_model(settings.encoder, device, settings.cache, opened.notes)
+        first = next(iter(opened.samples), examples).texts if opened.embeds_texts else ()
+        opened.notes += language_notes(first or examples.texts, settings.encoder)
     elif isinstance(given, ClassPrompts):
         encoder = open_encoder(str(settings.encoder), device)
     named = embedded_names(given, encoder, texts, settings)

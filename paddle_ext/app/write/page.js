@@ -272,7 +272,7 @@ undo.addEventListener("click", () => {
 // A spreadsheet would run a cell that begins like a formula; classify takes the sign off again.
 function cell(text) {
   const number = /^[+-]?\d+(\.\d*)?([eE][+-]?\d+)?$/.test(text);
-  const safe = /^'*[=+\-@\t\r＝＋－＠]/.test(text) && !number ? `'${text}` : text;
+  const safe = number ? text : text.replace(/(^|[;\n\r])(?='*[=+\-@\t\r＝＋－＠])/g, "$1'");
   return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from ..outcome import reasons
 
 # What some file system forbids in a name.
 FORBIDDEN = re.compile(r'[\x00-\x1f<>:"/\\|?*]')
+MOST_BYTES = 255  # of a name in most file systems
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
 
 
@@ -32,6 +34,9 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
             problem = f"must be outside {path}, which is read, got {folder}"
     if problem:
         raise check.ArgumentValueError("sort_into", problem)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    with naming(folder), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=there):
+        pass  # it can be written to
 
 
 def sort_into(folder: Path, answers: Answers) -> Counter[str]:
@@ -77,7 +82,7 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
     taken: set[str] = set()
     for label in dict.fromkeys(labels):
         name = FORBIDDEN.sub("_", printable(encodable(label))).strip()
-        name = re.sub(r"^\.|[. ]$", "_", name)[:100] or "_"
+        name = re.sub(r"^\.|[. ]$", "_", in_bytes(name, MOST_BYTES // 2)) or "_"
         name = f"_{name}" if RESERVED.match(name) else name
         folders[label] = unused(name, "", taken)
     return folders
@@ -88,6 +93,14 @@ def unused(stem: str, suffix: str, taken: set[str]) -> str:
     name, number = stem + suffix, 1
     while name.casefold() in taken:
         number += 1
-        name = f"{stem} ({number}){suffix}"
+        end = f" ({number}){suffix}"
+        folder, slash, file = stem.rpartition("/")
+        name = folder + slash + in_bytes(file, MOST_BYTES - len(os.fsencode(end))) + end
     taken.add(name.casefold())
     return name
+
+
+def in_bytes(name: str, most: int) -> str:
+    """A name, or its beginning if it has more bytes."""
+    content = os.fsencode(name)
+    return name if len(content) <= most else content[:most].decode("utf-8", "ignore")

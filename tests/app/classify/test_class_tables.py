@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classify_data import settings, table
+from classify_data import said, settings, table, write_table
 
 from paddle_ext.app.classify import classify, stream
+from paddle_ext.app.cli import show
 from paddle_ext.app.read.names import read_pairs
 
 NAMES = ("oak", "elm", "newt", "frog")
@@ -107,7 +108,7 @@ def test_a_prior(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert "newt" in labels[2]  # possible, although it is not listed
     assert "2 classes not in" in notes[2]
     assert "got its smallest weight above 0, 9, such as frog" in notes[2]
-    assert "1 of the names in" in notes[2]
+    assert "no classes here were ignored: &#x27;bat&#x27;" in notes[2].replace("&#39;", "&#x27;")
 
 
 def test_shares_of_the_classes(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -120,3 +121,36 @@ def test_shares_of_the_classes(files: tuple[Path, Path], tmp_path: Path) -> None
     newt = next(row for row in rows if row["class"] == "newt")
     assert float(newt["low"]) <= 0.5 <= float(newt["high"])
     assert "with 90 % confidence" in report.page.read_text(encoding="utf-8")
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_classes_that_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check offers the line, and with it the classes are one, in the truth as well."""
+    monkeypatch.setattr(show, "PLAIN_WIDTH", 500)  # each finding on one line
+    names = ["logon problem", "login problem", "Login problem", "caf\u00e9", "cafe\u0301", "late"]
+    labels = [*np.repeat(names, [2, 6, 1, 3, 4, 6]), *[""] * 6]
+    truth = [*[""] * 22, *names]
+    places = [(label or true)[:2].lower() for label, true in zip(labels, truth, strict=True)]
+    centres = np.eye(3)[[["lo", "ca", "la"].index(place) for place in places]]
+    rows = centres + 0.05 * np.random.default_rng(0).normal(size=centres.shape)
+    columns = {f"f{k}": rows[:, k] for k in range(3)}
+    path = write_table(tmp_path / "a.csv", {**columns, "label": labels, "truth": truth})
+    told = said(path, "--truth", "truth", "--check")
+    for line in ("Login problem,login problem", "logon problem,login problem", "caf\u00e9,cafe"):
+        assert f"--rename FILE with a line {line}" in told
+    lines = "class,name", "logon problem,login problem", "Login problem,login problem", "lat,late"
+    (tmp_path / "one.csv").write_text("\n".join([*lines, "caf\u00e9,caf\u00e9"]), "utf-8")
+    chosen = ("--truth", "truth", "--rename", tmp_path / "one.csv", "--output", tmp_path / "out")
+    told = said(path, *chosen)
+    assert "accuracy: 100.00 % of 6 samples" in told
+    assert "that are no classes here were ignored: 'lat' (did you mean 'late'?)" in told
+    found = {row["label"] for row in table(tmp_path / "out" / "answers.csv")}
+    assert found == {"login problem", "caf\u00e9", "late"}
+    (tmp_path / "corrected.csv").write_text("row,label\n22,Login problem\n23,bug\n")
+    told = said(path, *chosen, "--corrected", tmp_path / "corrected.csv")
+    found = {row["label"] for row in table(tmp_path / "out" / "answers.csv")}
+    assert found == {"login problem", "caf\u00e9", "late", "bug"}
+    with pytest.raises(ValueError, match=r"rename must be omitted with a model"):
+        classify(path, None, tmp_path, settings(model=path, rename=tmp_path / "one.csv"))

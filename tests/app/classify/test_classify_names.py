@@ -20,7 +20,7 @@ from PIL import Image
 
 from paddle_ext.app import answering
 from paddle_ext.app.classify import Batch, Columns, Labelled, answer
-from paddle_ext.app.read.names import ClassPrompts, embedded, read_names
+from paddle_ext.app.read.names import ClassPrompts, embedded, read_names, with_labels
 
 Arrays = dict[str, np.ndarray]
 
@@ -257,7 +257,7 @@ def test_names_files(tmp_path: Path) -> None:
     }.items():
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_names(file)
+            with_labels(read_names(file), [], file)
     file.write_bytes(b"\xfe\x00cat")
     with pytest.raises(ValueError, match=r"names.txt must be a text file with one name"):
         read_names(file)
@@ -275,6 +275,56 @@ def test_means_of_several_phrases() -> None:
     assert found.logit_scale == 7.0
 
 
+def test_names_of_classes_without_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labelled classes join them by name, unless they are meant to be among them."""
+    words = ["cat", "dog", "bird"]
+    stand_in_sentences(monkeypatch, lambda text: [float(word in text) for word in words])
+    texts = ["a cat", "cat food", "my dog", "dog", "one dog", "the cat", "a bird", "two birds"]
+    names, path = tmp_path / "names.txt", tmp_path / "a.csv"
+    for cat, listed in (
+        ("cat", "bird\n"),
+        ("cat", "dog\nbird\n"),
+        ("birds", "bird\n"),
+        ("1", "bird\n"),
+    ):
+        labels = [cat, cat, "dog" if cat != "1" else "2", "", "", "", "", ""]
+        write_table(path, {"message": texts, "label": labels})
+        names.write_text(listed)
+        chosen = {"names": names, "columns": Columns(text="message")}
+        if (cat, listed) == ("cat", "bird\n"):
+            report = classified(path, None, tmp_path, **chosen)
+            assert labels_of(tmp_path) == ["dog", "dog", "cat", "bird", "bird"]
+            assert any("names of 2 labelled classes were added" in note for note in report.notes)
+        else:
+            with pytest.raises(
+                ValueError, match=r"must have labels among|names must be at least two"
+            ):
+                classified(path, None, tmp_path, **chosen)
+
+
+def test_texts_of_another_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model is for English; another one may not be, and keywords have no language."""
+    stand_in_sentences(monkeypatch, lambda text: [len(text), 1.0, text.count("e")])
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    german = ["Mein Drucker geht nicht", "Ich kann mich nicht anmelden", "Der Schirm ist schwarz"]
+    english = ["my printer is broken", "how can I log in", "the screen is black"]
+    for texts, look, model in (
+        (german, "German", None),
+        (["Mon mot de passe ne marche pas", "Le colis est perdu"], "French", None),
+        (["мой принтер сломан", "экран чёрный"], "written in other letters", None),
+        (german, "", "other"),
+        (english, "", None),
+        (["printer broken", "VPN down", "Outlook", "wifi slow"], "", None),
+    ):
+        path = write_table(tmp_path / "a.csv", {"message": texts})
+        chosen = {"names": tmp_path / "names.txt", "encoder": model}
+        notes = classified(path, None, tmp_path, columns=Columns(text="message"), **chosen).notes
+        told = [note for note in notes if "the default model is for English" in note]
+        assert [note.partition("look ")[2].partition(",")[0] for note in told] == [look] * bool(
+            look
+        )
+
+
 # --- what cannot be done ------------------------------------------------------------------------
 
 
@@ -288,7 +338,7 @@ def test_messages_of_labels(tmp_path: Path) -> None:
     chosen = {"names": tmp_path / "text.npz"}
     sentence = (
         r"known.npz must have labels among the 6 names of .*text.npz, "
-        r"got 'birsch' \(closest: 'birch'\), 'elms' \(closest: 'elm'\)$"
+        r"got 'birsch' \(did you mean 'birch'\?\), 'elms' \(did you mean 'elm'\?\)$"
     )
     with pytest.raises(ValueError, match=sentence):
         classified(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, **chosen)

@@ -24,6 +24,7 @@ from classify_data import (
 from paddle_ext.app.classify import classify
 from paddle_ext.app.corrections import Key, read_corrections
 from paddle_ext.app.read.tables import open_table
+from paddle_ext.app.write.sorting import folder_names, unused
 
 # --- corrections accumulate -----------------------------------------------------------------------
 
@@ -275,6 +276,21 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", features=np.eye(3), labels=list("abc"))
     rows_only = refused(tmp_path / "rows.npz", tmp_path / "rows.npz", "--sort-into", target)
     assert "--sort-into must be omitted unless folders of images are given" in rows_only
+    # A folder that cannot be made is refused before the work.
+    options = ("--output", tmp_path / "none", "--sort-into", tmp_path / "a.csv" / "sorted")
+    assert "Not a directory" in refused(labelled, new, *options)
+    assert not (tmp_path / "none").exists()
+
+
+def test_names_fit_file_systems(tmp_path: Path) -> None:
+    """They count bytes, of which a letter may have four."""
+    labels = ["漢" * 200, "漢" * 201, "e" * 300]
+    for name in folder_names(labels).values():
+        (tmp_path / name).mkdir()
+    taken: set[str] = set()
+    for _ in range(3):
+        name = unused(f"{'漢' * 40}/{'é' * 124}", ".jpeg", taken).partition("/")[2]
+        (tmp_path / name).touch(exist_ok=False)
 
 
 @pytest.mark.usefixtures("quick_network")

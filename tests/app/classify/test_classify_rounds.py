@@ -38,19 +38,26 @@ def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) 
     assert report.labelled is None
     assert any("do not trust the probabilities" in note for note in report.notes)
     more = classify(*files, tmp_path / "more", settings())
-    assert not any("trust" in note for note in more.notes)
+    assert not any("trust" in note or "calibrated" in note for note in more.notes)
+
+
+def test_what_few_labels_allow(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Two labels of each class are too few for a rate of 5 %, and probabilities are rough."""
+    support, labels, _, _ = embeddings()
+    two = np.arange(len(labels)) % 4 < 2
+    np.savez(tmp_path / "two.npz", features=support[two], labels=NAMES[labels[two]])
+    told = said(tmp_path / "two.npz", files[1], "--output", tmp_path / "out")
+    assert f"calibrated on {two.sum()} labelled samples" in told
+    assert "19 labelled samples, of classes with two or more, are needed to say which" in told
+    assert {row["novelty"] for row in table(tmp_path / "out" / "answers.csv")} == {""}
 
 
 def test_names_and_labelled_samples_of_some_classes() -> None:
     """Novelty is given for classes with labelled samples."""
-    features = torch.eye(3).repeat(2, 1) + 0.01 * torch.arange(18).view(6, 3)
-    labelled = Labelled(
-        features[[0, 1, 3, 4]],
-        torch.tensor([0, 1, 0, 1]),
-        ("a", "b", "c"),
-        ("",) * 4,
-        prototypes=torch.eye(3),
-    )
+    labels = torch.arange(2).repeat(10)
+    features = torch.eye(3)[labels] + 0.01 * torch.arange(60).view(20, 3)
+    names = ("a", "b", "c")
+    labelled = Labelled(features, labels, names, ("",) * 20, prototypes=torch.eye(3))
     batch = Batch(["x", "y"], torch.tensor([[0.0, 0.1, 1.0], [1.0, 0.1, 0.0]]), ["", ""], None)
     found = answer(labelled, [batch])
     assert found.labels.tolist() == [2, 0]

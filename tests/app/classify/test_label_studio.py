@@ -184,6 +184,10 @@ def test_labels_come_back(tmp_path: Path, kind: str) -> None:
     assert "for 'K30' in" in told
 
 
+SMALL = {"annotation_id": 1, "annotator": 2, "lead_time": 1, "name": "a", "label": '{"choices": ['}
+ODD: list[Any] = [5, "x", {"a": 1}, [None], ["x"], [{"result": 5}], [{"result": ["x"]}]]
+
+
 def test_other_files(tmp_path: Path) -> None:
     words = texts(tmp_path)
     path = tmp_path / "export.json"
@@ -193,6 +197,8 @@ def test_other_files(tmp_path: Path) -> None:
         ('[{"text": "a"}]', "--corrected must be an export of Label Studio, got something else"),
         ("[", "must be JSON, got one that cannot be read"),
         (json.dumps([unnamed]), "--corrected must have tasks with a name, as classify --export"),
+        *((json.dumps([task(1, "a", odd)]), "got something else in") for odd in ODD),
+        (json.dumps([SMALL]), "must be an export of Label Studio, got one that cannot be read"),
     ):
         path.write_text(content)
         assert message in refused(*words, "--corrected", path)

@@ -132,7 +132,7 @@ def test_not_finite() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"features": [[1.0]]}, TypeError, "features must be a torch.Tensor, got list"),
+        ({"features": [[1.0]]}, TypeError, "features must be a tensor or an array, got list"),
         ({"features": features().long()}, TypeError, "features must be float16, bfloat16"),
         ({"features": torch.zeros(N)}, ValueError, "features must have shape [N, D] with"),
         ({"features": torch.zeros(N, 0)}, ValueError, "features must have shape [N, D] with"),
@@ -153,7 +153,7 @@ def test_not_finite() -> None:
         ({"split": ["a"]}, ValueError, "split must have one name for each row of features, "),
         ({"split": [1] * N}, TypeError, "split must be strings, got int"),
         ({"base_mean": torch.zeros(4)}, ValueError, "base_mean must have one number for each"),
-        ({"base_mean": [0.0] * D}, TypeError, "base_mean must be a torch.Tensor, got list"),
+        ({"base_mean": [0.0] * D}, TypeError, "base_mean must be a tensor or an array, got list"),
     ],
 )
 def test_bad_parts(changes: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -177,7 +177,7 @@ def test_bad_classes_and_rows() -> None:
     refused(lambda: bank.subset(torch.tensor([N])), f"rows must be in [0, {N}), got {N}")
     refused(lambda: bank.subset(torch.ones(3).bool()), f"rows must be a mask of shape [{N}], got")
     refused(lambda: bank.subset(torch.zeros(N).bool()), "rows must be at least one, got shape [0]")
-    refused(lambda: bank.subset([0]), "rows must be a torch.Tensor, got list", TypeError)  # type: ignore[arg-type]
+    refused(lambda: bank.subset([0]), "rows must be a tensor or an array, got list", TypeError)  # type: ignore[arg-type]
     refused(lambda: bank.rows("dev"), "split must be one of 'oos', 'test', 'train', 'val', got")
     refused(lambda: plain.rows("test"), "split must be one of none (the bank has no splits")
     refused(lambda: bank.rows([]), "split must have at least one name, got none")
