@@ -21,7 +21,7 @@ from ..progress import Progress
 from ..rows import unit_rows
 from ..solution import Solution
 from ..task import Task
-from .answers import RATE, Answers
+from .answers import LIKELIEST, RATE, Answers
 from .read.samples import (
     Batch,
     Labelled,
@@ -89,6 +89,7 @@ def answer(
     names: list[str] = []
     texts: list[str] = []
     truth: list[str] = []
+    digests: list[str] = []
     novelty, strange = novelty_of(labelled, place), Strange()
     best: list[tuple[Tensor, ...]] = []
     nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
@@ -109,8 +110,9 @@ def answer(
         for part in group:
             names += part.names
             texts += part.texts
+            digests += part.digests()
             truth += matched_names(part.truth or [], labelled.class_names)
-        columns = [*solution.probabilities.topk(2), solution.doubt()]
+        columns = [*solution.probabilities.topk(min(LIKELIEST, K)), solution.doubt()]
         if novelty is not None:
             columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))
             strange.add(rows.flatten(0, 1), columns[-1])
@@ -142,6 +144,8 @@ def answer(
         torch.cat(sure) if sure else None,
         from_sums(sums),
         strange.groups(labelled, place),
+        digests,
+        torch.nn.functional.pad(classes, (0, LIKELIEST - classes.shape[1]), value=-1),
     )
 
 
@@ -199,7 +203,8 @@ def solver(
     labels = labelled.labels.to(place)
     measures = None if prior is None else measures_of(prior, K, None, support).values
     if labelled.prototypes is None:
-        likelihood = corrected_likelihood(support, labels, K, label_noise=label_noise)
+        sure = None if labelled.trusted is None else labelled.trusted.to(place)
+        likelihood = corrected_likelihood(support, labels, K, label_noise=label_noise, trusted=sure)
         return lambda rows: classify(likelihood, rows, measures=measures)[0]
     names = labelled.prototypes.to(place, torch.float32)
     method = Adaptive(logit_scale=labelled.logit_scale)
@@ -222,14 +227,14 @@ def novelty_of(
     if not len(classes):
         return None
     index = number.to(device)  # of each class among those with samples; -1: none
-    known = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
-    if known is None:
+    spread = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
+    if spread is None:
         return None
 
     def novelty(rows: Tensor, labels: Tensor) -> Tensor:
         own = index[labels]
-        few = (own < 0) | (known.shots[own.clamp(min=0)] < 2)
-        return known.novelty(rows, own.clamp(min=0)).masked_fill(few, math.nan)
+        few = (own < 0) | (spread.shots[own.clamp(min=0)] < 2)
+        return spread.novelty(rows, own.clamp(min=0)).masked_fill(few, math.nan)
 
     return novelty
 
@@ -277,9 +282,9 @@ class Strange:
             return []
         rows = unit_rows(torch.cat(self.features)[chosen])
         places = torch.cat(self.places)[chosen.cpu()].tolist()
-        known, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
+        support, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
         counts = torch.bincount(labels, minlength=len(labelled.class_names))
-        sums = known.new_zeros(len(counts), known.shape[1]).index_add_(0, labels, known)
+        sums = support.new_zeros(len(counts), support.shape[1]).index_add_(0, labels, support)
         groups = [
             members
             for members in merged(rows @ rows.mT, same_class_limit(sums, counts))

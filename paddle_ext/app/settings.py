@@ -98,7 +98,8 @@ class Settings:
     save : Path or None
         Save the classes in this .npz, for --model.
     model : Path or None
-        A file from --save instead of labelled data: classify --model M NEW.
+        A file from --save instead of labelled data: classify --model M NEW. Unless it was made by
+        the default network, name that again.
     backbone : str
         For images: efficientnet_lite0, timm:NAME, or a checkpoint.
     encoder : str or None

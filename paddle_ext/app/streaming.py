@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,17 +22,17 @@ from ..progress import Progress
 from ..task import without_batch
 from .answering import check_batch, classified
 from .answers import UNKNOWN
-from .corrections import relabelled
 from .read.input_check import Finding, check_input
-from .read.opening import encoded, open_data
+from .read.names import known_classes
+from .read.opening import Source, encode, open_data
 from .read.samples import (
     Batch,
-    Source,
     concatenated,
     has_text,
     matched_names,
     pyarrow,
     rebatched,
+    selected_from,
 )
 from .read.tables import TableSamples
 from .run import existing
@@ -62,7 +62,7 @@ class StreamReport:
     ----------
     counts : Tensor [K] int64
         Samples of each class.
-    right, known : int
+    right, judged : int
         Correctly labelled samples, and samples with a true class; 0 if unknown.
     seconds : float
     """
@@ -72,7 +72,7 @@ class StreamReport:
     notes: list[str]
     unreadable: dict[str, str] = field(default_factory=dict)
     right: int = 0
-    known: int = 0
+    judged: int = 0
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class StreamReport:
         self.sums.index_add_(0, labels, probability.double())
         names = self.names[labels.numpy()]
         for name, true in zip(names, truth, strict=bool(truth)):
-            self.known += bool(true)
+            self.judged += bool(true)
             self.right += name == true
         return names
 
@@ -143,24 +143,24 @@ def stream(
     """
     settings = settings or Settings()
     began = time.perf_counter()
-    known, target = existing(labelled), Path(output)
+    first, target = existing(labelled), Path(output)
     new = None if unlabelled is None else existing(unlabelled)
-    check_arguments(settings, check.flag("one_batch", one_batch), (known, new), target)
+    check_arguments(settings, check.flag("one_batch", one_batch), (first, new), target)
     device = check.device(settings.device)
-    opened = open_data(known, new, settings)
-    samples, copied = opened.samples, {"name": "file" if opened.kind == "pictures" else "row"}
+    source = open_data(first, new, settings)
+    samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
     notes: list[str] = []
     if isinstance(samples, TableSamples):
         copied, notes = copied_columns(samples)
         samples.copied = list(copied)
     if show is not None:
-        show(check_input(opened))
-    source = encoded(opened, device)
+        show(check_input(source))
+    encode(source, device)
     if one_batch and (source.total == 0 or source.kind == "pictures"):
         # A CSV file does not say it, and some images may be unreadable.
-        source = replace(source, total=sum(len(batch.names) for batch in source.unlabelled))
-    texts = source.embeds_texts
-    source = replace(source, labelled=relabelled(source.labelled, {}, texts=texts)[1])
+        source.total = sum(len(batch.names) for batch in source.unlabelled)
+    texts, examples = source.embeds_texts, selected_from(source.examples, source.usable())
+    source.labelled = known_classes(examples, source.named, source.labelled_name)
     batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classify_data import STRANGE, pattern, settings, strange_files
+from classify_data import STRANGE, pattern, picture_folders, settings, strange_files
 from pages import FRAME, made, probed, shown_by, with_probe
 
 from paddle_ext.app.classify import classify
@@ -61,9 +61,10 @@ def test_the_loop_in_a_browser(strange: tuple[Path, Path], tmp_path: Path, brows
     report = classify(*strange, out, settings())
     labels = {report.answers.names[row]: label for row, label in report.answers.corrected.items()}
     assert labels == {str(row): "yew" for row in STRANGE}
-    changed = [one for one in report.outcome.corrected.given if one.label != one.given]
-    labels = {one.name: one.label for one in changed}
-    assert labels == {"5": "birch", first["labelled"]: "unknown"}
+    examples, now = report.outcome.source.examples, report.outcome.corrected.example_labels
+    both = zip(examples.names, now, examples.truth, strict=True)
+    changed = {name: label for name, label, given in both if label != given}
+    assert changed == {"5": "birch", first["labelled"]: "unknown"}
     script = (
         FILE
         + """
@@ -187,12 +188,13 @@ def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
 
 
 def test_by_keyboard_alone(strange_page: Path, browser: str) -> None:
-    """All that a click does can be done with Enter and Tab, and the focus comes back."""
+    """All that a click does can be done with keys, and the focus comes back."""
     script = """
     const first = document.querySelector("#review .sample");
     first.focus();
     type("Enter");
     report.open = at("look").open;
+    type("c");
     report.field = document.activeElement.id;
     document.activeElement.value = "fri";
     report.answered = type("Enter");  // the question that it opens, by the same key press
@@ -219,6 +221,56 @@ def test_by_keyboard_alone(strange_page: Path, browser: str) -> None:
         "all": True,
         "clickable": True,
     }
+
+
+@pytest.mark.usefixtures("quick_network")
+def test_keys_and_a_reload(tmp_path: Path, browser: str) -> None:
+    """Keys label one sample after the other; the labels are there after a reload; files are shown.
+
+    A thumbnail replaces a file that the browser cannot show.
+    """
+    labelled, new = picture_folders(tmp_path)
+    pattern(0, 1, (900, 700)).save(new / "deep" / "ü 1#?.jpg")
+    pattern(0, 2, (90, 70)).save(new / "z.tiff")
+    report = classify(labelled, new, tmp_path / "out", settings(suggest=2))
+    script = """
+    const size = () => new Promise((done) => { setTimeout(() =>
+      done([at("look-image").naturalWidth, at("look-image").src.slice(0, 5)]), 500); });
+    const named = (name) => document.querySelector(`.sample[data-name="${name}"]`);
+    if (!sessionStorage.getItem("again")) {
+      const first = document.querySelector(".samples .sample:not(.labelled)");
+      first.click();
+      type("2");
+      type("u");
+      type("1");
+      type("ArrowLeft");
+      sessionStorage.setItem("again", 1);
+      location.reload();
+      await new Promise(() => {});
+    }
+    const mine = [...document.querySelectorAll(".mine")];
+    report.labels = [...new Map(mine.map((one) => {
+      const { name, label, likeliest } = one.closest(".sample").dataset;
+      return [name, [one.textContent, data.classes[likeliest.split(" ")[1]], label]];
+    })).values()];
+    report.button = at("export").textContent;
+    report.suggested = [...document.querySelectorAll("#suggested .next")].map((x) => x.textContent);
+    named("deep/ü 1#?.jpg").click();
+    report.choices = at("look-likeliest").children.length;
+    report.file = await size();
+    named("z.tiff").click();
+    report.fallback = await size();
+    report.keys = at("look").querySelectorAll(".note kbd").length;
+    """
+    shown = probed(browser, report.page, script)
+    (second, also, _), (unknown, _, _), (correct, _, label) = shown["labels"]
+    assert (second, unknown) == (f"changed to {also}", "changed to unknown")
+    assert correct == f"correct: {label}"
+    assert shown["button"] == "Export 3 corrected labels"
+    assert [text[:12] for text in shown["suggested"]] == ["label next: "] * 2
+    assert (shown["choices"], shown["file"]) == (3, [900, "file:"])
+    assert shown["fallback"] == [90, "data:"]
+    assert shown["keys"] == 9
 
 
 WIDTH = """<style>section.class { content-visibility: visible !important; }</style><script>

@@ -11,11 +11,13 @@ from classify_data import (
     embeddings,
     feature_columns,
     picture_folders,
+    refused,
     said,
     settings,
     table,
     write_table,
 )
+from encoder_models import stand_in_sentences
 
 from paddle_ext.app.classify import Batch, Labelled, answer, classify
 from paddle_ext.app.outcome import check_labelled
@@ -140,8 +142,16 @@ def test_a_model_of_pictures(tmp_path: Path) -> None:
     again = classify(new, None, tmp_path / "b", settings(model=saved))
     assert first.answers.names == again.answers.names
     torch.testing.assert_close(first.answers.probability, again.answers.probability)
-    with pytest.raises(ValueError, match="backbone must be omitted or equal to the model's"):
+    with pytest.raises(ValueError, match="backbone must be omitted with this model, which has eff"):
         classify(new, None, tmp_path, settings(model=saved, backbone="timm:resnet18"))
+    other = tmp_path / "other.npz"
+    np.savez(other, **dict(np.load(saved)) | {"backbone": np.array("timm:resnet18")})
+    with pytest.raises(
+        ValueError, match="backbone must be given again with this model, if you tru"
+    ):
+        classify(new, None, tmp_path, settings(model=other))
+    network = settings(model=other, backbone="timm:resnet18")
+    assert classify(new, None, tmp_path / "c", network).answers.names == first.answers.names
     np.savez(tmp_path / "rows.npz", features=np.eye(3))
     with pytest.raises(ValueError, match="model must match the data to classify"):
         classify(tmp_path / "rows.npz", None, tmp_path, settings(model=saved))
@@ -158,6 +168,31 @@ def test_a_model_of_names(tmp_path: Path) -> None:
     both = settings(model=saved, names=tmp_path / "text.npz")
     with pytest.raises(ValueError, match="names must be omitted with a model"):
         classify(tmp_path / "new.npz", None, tmp_path, both)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    """It has no texts, and its labelled samples count all the same; it names no other encoder."""
+    stand_in_sentences(monkeypatch, lambda text: [1 + text.count(x) for x in "abyz"])
+    said_texts = ["aaa b", "aab a", "zzz y", "zyz z", "aba", "zzy", "azz"]
+    write_table(tmp_path / "a.csv", {"said": said_texts, "label": [*"aazz", "", "", ""]})
+    write_table(tmp_path / "b.csv", {"said": said_texts[4:]})
+    (tmp_path / "names.txt").write_text("a\nz\n")
+    saved = tmp_path / "m.npz"
+    names = ("--names", tmp_path / "names.txt") if named else ()
+    said(tmp_path / "a.csv", "--text", "said", "--save", saved, "--output", tmp_path, *names)
+    assert [row["label"] for row in table(tmp_path / "answers.csv")][:2] == ["a", "z"]
+    told = said(tmp_path / "b.csv", "--model", saved, "--output", tmp_path / "b")
+    assert "labelled 4 samples of 2 classes" in told
+    columns = [
+        [(row["label"], row["probability"]) for row in table(folder / "answers.csv")]
+        for folder in (tmp_path, tmp_path / "b")
+    ]
+    assert columns[0] == columns[1]
+    np.savez(saved, **dict(np.load(saved)) | {"encoder": np.array("someone/model")})
+    told = refused(tmp_path / "b.csv", "--model", saved, "--output", tmp_path / "b")
+    assert "--encoder must be given again with this model, if you trust it: someone/model" in told
+    said(tmp_path / "b.csv", "--model", saved, "--encoder", "here/model", "--output", tmp_path)
 
 
 def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_forgotten_option_for_texts(tmp_path: Path, suffix: str) -> None:
 
 def test_the_table_comes_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = Mock(side_effect=ValueError("the work began"))
-    monkeypatch.setattr("paddle_ext.app.run.encoded", began)
+    monkeypatch.setattr("paddle_ext.app.run.encode", began)
     files = embedding_files(tmp_path)
     told = refused(*files, "--output", tmp_path)
     assert told.index("24 samples of 6 classes") < told.index("the work began")

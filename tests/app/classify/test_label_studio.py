@@ -6,6 +6,7 @@ writes: every key that a project of one group of choices has.
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -43,6 +44,8 @@ def test_tasks_of_texts(tmp_path: Path) -> None:
     tasks, rows = json.loads(target.read_text()), answers(tmp_path)
     assert len(tasks) == len(rows) == 40
     for task, row in zip(tasks, rows, strict=True):
+        digest = task["data"].pop("digest")
+        assert re.fullmatch("x[0-9a-f]{15}", digest)
         assert task["data"] == {"name": row["key"], "text": row["text"]}
         (prediction,) = task["predictions"]
         assert prediction["score"] == pytest.approx(float(row["probability"]), abs=1e-4)
@@ -65,7 +68,11 @@ def test_corrected_samples_are_annotated(tmp_path: Path) -> None:
     target = tmp_path / "tasks.json"
     more = ("--corrected", tmp_path / "a.csv", "--export", "label-studio", target)
     said(*texts(tmp_path), *more)
-    assert read_label_studio(target, []) == {"K30": "unknown", "K33": "elm"}
+    back = read_label_studio(target, [])
+    assert {key.name: label for key, label in back.items()} == {"K30": "unknown", "K33": "elm"}
+    told = said(*texts(tmp_path), "--corrected", target)
+    assert f"2 from {target}" in told
+    assert "by name alone" not in told
 
 
 @pytest.mark.usefixtures("quick_network")
