@@ -182,10 +182,9 @@ def inserted(
     other[torch.tensor(places, dtype=torch.int64)] = False
     others: list[int] = other.nonzero().view(-1).tolist()
     order = torch.tensor([*places, *others], dtype=torch.int64).argsort()
-    number = torch.tensor([*(class_names.index(name) for name in more.class_names), -1])
-    renumbered: Any = {
-        name: number[getattr(more, name)] for name in ("labels", "second", "likeliest")
-    }
+    number = torch.tensor([*map(class_names.index, more.class_names), -1])
+    classes = ("labels", "second", "likeliest")
+    renumbered: Any = {name: number[getattr(more, name)] for name in classes}
     parts[0] = replace(more, **renumbered)
 
     def tensors(name: str) -> Tensor:
@@ -208,7 +207,7 @@ def inserted(
             columns["node_probability"] = tensors("node_probability")
     if any(one.novelty is not None for one in parts):
         columns["novelty"] = tensors("novelty")
-    for name in (*renumbered, "probability", "second_probability", "doubt"):
+    for name in (*classes, "probability", "second_probability", "doubt"):
         columns[name] = tensors(name)
     truth = None if more.truth is None else lists("truth")
     columns["digests"] = lists("digests")
@@ -222,7 +221,5 @@ def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
     absent = torch.zeros(K, dtype=torch.bool)
     names, texts = samples.names, samples.texts
     answers = (none, none, nan, nan, nan, absent, samples.truth)
-    nothing = torch.full((n, LIKELIEST), -1)
-    return Answers(
-        class_names, names, texts, *answers, digests=samples.digests(), likeliest=nothing
-    )
+    more: Any = {"digests": samples.digests(), "likeliest": torch.full((n, LIKELIEST), -1)}
+    return Answers(class_names, names, texts, *answers, **more)

@@ -159,9 +159,8 @@ class Corrected:
     used: list[int]  # which of these have a class, and a text if they need one
     before: Labelled  # what is known of the classes from these alone
     samples: Batch  # those to classify that have a corrected label
-    places: list[int]  # where these are among all samples to classify
-    labels: list[str]  # their labels
-    corrections: Corrections  # all of them, of any data
+    labels: dict[int, str]  # of these, by their places among all samples to classify
+    corrections: Corrections  # all of them, of any data, except those that were withdrawn
     remaining: int | None = None  # samples to classify; None if there are no corrections
 
 
@@ -175,11 +174,11 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     resolved = Resolved(source, keys, examples.keys(data.labelled))
     for file in files:
         resolved.add(file)
-    source.notes = [*source.notes, *resolved.notes()]
-    label_of = resolved.corrections
+    label_of = {key: label for key, label in resolved.corrections.items() if label}
+    source.notes += resolved.notes(label_of)
     wanted = [key in label_of for key in keys]
-    places, samples = list(compress(places, wanted)), selected_from(samples, wanted)
-    labels = [label_of[key] for key in compress(keys, wanted)]
+    samples, labels = selected_from(samples, wanted), [label_of[x] for x in compress(keys, wanted)]
+    label_at = dict(zip(compress(places, wanted), labels, strict=True))
 
     own = [label_of.get(key, "") for key in resolved.examples]
     example_labels = [new or old for new, old in zip(own, examples.truth or [], strict=True)]
@@ -196,31 +195,20 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     before = known_classes(known, source.named, source.labelled_name, trusted)
     source.labelled, remaining = before, None
     if samples.names:
-        remaining, corrected = count - len(places), set(label_of)
-        there = has_text(samples.texts) if source.embeds_texts else [True] * len(places)
+        remaining = count - len(labels)
+        there = has_text(samples.texts) if source.embeds_texts else [True] * len(labels)
         wanted = [yes and label != UNKNOWN for yes, label in zip(there, labels, strict=True)]
-        added = selected_from(samples._replace(truth=labels), wanted)
-        trusted += [True] * len(added.names)
-        known = concatenated([known, added])
+        known = concatenated([known, selected_from(samples._replace(truth=labels), wanted)])
+        trusted += [True] * sum(wanted)
         source.labelled = known_classes(known, source.named, source.labelled_name, trusted)
 
         def rest(batch: Batch) -> Batch:
-            return selected_from(batch, [key not in corrected for key in batch.keys(data.new)])
+            return selected_from(batch, [key not in label_of for key in batch.keys(data.new)])
 
         source.unlabelled = Changed(source.unlabelled, rest)
-        source.total = max(0, source.total - len(places))
-    return Corrected(
-        source,
-        data,
-        example_labels,
-        used,
-        before,
-        samples,
-        places,
-        labels,
-        resolved.corrections,
-        remaining,
-    )
+        source.total = max(0, source.total - len(labels))
+    learned = example_labels, used, before
+    return Corrected(source, data, *learned, samples, label_at, label_of, remaining)
 
 
 class Resolved:
@@ -249,10 +237,7 @@ class Resolved:
             label = self.checked(label, file.path)
             used, by_name = used + bool(label), by_name + (bool(label) and not key.digest)
             replaced += file.asked and any(self.corrections.get(x, label) != label for x in keys)
-            for own in keys:
-                self.corrections[own] = label
-                if not label:
-                    del self.corrections[own]
+            self.corrections |= dict.fromkeys(keys, label)
         words = {"in place of earlier ones": replaced, "by name alone": by_name}
         more = "".join(f", {n:,} of them {what}" for what, n in words.items() if n)
         self.counts.append(f"{used:,} from {file.path}{more}")
@@ -295,13 +280,13 @@ class Resolved:
                 f"{file.path}, which is none{check.did_you_mean(key.name, names)}",
             )
 
-    def notes(self) -> list[str]:
+    def notes(self, label_of: Corrections) -> list[str]:
         """How many corrections came from where, and which classes are new."""
         if not self.counts:
             return []
         here = {key for keys in self.keys.values() for key in keys}
-        labels = Counter(label for key, label in self.corrections.items() if key in here)
-        labelled = sum(key in self.corrections for key in self.examples)
+        labels = Counter(label for key, label in label_of.items() if key in here)
+        labelled = sum(key in label_of for key in self.examples)
         parts = [
             f"{labelled:,} of labelled samples" if labelled else "",
             f"{labels[UNKNOWN]:,} as {UNKNOWN}" if labels[UNKNOWN] else "",

@@ -308,19 +308,19 @@ class Suggested:
     def names(self) -> list[str]:
         return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
 
-    def reasons(self) -> list[str]:
+    def reasons(self) -> dict[int, str]:
         """For each of them, why its label would help.
 
         Its label is in doubt or its class may be unknown, and how many unlabelled samples have no
         labelled or suggested sample nearer to them.
         """
         strange = set(self.answers.strangers().tolist())
-        reasons = []
+        reasons = {}
         for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):
             first = "unsure, " if self.answers.doubt[row] > 0.5 else ""
             first = "possibly of an unknown class, " if row in strange else first
             alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
-            reasons.append(first + ("like a labelled one" if size == 0 else alike))
+            reasons[row] = first + ("like a labelled one" if size == 0 else alike)
         return reasons
 
     def line(self) -> str:

@@ -24,7 +24,7 @@ from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, prior_of, read_pairs, read_prior
 from .read.opening import Source, classes_of, encode, open_data
-from .read.samples import Batch, Labelled, WithText, repeated
+from .read.samples import Batch, Labelled, WithText
 from .read.tables import TableSamples
 from .settings import Settings
 from .write.page import write_page
@@ -166,8 +166,7 @@ def classify(
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
     checked = check_labelled(source.labelled, device)
     accuracy = expected_accuracy(checked, source.labelled, len(corrected.used))
-    notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
-    source.notes = [*notes, *name_notes(answers, corrected, settings.columns.name)]
+    source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
     suggested = suggestions(answers, source, features, settings)
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
     title = page_title(new or first, answers, source.kind)
@@ -208,7 +207,7 @@ def all_answers(
     batches = batches if texts is None else texts
     if settings.suggest is not None:
         batches = remembered(batches, features)
-    certain = label_counts(corrected.labels, names)
+    certain = label_counts([*corrected.labels.values()], names)
     common = partial(answer, label_noise=settings.label_noise, device=device)
     if corrected.remaining != 0:
         rest = common(
@@ -230,8 +229,8 @@ def all_answers(
         assert rest is not None
         return rest
     own = common(corrected.before, [corrected.samples], batch=1)
-    answers = inserted(rest, own, corrected.places, names, certain)
-    return replace(answers, corrected=dict(zip(corrected.places, corrected.labels, strict=True)))
+    answers = inserted(rest, own, [*corrected.labels], names, certain)
+    return replace(answers, corrected=corrected.labels)
 
 
 def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Batch]:
@@ -268,7 +267,7 @@ def write_all(
     if settings.label_studio is not None:
         write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
-        save_model(Path(settings.save), source.labelled, source.kind, settings)
+        save_model(Path(settings.save), source.labelled, source.kind, source.settings)
     if settings.final is not None:
         write_final(Path(settings.final), answers, corrected, column, order, texts=texts)
     suggested, next_ones = outcome.suggested, folder / SUGGESTIONS
@@ -309,17 +308,6 @@ def suggestions(
 def name_column(source: Source, settings: Settings) -> str:
     """The title of the column of sample names."""
     return settings.columns.name or ("file" if source.kind == "pictures" else "row")
-
-
-def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> list[str]:
-    """A warning about names that cannot tell samples apart."""
-    labelled, new = corrected.data
-    others = corrected.source.examples.names if labelled == new else ()
-    several = [] if column is None else repeated([*others, *answers.names])
-    if not several:
-        return []
-    names = f"names in column {column!r} that several samples have: {len(several):,}"
-    return [f"{names}, such as {several[0]!r}; a correction counts for all of them"]
 
 
 def trust_notes(labelled: Labelled) -> list[str]:

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.classify import classify
-from ..adaptive_rule.correction import corrected_likelihood
 from ..files import ahead
 from ..progress import Progress
 from ..task import without_batch
-from .answering import check_batch, classified
+from .answering import check_batch, classified, likelihood_of
 from .answers import UNKNOWN
 from .read.input_check import Finding, check_input
 from .read.names import known_classes
@@ -159,8 +158,9 @@ def stream(
     if one_batch and (source.total == 0 or source.kind == "pictures"):
         # A CSV file does not say it, and some images may be unreadable.
         source.total = sum(len(batch.names) for batch in source.unlabelled)
-    texts, examples = source.embeds_texts, selected_from(source.examples, source.usable())
-    source.labelled = known_classes(examples, source.named, source.labelled_name)
+    texts, usable = source.embeds_texts, source.usable()
+    examples, trusted = selected_from(source.examples, usable), [*compress(source.trusted, usable)]
+    source.labelled = known_classes(examples, source.named, source.labelled_name, trusted)
     batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable
@@ -239,15 +239,9 @@ def predictions_of_one_batch(
     source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
 ) -> Iterator[Predicted]:
     """All samples as one batch."""
-    labelled = source.labelled
-    if labelled.prototypes is not None:
+    if source.labelled.prototypes is not None:
         raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
-    likelihood = corrected_likelihood(
-        labelled.rows(device),
-        labelled.labels.to(device),
-        len(labelled.class_names),
-        label_noise=settings.label_noise,
-    )
+    likelihood = likelihood_of(source.labelled, device, settings.label_noise)
     rows = SampleRows(source, device, progress=settings.progress)
     whole = without_batch(classify(likelihood, rows, all_classes=False, top=1, validate=True)[0])
     answers = (whole.labels, whole.probabilities[:, 0], whole.doubt())

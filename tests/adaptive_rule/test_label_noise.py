@@ -128,8 +128,7 @@ def test_trusted_labels_count_in_full(label_noise: float | str) -> None:
     assert weighed.weights[0, ~trusted].min() < 0.5
     torch.testing.assert_close(weighed.likelihood.prototypes[0], wanted.means, atol=1e-6, rtol=0)
     torch.testing.assert_close(float(weighed.likelihood.sharpness), wanted.sharpness)
-    all_trusted = torch.ones_like(trusted)[None]
-    assert float(weigh_labels(*rows, K, "auto", trusted=all_trusted).rate) == 0
+    assert float(weigh_labels(*rows, K, "auto", trusted=trusted[None] | True).rate) == 0
 
 
 def test_right_labels_change_nothing() -> None:

@@ -95,7 +95,7 @@ def to_classify(opened: Source, others: Sequence[str]) -> Iterator[Finding]:
         yield Finding(
             "names of several samples",
             listed(several),
-            "a correction counts for all of them; choose another --id",
+            "a correction by name alone counts for all of them",
         )
 
 

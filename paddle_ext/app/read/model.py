@@ -95,9 +95,7 @@ def load_model(path: Path) -> Model:
         text = contents.get("text")
         prototypes = None if text is None else torch.from_numpy(text)
         K, S = len(class_names), len(features)
-        trusted = contents.get("trusted", np.zeros(S, bool))
-        if trusted.shape != (S,) or trusted.dtype != bool:
-            raise KeyError
+        trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file written by classify --save, got {path}"
@@ -114,7 +112,7 @@ def load_model(path: Path) -> Model:
     named = None
     if prototypes is not None:
         named = only_names(class_names, prototypes, str(path), scale)
-    return Model(class_names, examples, trusted.tolist(), named, **made_by)
+    return Model(class_names, examples, trusted, named, **made_by)
 
 
 def settings_of(model: Model, settings: Settings) -> Settings:
@@ -123,15 +121,13 @@ def settings_of(model: Model, settings: Settings) -> Settings:
     Unless it is the default one, the network must be named by the user: a file of another person
     must not choose what is downloaded or loaded here.
     """
-    defaults = {"encoder": "", "backbone": DEFAULT_NETWORK}
-    for name, default in defaults.items():
+    for name, default in (("encoder", "none"), ("backbone", DEFAULT_NETWORK)):
         saved, given = getattr(model, name) or default, getattr(settings, name) or default
         if Path(given).name != Path(saved).name:  # it may be in another folder here
-            wanted = f"omitted with this model, which has {default or 'none'}"
-            if saved != default:
-                wanted = f"given again with this model, if you trust it: {saved}"
-            got = given if given != default else "none"
-            raise check.ArgumentValueError(name, f"must be {wanted}, got {got}")
+            wanted = f"given again, if you trust this model: {saved}"
+            if saved == default:
+                wanted = f"omitted with this model, which has {default}"
+            raise check.ArgumentValueError(name, f"must be {wanted}, got {given}")
     if settings.names is not None:
         raise check.ArgumentValueError(
             "names", f"must be omitted with a model, which has its own, got {settings.names}"

@@ -34,7 +34,7 @@ from .samples import (
     matched_names,
     named_labels,
     no_samples,
-    selected_from,
+    rebatched,
 )
 from .tables import Chosen, Table, TableSamples, open_table
 
@@ -384,8 +384,7 @@ def encode_rows(source: Source, device: torch.device) -> Change:
         return batch._replace(features=texts(batch.texts), texts=shown, contents=contents)
 
     if to_embed:
-        starts = range(0, len(examples.names), TEXTS_AT_ONCE)
-        parts = (selected_from(examples, slice(start, start + TEXTS_AT_ONCE)) for start in starts)
+        parts = rebatched([examples], TEXTS_AT_ONCE, even_end=False)
         source.examples = concatenated([embed(part) for part in parts])
     return embed if source.embeds_texts else None
 
@@ -396,13 +395,14 @@ def encode_images(source: Source, device: torch.device) -> Change:
     network = open_network(settings.backbone, device) if encoder is None else encoder.image_tower()
     if encoder is not None and isinstance(given, ClassPrompts):
         encoder.check_widths()
-    elif encoder is not None and (D := width_of(given, examples)) not in (0, network.width()):
-        made = given.source if isinstance(given, Labelled) else source.labelled_name
-        raise check.ArgumentValueError(
-            "encoder",
-            f"must compute as many features per image as {made} has, {D}, got "
-            f"{network.width()} by {encoder.name}",
-        )
+    elif encoder is not None and isinstance(given, Labelled):
+        D, width = given.features.shape[1], network.width()
+        if width != D:
+            raise check.ArgumentValueError(
+                "encoder",
+                f"must compute as many features per image as {given.source} has, {D}, got {width} "
+                f"by {encoder.name}",
+            )
     source.named = embedded_names(given, encoder, None, settings)
     reader = PictureReader(network, settings.cache, source.unreadable, source.notes)
     if examples.names and not examples.features.shape[1]:
@@ -410,8 +410,3 @@ def encode_images(source: Source, device: torch.device) -> Change:
         name, progress = source.labelled_name, settings.progress
         source.examples = encoded_images(examples, reader, name, notes, progress=progress)
     return reader
-
-
-def width_of(given: Given, examples: Batch) -> int:
-    """The number of features that names or the samples of a model have; 0: none has any yet."""
-    return (given if isinstance(given, Labelled) else examples).features.shape[1]

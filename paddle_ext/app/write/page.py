@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from ...files import replacing
 from ...text import plural, without_controls
 from ..answers import UNKNOWN, Answers
 from ..corrections import HEADER
-from ..outcome import DOUBTFUL, Outcome, Suggested, ToCheck, by_chance, to_check_words
+from ..outcome import DOUBTFUL, Outcome, ToCheck, by_chance, to_check_words
 from ..read.cache import digest, written_digest
 from ..read.pictures import thumbnails
 
@@ -86,17 +87,16 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
 def embedded(outcome: Outcome) -> str:
     """What the script must know: the classes, and the corrections so far."""
     corrected, answers = outcome.corrected, outcome.answers
-    known_by = [answers.class_names, answers.names, answers.digests, [*corrected.corrections]]
+    corrections = [(key.name, label, *key[1:]) for key, label in corrected.corrections.items()]
+    same = answers.class_names, answers.names, answers.digests, corrections
     data = {
-        "run": written_digest(digest(json.dumps(known_by).encode())),
+        "run": written_digest(digest(json.dumps(same).encode())),
         "header": HEADER,
         "classes": answers.class_names,
         "named": outcome.source.labelled.prototypes is not None,
         "labelled": corrected.data.labelled,
         "new": corrected.data.new,
-        "corrections": [
-            (key.name, label, *key[1:]) for key, label in corrected.corrections.items()
-        ],
+        "corrections": corrections,
     }
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -149,7 +149,9 @@ class Shown:
         self.suspects = outcome.suspects()
         used = outcome.corrected.used
         self.suspected = {used[row]: row for row in self.suspects[:MOST_OF_A_CLASS]}
-        self.suggested = reasons_of(outcome.suggested, MOST_TO_CHECK[self.kind])
+        next_ones = outcome.suggested
+        reasons = {} if next_ones is None else next_ones.reasons()
+        self.suggested = dict(islice(reasons.items(), MOST_TO_CHECK[self.kind]))
         self.rows_of_class = self.rows_of_classes(self.order[:MOST_CLASSES])
         self.labelled_of_class = self.labelled_of_classes()
         self.images = self.images_of_samples()
@@ -213,14 +215,6 @@ class Shown:
         final = self.answers.final()
         rows = [one.row for one in self.check], list(self.answers.corrected)
         return Counter(final[rows[0]].tolist()), Counter(final[rows[1]].tolist())
-
-
-def reasons_of(suggested: Suggested | None, most: int) -> dict[int, str]:
-    """The first of the samples to label next, and why."""
-    if suggested is None:
-        return {}
-    rows = suggested.suggestions.queries.tolist()
-    return dict(list(zip(rows, suggested.reasons(), strict=True))[:most])
 
 
 def number(values: Tensor | None, row: int) -> float | None:

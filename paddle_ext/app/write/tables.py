@@ -207,14 +207,14 @@ def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, tex
     answers, rows = suggested.answers, suggested.suggestions.queries
     shown = [answers.texts[row] for row in rows.tolist()]
     classes = [answers.class_names[k] for k in answers.labels[rows].tolist()]
-    columns = (classes, decimals(answers.probability[rows]), suggested.reasons())
+    columns = (classes, decimals(answers.probability[rows]), suggested.reasons().values())
     header = (name_column, *["text"] * texts, "label", "probability", "reason")
     write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
 
 
 def write_corrections(path: Path, corrections: Corrections) -> None:
-    """Write the file in the output folder, without withdrawn corrections."""
-    rows = ((key.name, label, *key[1:]) for key, label in corrections.items() if label)
+    """Write the file in the output folder."""
+    rows = ((key.name, label, *key[1:]) for key, label in corrections.items())
     write_csv(path, CORRECTIONS_HEADER, rows)
 
 

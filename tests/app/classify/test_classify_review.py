@@ -156,60 +156,39 @@ def test_the_final_table_in_other_formats(
     assert 0 < float(sure[24]) <= 1
 
 
-def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """Corrections of other data are kept, and not used; a foreign file is left alone."""
-    out, other = tmp_path / "out", tmp_path / "site2" / "new.npz"
-    (tmp_path / "a.csv").write_text("name,label\n3,ginkgo\n")
-    told = said(*files, "--output", out, "--corrected", tmp_path / "a.csv")
-    assert "1 from" in told
-    assert "1 of them by name alone" in told
-    other.parent.mkdir()
-    np.savez(other, features=np.load(files[1])["features"][::-1])
-    for more in ((), ("--corrected", out / "corrected.csv")):
-        told = said(files[0], other, "--output", out, *more)
-        assert "corrected labels: 0: 0 from" in told
-        assert "(1 more of samples that are not in these data)" in told
-        assert {row["source"] for row in table(out / "answers.csv")} == {"predicted"}
+def test_files_without_digests(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """One of an older version is read if it is asked for, and a foreign one is left alone."""
     (tmp_path / "b.csv").write_text("name,label\n5,elm\n")
-    said(files[0], other, "--output", out, "--corrected", tmp_path / "b.csv")
-    kept = read_corrections(out / "corrected.csv")
-    assert {key[:2]: label for key, label in kept.items()} == {
-        ("3", "new.npz"): "ginkgo",
-        ("5", "new.npz"): "elm",
-    }
-    moved = files[1].rename(tmp_path / "july.npz")  # the same samples in data of another name
-    assert "corrected labels: 1: 1 from" in said(files[0], moved, "--output", out)
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "corrected.csv").write_text("name,label,data\n3,ginkgo,july.npz\n4,elm,new.npz\n")
-    assert "corrected.csv was not read" in said(files[0], moved, "--output", old)
-    told = said(files[0], moved, "--output", old, "--corrected", old / "corrected.csv")
+    old, mine = tmp_path / "old", tmp_path / "mine"
+    for folder, text in ((old, "name,label,data\n3,yew,new.npz\n4,elm,x\n"), (mine, "a,b,label\n")):
+        folder.mkdir()
+        (folder / "corrected.csv").write_text(text)
+        assert "corrected.csv was not read" in said(*files, "--output", folder)
+        told = refused(*files, "--output", folder, "--corrected", tmp_path / "b.csv")
+        assert "--output must be a folder whose corrected.csv has the columns" in told
+        assert (folder / "corrected.csv").read_text() == text
+    told = said(*files, "--output", old, "--corrected", old / "corrected.csv")
     assert "1 of them by name alone (1 more of samples that are not in these data)" in told
-    assert [key.name for key in read_corrections(old / "corrected.csv")] == ["3"]
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "corrected.csv").write_text("a,b,label\n1,2,x\n")
-    assert "corrected.csv was not read" in said(files[0], other, "--output", mine)
-    told = refused(files[0], other, "--output", mine, "--corrected", tmp_path / "b.csv")
-    assert "--output must be a folder whose corrected.csv has the columns" in told
-    assert (mine / "corrected.csv").read_text() == "a,b,label\n1,2,x\n"
+    assert [key[:2] for key in read_corrections(old / "corrected.csv")] == [("3", "new.npz")]
+    moved = files[1].rename(tmp_path / "july.npz")  # the same samples in data of another name
+    assert "corrected labels: 1: 1 from" in said(files[0], moved, "--output", old)
 
 
 @pytest.mark.usefixtures("quick_network")
-def test_cameras_that_count_alike(tmp_path: Path) -> None:
-    """A correction of a photograph does not reach another of its name in a folder of its name."""
+def test_photographs_of_one_name(tmp_path: Path) -> None:
+    """A correction reaches no other photograph, of its name and in a folder of its name."""
     labelled, new = picture_folders(tmp_path)
-    site2 = tmp_path / "site2" / "new"
+    site2, (one, two) = tmp_path / "site2" / "new", ("deep/chess/1.jpg", "deep/chess/2.jpg")
     shutil.copytree(new, site2)
-    for name in ("0.jpg", "1.jpg"):
-        shutil.copy(new / "deep" / "stripes" / name, site2 / "deep" / "chess" / name)
-    (tmp_path / "a.csv").write_text("file,label\ndeep/chess/1.jpg,moth\ndeep/chess/2.jpg,moth\n")
+    shutil.copy(new / "deep/stripes/1.jpg", site2 / one)
+    (tmp_path / "a.csv").write_text(f"file,label\n{one},moth\n{two},moth\n")
     said(labelled, new, "--output", tmp_path, "--corrected", tmp_path / "a.csv")
-    said(labelled, site2, "--output", tmp_path)
-    labels = {row["file"]: row["source"] for row in table(tmp_path / "answers.csv")}
-    assert [name for name, source in labels.items() if source == "corrected"] == [
-        "deep/chess/2.jpg"  # the same photograph
-    ]
+    for more in ((), ("--corrected", tmp_path / "corrected.csv")):
+        told = said(labelled, site2, "--output", tmp_path, *more)
+        assert "(1 more of samples that are not in these data)" in told
+        sources = {row["file"]: row["source"] for row in table(tmp_path / "answers.csv")}
+        assert (sources[one], sources[two]) == ("predicted", "corrected")
+    assert "corrected labels: 2: 2 from" in said(labelled, new, "--output", tmp_path)
 
 
 def test_corrections_are_not_taken_for_wrong_labels(tmp_path: Path) -> None:
@@ -221,13 +200,13 @@ def test_corrections_are_not_taken_for_wrong_labels(tmp_path: Path) -> None:
     rows[-2] = rows[-1] + 0.02 * random.normal(size=32)
     labels = truth[:40].astype(str)
     labels[[3, 20]] = ["1", "4"]
-    np.savez(tmp_path / "known.npz", features=rows[:40], labels=labels)
-    np.savez(tmp_path / "new.npz", features=rows[40:])
+    known, new, saved = (tmp_path / f"{name}.npz" for name in ("known", "new", "model"))
+    np.savez(known, features=rows[:40], labels=labels)
+    np.savez(new, features=rows[40:])
     write_table(tmp_path / "a.csv", {"name": [302, 303, 304], "label": ["5"] * 3})
-    options = {"corrected": tmp_path / "a.csv", "save": tmp_path / "m.npz"}
-    report = classify(tmp_path / "known.npz", tmp_path / "new.npz", tmp_path, settings(**options))
-    again = classify(tmp_path / "new.npz", None, tmp_path / "b", settings(model=tmp_path / "m.npz"))
-    for answers in (report.answers, again.answers):
+    more = settings(corrected=tmp_path / "a.csv", save=saved)
+    for files, own in (((known, new), more), ((new, None), settings(model=saved))):
+        answers = classify(*files, tmp_path / "out", own).answers
         assert (answers.labels[250:302] == 5).sum() >= 40
 
 

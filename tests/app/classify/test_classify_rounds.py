@@ -142,16 +142,12 @@ def test_a_model_of_pictures(tmp_path: Path) -> None:
     again = classify(new, None, tmp_path / "b", settings(model=saved))
     assert first.answers.names == again.answers.names
     torch.testing.assert_close(first.answers.probability, again.answers.probability)
-    with pytest.raises(ValueError, match="backbone must be omitted with this model, which has eff"):
-        classify(new, None, tmp_path, settings(model=saved, backbone="timm:resnet18"))
-    other = tmp_path / "other.npz"
-    np.savez(other, **dict(np.load(saved)) | {"backbone": np.array("timm:resnet18")})
-    with pytest.raises(
-        ValueError, match="backbone must be given again with this model, if you tru"
-    ):
-        classify(new, None, tmp_path, settings(model=other))
-    network = settings(model=other, backbone="timm:resnet18")
-    assert classify(new, None, tmp_path / "c", network).answers.names == first.answers.names
+    other, timm = tmp_path / "other.npz", {"backbone": "timm:resnet18"}
+    np.savez(other, **dict(np.load(saved)) | timm)
+    assert len(classify(new, None, tmp_path / "c", settings(model=other, **timm))) == len(first)
+    for model, more, message in ((saved, timm, "omitted with"), (other, {}, "given again, if you")):
+        with pytest.raises(ValueError, match=f"backbone must be {message}"):
+            classify(new, None, tmp_path, settings(model=model, **more))
     np.savez(tmp_path / "rows.npz", features=np.eye(3))
     with pytest.raises(ValueError, match="model must match the data to classify"):
         classify(tmp_path / "rows.npz", None, tmp_path, settings(model=saved))
@@ -172,27 +168,25 @@ def test_a_model_of_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_model_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
-    """It has no texts, and its labelled samples count all the same; it names no other encoder."""
+    """It has no texts, and its labelled samples count all the same, also when it is saved again."""
     stand_in_sentences(monkeypatch, lambda text: [1 + text.count(x) for x in "abyz"])
-    said_texts = ["aaa b", "aab a", "zzz y", "zyz z", "aba", "zzy", "azz"]
-    write_table(tmp_path / "a.csv", {"said": said_texts, "label": [*"aazz", "", "", ""]})
-    write_table(tmp_path / "b.csv", {"said": said_texts[4:]})
+    texts = ["aaa b", "aab a", "zzz y", "zyz z", "aba", "zzy", "azz"]
+    write_table(tmp_path / "a.csv", {"said": texts, "label": [*"aazz", "", "", ""]})
+    write_table(tmp_path / "b.csv", {"said": texts[4:]})
     (tmp_path / "names.txt").write_text("a\nz\n")
-    saved = tmp_path / "m.npz"
+    new, saved, out = tmp_path / "b.csv", tmp_path / "m.npz", ("--output", tmp_path / "out")
     names = ("--names", tmp_path / "names.txt") if named else ()
-    said(tmp_path / "a.csv", "--text", "said", "--save", saved, "--output", tmp_path, *names)
-    assert [row["label"] for row in table(tmp_path / "answers.csv")][:2] == ["a", "z"]
-    told = said(tmp_path / "b.csv", "--model", saved, "--output", tmp_path / "b")
-    assert "labelled 4 samples of 2 classes" in told
-    columns = [
-        [(row["label"], row["probability"]) for row in table(folder / "answers.csv")]
-        for folder in (tmp_path, tmp_path / "b")
-    ]
-    assert columns[0] == columns[1]
+    answers = []
+    for words in ((tmp_path / "a.csv", "--text", "said", *names), *[(new, "--model", saved)] * 2):
+        assert "labelled 4 samples of 2 classes" in said(*words, "--save", saved, *out)
+        rows = table(tmp_path / "out" / "answers.csv")
+        answers.append([(row["label"], row["probability"]) for row in rows])
+    assert [label for label, _ in answers[0][:2]] == ["a", "z"]
+    assert answers[0] == answers[1] == answers[2]
     np.savez(saved, **dict(np.load(saved)) | {"encoder": np.array("someone/model")})
-    told = refused(tmp_path / "b.csv", "--model", saved, "--output", tmp_path / "b")
-    assert "--encoder must be given again with this model, if you trust it: someone/model" in told
-    said(tmp_path / "b.csv", "--model", saved, "--encoder", "here/model", "--output", tmp_path)
+    told = refused(new, "--model", saved, *out)
+    assert "--encoder must be given again, if you trust this model: someone/model, got none" in told
+    said(new, "--model", saved, "--encoder", "here/model", *out)
 
 
 def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ writes: every key that a project of one group of choices has.
 
 import csv
 import json
-import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree as ET
 
@@ -44,9 +44,7 @@ def test_tasks_of_texts(tmp_path: Path) -> None:
     tasks, rows = json.loads(target.read_text()), answers(tmp_path)
     assert len(tasks) == len(rows) == 40
     for task, row in zip(tasks, rows, strict=True):
-        digest = task["data"].pop("digest")
-        assert re.fullmatch("x[0-9a-f]{15}", digest)
-        assert task["data"] == {"name": row["key"], "text": row["text"]}
+        assert task["data"] == {"name": row["key"], "text": row["text"], "digest": ANY}
         (prediction,) = task["predictions"]
         assert prediction["score"] == pytest.approx(float(row["probability"]), abs=1e-4)
         assert prediction["model_version"].startswith("paddle_ext ")
@@ -70,9 +68,7 @@ def test_corrected_samples_are_annotated(tmp_path: Path) -> None:
     said(*texts(tmp_path), *more)
     back = read_label_studio(target, [])
     assert {key.name: label for key, label in back.items()} == {"K30": "unknown", "K33": "elm"}
-    told = said(*texts(tmp_path), "--corrected", target)
-    assert f"2 from {target}" in told
-    assert "by name alone" not in told
+    assert "by name alone" not in said(*texts(tmp_path), "--corrected", target)
 
 
 @pytest.mark.usefixtures("quick_network")
