@@ -191,16 +191,16 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     wanted = [there and label != UNKNOWN for there, label in zip(usable, own, strict=True)]
     used = list(compress(range(len(own)), wanted))
     trusted = [bool(own[row]) or sure[row] for row in used]
-    known = selected_from(examples._replace(truth=example_labels), wanted)
-    before = known_classes(known, source.named, source.labelled_name, trusted)
+    in_use = selected_from(examples._replace(truth=example_labels), wanted)
+    before = known_classes(in_use, source.named, source.labelled_name, trusted)
     source.labelled, remaining = before, None
     if samples.names:
         remaining = count - len(labels)
         there = has_text(samples.texts) if source.embeds_texts else [True] * len(labels)
         wanted = [yes and label != UNKNOWN for yes, label in zip(there, labels, strict=True)]
-        known = concatenated([known, selected_from(samples._replace(truth=labels), wanted)])
+        in_use = concatenated([in_use, selected_from(samples._replace(truth=labels), wanted)])
         trusted += [True] * sum(wanted)
-        source.labelled = known_classes(known, source.named, source.labelled_name, trusted)
+        source.labelled = known_classes(in_use, source.named, source.labelled_name, trusted)
 
         def rest(batch: Batch) -> Batch:
             return selected_from(batch, [key not in label_of for key in batch.keys(data.new)])
