@@ -14,7 +14,6 @@ import torch
 from paddle_ext.app.classify import Answers
 from paddle_ext.app.corrections import DataNames, corrected_source
 from paddle_ext.app.outcome import Outcome
-from paddle_ext.app.read.arrays import ArraySamples
 from paddle_ext.app.read.opening import Source
 from paddle_ext.app.read.samples import Batch
 from paddle_ext.app.settings import Settings
@@ -60,10 +59,8 @@ def made(kind: str, count: int = 90, classes: tuple[str, ...] = CLASSES, shots: 
     )
     known = torch.arange(K).repeat(shots)
     names = [str(row) for row in range(len(known))]
-    texts, truth = [f"example {row}" for row in names], [classes[k] for k in known]
-    examples = Batch(names, torch.eye(K)[known], texts, truth)
-    samples = ArraySamples(torch.eye(K), range(K), None)
-    source = Source(Settings(), kind, "new", samples, examples=examples)
+    examples = torch.eye(K)[known], [f"example {row}" for row in names], [classes[k] for k in known]
+    source = Source(Settings(), kind, "new", [], examples=Batch(names, *examples))
     corrected = corrected_source(source, [], DataNames("labelled", "new"))
     return page(Outcome(answers, corrected, None, None), "What is in <new>", 1.0, Path())
 

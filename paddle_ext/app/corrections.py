@@ -106,7 +106,8 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
             raise check.ArgumentValueError(
                 "output",
                 f"must be a folder whose {own.name} has the columns {', '.join(HEADER)}, because "
-                f"corrections are kept in it, got {folder}",
+                f"corrections are kept in it, got {folder}: give that file as --corrected as well, "
+                "or choose another folder",
             )
         else:
             notes.append(

@@ -118,7 +118,6 @@ def test_wrong_labels_are_outvoted(shots: int) -> None:
 
 @pytest.mark.parametrize("label_noise", ["auto", 0.3])
 def test_trusted_labels_count_in_full(label_noise: float | str) -> None:
-    """The others are weighed as by the reference, and the rate is that of the others."""
     support, labels, *_ = task(12, 6, 0.34, spread=1.5)
     trusted = torch.arange(len(labels)) % 3 == 0
     rows = support[None], labels[None]

@@ -231,33 +231,35 @@ def test_keys_and_a_reload(tmp_path: Path, browser: str) -> None:
     pattern(0, 2, (90, 70)).save(new / "z.tiff")
     report = classify(labelled, new, tmp_path / "out", settings(suggest=2))
     script = """
-    const look = (name) => new Promise((done) => {
-      document.querySelector(`.sample[data-name="${name}"]`).click();
-      const large = at("look-image");
-      setTimeout(() => done([large.naturalWidth, large.src.slice(0, 5)]), 500);
+    const tile = (name) => document.querySelector(`.sample[data-name="${name}"]`);
+    const enlarged = (name) => new Promise((done) => {
+      tile(name).click();
+      setTimeout(() => done([image.naturalWidth, image.src.slice(0, 5)]), 500);
     });
+    const keyed = { "deep/stripes/0.jpg": "2", "deep/chess/0.jpg": "u", "z.tiff": "1" };
     if (!sessionStorage.getItem("again")) {
-      document.querySelector(".samples .sample:not(.labelled)").click();
-      ["2", "u", "1", "ArrowLeft"].forEach(type);
+      Object.entries(keyed).forEach(([name, key]) => { tile(name).click(); type(key); });
       sessionStorage.setItem("again", 1);
       location.reload();
       await new Promise(() => {});
     }
-    const tiles = document.querySelectorAll("#review .sample.corrected");
-    report.labels = [...tiles].map((tile) => tile.querySelector(".mine").textContent);
-    report.second = data.classes[tiles[0].dataset.likeliest.split(" ")[1]];
+    report.labels = Object.keys(keyed).map((name) => tile(name).querySelector(".mine").textContent);
+    report.second = data.classes[tile("deep/stripes/0.jpg").dataset.likeliest.split(" ")[1]];
     report.button = at("export").textContent;
     report.suggested = document.querySelectorAll("#suggested .next").length;
-    report.file = await look("ü 1#?.jpg");
-    report.fallback = await look("z.tiff");
+    report.file = await enlarged("ü 1#?.jpg");
+    report.fallback = await enlarged("z.tiff");
     report.choices = [...at("look-likeliest").children].map((one) => one.textContent[0]);
+    report.steps = ["n", "ArrowRight", "b", "ArrowLeft"].map((key) => (type(key), current));
     """
     shown = probed(browser, report.page, script)
+    one, two, three, four = shown["steps"]
+    assert four < one == three < two
     assert shown["labels"][:2] == [f"changed to {shown['second']}", "changed to unknown"]
     assert shown["labels"][2].startswith("correct: ")
-    assert shown["button"] == "Export 3 corrected labels"
     assert (shown["file"], shown["fallback"]) == ([900, "file:"], [90, "data:"])
     assert (shown["suggested"], shown["choices"]) == (2, ["1", "2", "3"])
+    assert shown["button"] == "Export 3 corrected labels"
 
 
 WIDTH = """<style>section.class { content-visibility: visible !important; }</style><script>
