@@ -83,7 +83,7 @@ class Settings:
         Table of classes and their weights, such as the counts of last month; 0: impossible. It
         counts as far as the samples agree with it.
     label_noise : float or str
-        Share of wrong labels among the labelled, or auto to estimate it.
+        Share of wrong labels among the labelled, or auto to estimate it; corrected ones are right.
     corrected : Path or sequence of Path
         Corrected labels, as exported by the page or Label Studio; several times: later ones win.
         They are kept in corrected.csv of the output folder, which every run reads.
