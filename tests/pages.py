@@ -6,18 +6,18 @@ import json
 import re
 import subprocess
 from html import unescape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from paddle_ext.app.classify import Answers, Labelled
+from paddle_ext.app.classify import Answers
 from paddle_ext.app.corrections import DataNames, corrected_source
 from paddle_ext.app.outcome import Outcome
-from paddle_ext.app.read.samples import Source
+from paddle_ext.app.read.opening import Source
+from paddle_ext.app.read.samples import Batch
+from paddle_ext.app.settings import Settings
 from paddle_ext.app.write.page import digest_source, page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ODD = '<b onmouseover="x()">bold & "quoted"</b>'
 CLASSES = ("plain", ODD, "a_very_long_name_without_any_space_" * 4, "absent")
@@ -54,12 +54,15 @@ def made(kind: str, count: int = 90, classes: tuple[str, ...] = CLASSES, shots: 
         (1 - probability) * 0.9,
         1 - probability,
         torch.arange(K) < K - 1,
+        digests=[f"x{row}" for row in range(count)],
+        likeliest=torch.stack([labels, (labels + 1) % (K - 1)], 1),
     )
     known = torch.arange(K).repeat(shots)
-    examples = tuple(f"example {row}" for row in range(len(known)))
-    source = Source(Labelled(torch.eye(K)[known], known, classes, examples), [], "new", kind)
+    names = [str(row) for row in range(len(known))]
+    examples = torch.eye(K)[known], [f"example {row}" for row in names], [classes[k] for k in known]
+    source = Source(Settings(), kind, "new", [], examples=Batch(names, *examples))
     corrected = corrected_source(source, [], DataNames("labelled", "new"))
-    return page(Outcome(answers, corrected, None, None), "What is in <new>", 1.0)
+    return page(Outcome(answers, corrected, None, None), "What is in <new>", 1.0, Path())
 
 
 def with_probe(text: str, probe: str) -> str:
@@ -73,7 +76,7 @@ def with_probe(text: str, probe: str) -> str:
 def dumped(browser: str, path: Path, width: int, *, real_time: bool = False) -> str:
     """The final document in the browser, whose clock stands still while it works by default."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    options += ["--hide-scrollbars", f"--window-size={width},900"]
+    options += ["--hide-scrollbars", "--incognito", f"--window-size={width},900"]
     options += [] if real_time else ["--virtual-time-budget=3000"]
     profile = f"--user-data-dir={path.parent / 'profile'}"
     command = [browser, *options, profile, "--dump-dom", path.as_uri()]

@@ -43,11 +43,12 @@ def corrected_likelihood(
     num_classes: int,
     weights: Tensor | None = None,
     label_noise: float | str = 0.0,
+    trusted: Tensor | None = None,
 ) -> Likelihood:
     """The likelihood learned from labelled rows [S, D], with a correction where it pays.
 
     Every class must have a row; `weights` [S] > 0 are those of the rows in their classes, between
-    1e-30 and 1e30, in float64.
+    1e-30 and 1e30, in float64. The labels of `trusted` rows [S] are never taken for wrong.
     """
     K, S, total, noisy = num_classes, len(labels), weights, False
     corrects = uses_correction(S, support.shape[1], K)
@@ -59,7 +60,9 @@ def corrected_likelihood(
         largest = weights.new_zeros(K).scatter_reduce(0, labels, weights, "amax")
         given = (weights / power_of_two(largest)[labels]).unsqueeze(0)
     if models_noise(label_noise, S, K):
-        likelihood, rate, right, logits = weigh_labels(rows, own, K, label_noise, given=given)
+        sure = None if trusted is None else trusted.unsqueeze(0)
+        weighed = weigh_labels(rows, own, K, label_noise, given=given, trusted=sure)
+        likelihood, rate, right, logits = weighed
         noisy = bool(rate > 0)
         if noisy:  # the likelihood has these weights already
             total = right[0] if weights is None else right[0] * weights

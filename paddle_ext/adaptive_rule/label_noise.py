@@ -95,17 +95,19 @@ def weigh_labels(
     label_noise: float | str,
     metric: str = "auto",
     given: Tensor | None = None,
+    trusted: Tensor | None = None,
 ) -> WeighedLabels:
     """Estimate which labels are wrong, and learn the likelihood with rows weighed accordingly.
 
     There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
-    `given` [B, S] are further weights of the rows.
+    `given` [B, S] are further weights of the rows. The labels of `trusted` rows [B, S] are right.
     """
     likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
     assert distances is not None
     has_peers = likelihood.shots.gather(1, labels) > 1
     given_rate = None if label_noise == AUTO else float(label_noise)
-    rows = CalibrationRows.of(labels, has_peers, num_classes, given_rate)
+    doubted = torch.ones_like(has_peers) if trusted is None else ~trusted
+    rows = CalibrationRows.of(labels, has_peers, doubted, num_classes, given_rate)
     estimate = rows.estimate(distances - likelihood.excess().unsqueeze(-2))
     noisy = estimate.rate > 0
     weights = torch.ones_like(estimate.own)
@@ -115,8 +117,9 @@ def weigh_labels(
     x = likelihood.centred(support)
     for _ in range(ROUNDS):
         rate = torch.where(noisy, estimate.rate, 0)
-        right = right_and_wrong(estimate.own, rate, num_classes)[0].clamp(min=LEAST_WEIGHT)
-        weights = torch.where(has_peers, right, 1)
+        right = right_and_wrong(estimate.own, rate, doubted, num_classes)[0]
+        right = right.clamp(min=LEAST_WEIGHT)
+        weights = torch.where(has_peers & doubted, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
         weighted = WeightedRows.of(likelihood, x, labels, weights)
         moved, estimate = rows.estimate_weighted(weighted, total)
@@ -244,13 +247,16 @@ class CalibrationRows(NamedTuple):
     chosen: Tensor  # [R] int64 their indices
     labels: Tensor  # [B, S] of all rows
     counts: Tensor  # [B, R] False for the only row of its class, which cannot be left out
+    doubted: Tensor  # [B, R] whether the label may be wrong
     rate: float | None  # the share of wrong labels, if it is given
 
     @classmethod
-    def of(cls, labels: Tensor, has_peers: Tensor, K: int, rate: float | None) -> CalibrationRows:
+    def of(
+        cls, labels: Tensor, has_peers: Tensor, doubted: Tensor, K: int, rate: float | None
+    ) -> CalibrationRows:
         S = labels.shape[-1]
         chosen = evenly_spread(calibration_count(S, K, True), S, labels.device)
-        return cls(chosen, labels, has_peers[:, chosen], rate)
+        return cls(chosen, labels, has_peers[:, chosen], doubted[:, chosen], rate)
 
     def estimate_weighted(self, rows: WeightedRows, weights: Tensor) -> tuple[Likelihood, Estimate]:
         """Estimate with weights [B, S] in class means, and the likelihood with these means."""
@@ -279,13 +285,13 @@ class CalibrationRows(NamedTuple):
         With those in the full metric, its share grows while the labels are likely enough.
         """
         counts, own = self.counts.to(plain.dtype), self.labels[:, self.chosen]
-        near = plain[:, self.chosen]
-        f, best = most_likely_sharpness(near, own, counts, self.rate)
+        near, others = plain[:, self.chosen], (own, counts, self.doubted, self.rate)
+        f, best = most_likely_sharpness(near, *others)
         share, growing, d = torch.zeros_like(f), torch.ones_like(f, dtype=torch.bool), plain
         if full is not None:
             for t in torch.linspace(0, 1, native.MIXTURE_STEPS + 1)[1:].tolist():
                 mixed = torch.lerp(near, full[:, self.chosen], t)
-                sharpness, fit = most_likely_sharpness(mixed, own, counts, self.rate)
+                sharpness, fit = most_likely_sharpness(mixed, *others)
                 growing = growing & (fit > best - native.STANDARD_ERROR)
                 best = torch.where(growing, torch.maximum(best, fit), best)
                 f, share = torch.where(growing, sharpness, f), torch.where(growing, t, share)
@@ -293,7 +299,7 @@ class CalibrationRows(NamedTuple):
         p = (d * column(-f / 2)).softmax(-1)
         right = p.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
         if self.rate is None:
-            e = most_likely_rate(right[:, self.chosen], counts, d.shape[-1])
+            e = most_likely_rate(right[:, self.chosen], counts * self.doubted, d.shape[-1])
         else:
             e = torch.full_like(f, self.rate)
         return Estimate(f, e, share, d, p, right)
@@ -302,7 +308,7 @@ class CalibrationRows(NamedTuple):
         """A bias [B, K] that is lower for classes that attract rows of other classes."""
         p, own = estimate.p[:, self.chosen], estimate.own[:, self.chosen]
         K, counts = p.shape[-1], self.counts.to(p.dtype)
-        right, wrong = right_and_wrong(own, estimate.rate, K)
+        right, wrong = right_and_wrong(own, estimate.rate, self.doubted, K)
         # If the label is wrong, the row belongs to the other classes by their probabilities.
         belongs = p * (wrong / (1 - own).clamp(min=SMALLEST)).unsqueeze(-1)
         labels = self.labels[:, self.chosen]
@@ -313,7 +319,7 @@ class CalibrationRows(NamedTuple):
 
 
 def most_likely_sharpness(
-    d: Tensor, own: Tensor, counts: Tensor, rate: float | None
+    d: Tensor, own: Tensor, counts: Tensor, doubted: Tensor, rate: float | None
 ) -> tuple[Tensor, Tensor]:
     """The sharpness that makes the labels most likely, and their log-likelihood, [B] each.
 
@@ -325,8 +331,9 @@ def most_likely_sharpness(
     octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
     tried = PRIOR_SHARPNESS * 2.0**octaves
     p = torch.stack([(gaps * (-f / 2)).logsumexp(-1) for f in tried]).neg_().exp_()
-    e = most_likely_rate(p, counts, K) if rate is None else p.new_full(p.shape[:-1], rate)
-    right, wrong = joint_probabilities(p, e, K)
+    given = p.new_full(p.shape[:-1], rate or 0)
+    e = most_likely_rate(p, counts * doubted, K) if rate is None else given
+    right, wrong = joint_probabilities(p, e, doubted, K)
     fit = ((right + wrong).clamp(min=SMALLEST).log() * counts).sum(-1)
     fit = fit - (octaves * math.log(2)).square().div(2 * SHARPNESS_SPREAD**2).unsqueeze(-1)
     best = fit.argmax(0).clamp(1, len(octaves) - 2)
@@ -337,15 +344,17 @@ def most_likely_sharpness(
     return f, middle - (low - high) * beyond / 4
 
 
-def joint_probabilities(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
+def joint_probabilities(
+    own: Tensor, rate: Tensor, doubted: Tensor, K: int
+) -> tuple[Tensor, Tensor]:
     """The probabilities that a label is given and right, and given and wrong, [.., R] each."""
-    e = rate.unsqueeze(-1)
+    e = rate.unsqueeze(-1) * doubted
     return (1 - e) * own, e * (1 - own) / (K - 1)
 
 
-def right_and_wrong(own: Tensor, rate: Tensor, K: int) -> tuple[Tensor, Tensor]:
+def right_and_wrong(own: Tensor, rate: Tensor, doubted: Tensor, K: int) -> tuple[Tensor, Tensor]:
     """The probabilities that a label is right, and that it is wrong, [.., R] each."""
-    right, wrong = joint_probabilities(own, rate, K)
+    right, wrong = joint_probabilities(own, rate, doubted, K)
     total = (right + wrong).clamp(min=SMALLEST)
     return right / total, wrong / total
 

@@ -12,6 +12,7 @@ from .. import check
 from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
+from ..adaptive_rule.likelihood import Likelihood
 from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
@@ -21,11 +22,12 @@ from ..progress import Progress
 from ..rows import unit_rows
 from ..solution import Solution
 from ..task import Task
-from .answers import RATE, Answers
+from .answers import LIKELIEST, RATE, Answers
 from .read.samples import (
     Batch,
     Labelled,
     check_finite,
+    concatenated,
     grouped_by_shape,
     matched_names,
     rebatched,
@@ -86,9 +88,7 @@ def answer(
     ['dog', 'dog']
     """
     place = check.device(device)
-    names: list[str] = []
-    texts: list[str] = []
-    truth: list[str] = []
+    samples: list[Batch] = []  # without features
     novelty, strange = novelty_of(labelled, place), Strange()
     best: list[tuple[Tensor, ...]] = []
     nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
@@ -107,10 +107,9 @@ def answer(
     )
     for group, rows, solution in groups:
         for part in group:
-            names += part.names
-            texts += part.texts
-            truth += matched_names(part.truth or [], labelled.class_names)
-        columns = [*solution.probabilities.topk(2), solution.doubt()]
+            no_features, digests = torch.empty(len(part.names), 0), part.digests()
+            samples.append(part._replace(features=no_features, contents=digests))
+        columns = [*solution.probabilities.topk(min(LIKELIEST, K)), solution.doubt()]
         if novelty is not None:
             columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))
             strange.add(rows.flatten(0, 1), columns[-1])
@@ -126,22 +125,25 @@ def answer(
         sums[:2] += certain
         present |= certain > 0
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
+    whole = concatenated(samples)
     return Answers(
         labelled.class_names,
-        names,
-        texts,
+        whole.names,
+        whole.texts,
         classes[:, 0],
         classes[:, 1],
         values[:, 0],
         values[:, 1],
         doubts,
         present,
-        truth or None,
+        matched_names(whole.truth, labelled.class_names) if whole.truth else None,
         rest[0] if rest else None,
         nodes if sure else None,
         torch.cat(sure) if sure else None,
         from_sums(sums),
         strange.groups(labelled, place),
+        whole.digests(),
+        torch.nn.functional.pad(classes, (0, LIKELIEST - classes.shape[1]), value=-1),
     )
 
 
@@ -199,7 +201,7 @@ def solver(
     labels = labelled.labels.to(place)
     measures = None if prior is None else measures_of(prior, K, None, support).values
     if labelled.prototypes is None:
-        likelihood = corrected_likelihood(support, labels, K, label_noise=label_noise)
+        likelihood = likelihood_of(labelled, place, label_noise)
         return lambda rows: classify(likelihood, rows, measures=measures)[0]
     names = labelled.prototypes.to(place, torch.float32)
     method = Adaptive(logit_scale=labelled.logit_scale)
@@ -209,6 +211,14 @@ def solver(
         return method.solution(Task(*whole, prototypes=names[None], measures=measures))
 
     return solve
+
+
+def likelihood_of(labelled: Labelled, place: torch.device, label_noise: float | str) -> Likelihood:
+    """What labelled samples say of each class; labels that a person has corrected are trusted."""
+    trusted = None if labelled.trusted is None else labelled.trusted.to(place)
+    rows, labels = labelled.rows(place), labelled.labels.to(place)
+    K = len(labelled.class_names)
+    return corrected_likelihood(rows, labels, K, label_noise=label_noise, trusted=trusted)
 
 
 def novelty_of(
@@ -223,14 +233,14 @@ def novelty_of(
     if not len(classes):
         return None
     index = number.to(device)  # of each class among those with samples; -1: none
-    known = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
-    if known is None or RATE * (len(known.ordinary) + 1) < 1:
+    spread = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
+    if spread is None or RATE * (len(spread.ordinary) + 1) < 1:
         return None
 
     def novelty(rows: Tensor, labels: Tensor) -> Tensor:
         own = index[labels]
-        few = (own < 0) | (known.shots[own.clamp(min=0)] < 2)
-        return known.novelty(rows, own.clamp(min=0)).masked_fill(few, math.nan)
+        few = (own < 0) | (spread.shots[own.clamp(min=0)] < 2)
+        return spread.novelty(rows, own.clamp(min=0)).masked_fill(few, math.nan)
 
     return novelty
 
@@ -278,9 +288,9 @@ class Strange:
             return []
         rows = unit_rows(torch.cat(self.features)[chosen])
         places = torch.cat(self.places)[chosen.cpu()].tolist()
-        known, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
+        support, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
         counts = torch.bincount(labels, minlength=len(labelled.class_names))
-        sums = known.new_zeros(len(counts), known.shape[1]).index_add_(0, labels, known)
+        sums = support.new_zeros(len(counts), support.shape[1]).index_add_(0, labels, support)
         groups = [
             members
             for members in merged(rows @ rows.mT, same_class_limit(sums, counts))

@@ -17,6 +17,7 @@ from .read.samples import Batch
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
 BINS = 10  # of the calibration error
+LIKELIEST = 5  # classes to choose from by a key
 RATE = 0.05  # of samples of known classes that are shown as strangers
 
 
@@ -50,6 +51,10 @@ class Answers:
         The share of each class in all samples, with 90 % intervals.
     alike : list of list of int
         Groups of strangers that resemble one another, the largest first.
+    digests : list of N str
+        Of the contents of the samples, as in `Key`.
+    likeliest : Tensor [N, 5] int64 or None
+        The most probable classes, the first two of which are `labels` and `second`; -1: no class.
     corrected : dict of int to str
         Labels by the user, which may be ``unknown``. The predictions of these samples are by the
         labelled samples without any of them.
@@ -72,6 +77,8 @@ class Answers:
     node_probability: Tensor | None = None
     prevalence: Prevalence | None = None
     alike: list[list[int]] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    likeliest: Tensor | None = None
     corrected: dict[int, str] = field(default_factory=dict)
     no_text: frozenset[int] = frozenset()
 
@@ -175,8 +182,10 @@ def inserted(
     other[torch.tensor(places, dtype=torch.int64)] = False
     others: list[int] = other.nonzero().view(-1).tolist()
     order = torch.tensor([*places, *others], dtype=torch.int64).argsort()
-    number = torch.tensor([class_names.index(name) for name in more.class_names])
-    parts[0] = replace(more, labels=number[more.labels], second=number[more.second])
+    number = torch.tensor([*map(class_names.index, more.class_names), -1])
+    classes = ("labels", "second", "likeliest")
+    renumbered: Any = {name: number[getattr(more, name)] for name in classes}
+    parts[0] = replace(more, **renumbered)
 
     def tensors(name: str) -> Tensor:
         values = [(getattr(one, name), len(one)) for one in parts]
@@ -198,9 +207,10 @@ def inserted(
             columns["node_probability"] = tensors("node_probability")
     if any(one.novelty is not None for one in parts):
         columns["novelty"] = tensors("novelty")
-    for name in ("labels", "second", "probability", "second_probability", "doubt"):
+    for name in (*classes, "probability", "second_probability", "doubt"):
         columns[name] = tensors(name)
     truth = None if more.truth is None else lists("truth")
+    columns["digests"] = lists("digests")
     return Answers(class_names, lists("names"), lists("texts"), truth=truth, **columns)
 
 
@@ -210,4 +220,6 @@ def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
     none, nan = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
     absent = torch.zeros(K, dtype=torch.bool)
     names, texts = samples.names, samples.texts
-    return Answers(class_names, names, texts, none, none, nan, nan, nan, absent, samples.truth)
+    answers = (none, none, nan, nan, nan, absent, samples.truth)
+    more: Any = {"digests": samples.digests(), "likeliest": torch.full((n, LIKELIEST), -1)}
+    return Answers(class_names, names, texts, *answers, **more)

@@ -1,7 +1,8 @@
 """Predictions as tasks of Label Studio, and the labels that people chose there.
 
-Each task has the name of its sample, by which its label comes back. The formats are those that
-Label Studio documents: https://labelstud.io/guide/predictions and https://labelstud.io/guide/export
+Each task has the name and the digest of its sample, by which its label comes back. The formats are
+those that Label Studio documents: https://labelstud.io/guide/predictions and
+https://labelstud.io/guide/export
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ..files import open_regular, readable, replacing
 from ..text import plain_cell, without_controls
 from ..version import version
 from .answers import UNKNOWN, Answers
-from .read.samples import Source
+from .read.opening import Source
+from .read.samples import Key
 from .read.text_files import decoded
 from .settings import Settings
 
@@ -55,7 +57,8 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
         if source.kind == "pictures":
             place = Path(root.resolve().name) / Path(shown).relative_to(root)
             shown = f"/data/local-files/?d={quote(os.fsencode(place))}"
-        written: dict[str, Any] = {"data": {"name": answers.names[row], key: shown}}
+        known_by = {"name": answers.names[row], "digest": answers.digests[row]}
+        written: dict[str, Any] = {"data": {**known_by, key: shown}}
         if row not in answers.no_text:
             score = round(float(answers.probability[row]), 4)
             result = choice(row, answers.prediction(row))
@@ -96,8 +99,8 @@ def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:
 # --- labels -------------------------------------------------------------------------------------
 
 
-def read_label_studio(path: Path, rows: Sequence[Sequence[str]]) -> dict[str, str] | None:
-    """The label of each sample by its name, from an export: JSON, JSON_MIN or the rows of a CSV.
+def read_label_studio(path: Path, rows: Sequence[Sequence[str]]) -> dict[Key, str] | None:
+    """The label of each sample, from an export: JSON, JSON_MIN or the rows of a CSV.
 
     The last label of a sample counts, and skipped tasks do not. None: not such a file.
     """
@@ -107,14 +110,15 @@ def read_label_studio(path: Path, rows: Sequence[Sequence[str]]) -> dict[str, st
         records = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
     else:
         return None
-    labels: dict[str, str] = {}
+    labels: dict[Key, str] = {}
     for record in sorted(records, key=lambda one: str(one.get("updated_at") or "")):
         label = record.get(CONTROL)
         if label in (None, "", []) or str(record.get("was_cancelled")).lower() == "true":
             continue
         if record.get("name") in (None, ""):
             raise wrong(path, f"must have tasks with a name, {NAMED}", "one without")
-        labels[plain_cell(str(record["name"]))] = one_choice(path, record, label)
+        key = Key(plain_cell(str(record["name"])), digest=str(record.get("digest") or ""))
+        labels[key] = one_choice(path, record, label)
     return labels
 
 

@@ -20,7 +20,8 @@ from ..presence.labels import doubt_of_labels
 from ..text import plural
 from .answers import RATE, Answers
 from .corrections import Corrected
-from .read.samples import Labelled, Source
+from .read.opening import Source
+from .read.samples import Labelled
 
 MOST_SUGGESTIONS_NAMED = 5  # in the terminal
 MOST_CLASSES_NAMED = 5  # in a note
@@ -216,9 +217,9 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     S = len(labelled.labels)
     if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_LEFT_OUT:
         return None
-    doubts = doubt_of_labels(
-        labelled.rows(device), number[labelled.labels].to(device), len(classes)
-    )
+    sure = None if labelled.trusted is None else labelled.trusted.to(device)
+    numbers = number[labelled.labels].to(device)
+    doubts = doubt_of_labels(labelled.rows(device), numbers, len(classes), sure)
     return LabelledCheck(
         labelled.class_names,
         [text or str(row) for row, text in enumerate(labelled.texts)],
@@ -239,6 +240,7 @@ class Outcome:
     corrected: Corrected
     checked: LabelledCheck | None
     accuracy: ExpectedAccuracy | None
+    suggested: Suggested | None = None
 
     @property
     def source(self) -> Source:
@@ -270,8 +272,8 @@ class Outcome:
         """Labelled samples whose label looks wrong, unless the user has said what they are."""
         if self.checked is None:
             return []
-        keys, said = self.corrected.keys, self.corrected.corrections
-        return [row for row in self.checked.suspects() if keys[row] not in said]
+        sure = self.source.labelled.trusted
+        return [row for row in self.checked.suspects() if sure is None or not sure[row]]
 
     def about_strangers(self) -> str:
         """For which samples nothing can be said about unknown classes; empty if for none."""
@@ -306,19 +308,19 @@ class Suggested:
     def names(self) -> list[str]:
         return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
 
-    def reasons(self) -> list[str]:
+    def reasons(self) -> dict[int, str]:
         """For each of them, why its label would help.
 
         Its label is in doubt or its class may be unknown, and how many unlabelled samples have no
         labelled or suggested sample nearer to them.
         """
         strange = set(self.answers.strangers().tolist())
-        reasons = []
+        reasons = {}
         for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):
             first = "unsure, " if self.answers.doubt[row] > 0.5 else ""
             first = "possibly of an unknown class, " if row in strange else first
             alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
-            reasons.append(first + ("like a labelled one" if size == 0 else alike))
+            reasons[row] = first + ("like a labelled one" if size == 0 else alike)
         return reasons
 
     def line(self) -> str:

@@ -24,8 +24,8 @@ from .outcome import LabelledCheck, Outcome, Suggested, check_labelled, expected
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, prior_of, read_pairs, read_prior, renamed
-from .read.opening import encoded, open_data
-from .read.samples import Batch, Labelled, Source, WithText, repeated
+from .read.opening import Source, classes_of, encode, open_data
+from .read.samples import Batch, Labelled, WithText
 from .read.tables import TableSamples
 from .settings import Settings
 from .write.page import write_page
@@ -136,29 +136,29 @@ def classify(
     """
     settings = settings or Settings()
     began = time.perf_counter()
-    known, new = existing(labelled), None if unlabelled is None else existing(unlabelled)
+    first, new = existing(labelled), None if unlabelled is None else existing(unlabelled)
     device, folder = check.device(settings.device), Path(output)
     files, notes = gathered(folder, settings.corrections)
     parents = (
         None if settings.parents is None else read_pairs(settings.parents, "parents", "parent")
     )
     weights = None if settings.prior is None else read_prior(settings.prior)
-    check_outputs(settings, (known, new))
+    check_outputs(settings, (first, new))
     if settings.suggest is None and (folder / SUGGESTIONS).exists():
         # It stays, because labels may be written to it.
         notes.append(f"{folder / SUGGESTIONS} is of an earlier run; --suggest makes a new one")
-    opened = open_data(known, new, settings)
+    source = open_data(first, new, settings)
     if settings.label_studio is not None:
-        check_tasks(opened.kind, opened.name)
+        check_tasks(source.kind, source.name)
     if show is not None:
-        show(check_input(opened))
-    for place, file in enumerate(files if opened.renaming else ()):
-        labels = renamed([*file.corrections.values()], opened.renaming)
+        show(check_input(source))
+    for place, file in enumerate(files if source.renaming else ()):
+        labels = renamed([*file.corrections.values()], source.renaming)
         files[place] = file._replace(corrections=dict(zip(file.corrections, labels, strict=True)))
-    source = encoded(opened, device)
-    data = (known, new) if settings.model is None else (Path(settings.model), known)
+    encode(source, device)
+    data = (first, new) if settings.model is None else (Path(settings.model), first)
     corrected = corrected_source(source, files, DataNames.of(*data))
-    given, names = source.labelled.class_names, corrected.source.labelled.class_names
+    given, names = classes_of(source.examples, source.named), source.labelled.class_names
     hierarchy = prior = None
     if parents is not None:
         hierarchy, more = hierarchy_of(parents, names, given, settings.parents)
@@ -168,19 +168,16 @@ def classify(
         notes += more
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
-    source = corrected.source
     checked = check_labelled(source.labelled, device)
-    accuracy = expected_accuracy(checked, source.labelled, len(corrected.before.labels))
-    notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
-    notes += name_notes(answers, corrected, settings.columns.name)
-    corrected = replace(corrected, source=replace(source, notes=notes))
-    outcome = Outcome(answers, corrected, checked, accuracy)
-    title = page_title(new or known, answers, source.kind)
+    accuracy = expected_accuracy(checked, source.labelled, len(corrected.used))
+    source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
+    suggested = suggestions(answers, source, features, settings)
+    outcome = Outcome(answers, corrected, checked, accuracy, suggested)
+    title = page_title(new or first, answers, source.kind)
     order = {}
-    if settings.final is not None and isinstance(opened.samples, TableSamples):
-        order = opened.samples.order()
-    report = write_all(folder, outcome, settings, title, order, began)
-    return report if settings.suggest is None else with_suggestions(report, features, settings)
+    if settings.final is not None and isinstance(source.samples, TableSamples):
+        order = source.samples.order()
+    return write_all(folder, outcome, settings, title, order, began)
 
 
 def check_outputs(settings: Settings, data: tuple[Path, Path | None]) -> None:
@@ -214,7 +211,7 @@ def all_answers(
     batches = batches if texts is None else texts
     if settings.suggest is not None:
         batches = remembered(batches, features)
-    certain = label_counts(corrected.labels, names)
+    certain = label_counts([*corrected.labels.values()], names)
     common = partial(answer, label_noise=settings.label_noise, device=device)
     if corrected.remaining != 0:
         rest = common(
@@ -236,8 +233,8 @@ def all_answers(
         assert rest is not None
         return rest
     own = common(corrected.before, [corrected.samples], batch=1)
-    answers = inserted(rest, own, corrected.places, names, certain)
-    return replace(answers, corrected=dict(zip(corrected.places, corrected.labels, strict=True)))
+    answers = inserted(rest, own, [*corrected.labels], names, certain)
+    return replace(answers, corrected=corrected.labels)
 
 
 def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Batch]:
@@ -274,9 +271,12 @@ def write_all(
     if settings.label_studio is not None:
         write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
-        save_model(Path(settings.save), source, settings)
+        save_model(Path(settings.save), source.labelled, source.kind, source.settings)
     if settings.final is not None:
         write_final(Path(settings.final), answers, corrected, column, order, texts=texts)
+    suggested, next_ones = outcome.suggested, folder / SUGGESTIONS
+    if suggested is not None:
+        write_suggestions(next_ones, suggested, column, texts=texts)
     write_page(page, outcome, title, time.perf_counter() - began)
     if settings.sort_into is not None:
         sort_into(Path(settings.sort_into), answers)  # last, as a second run would refuse it
@@ -291,39 +291,27 @@ def write_all(
         settings.save,
         settings.final,
         settings.sort_into,
+        suggested,
+        None if suggested is None else next_ones,
     )
 
 
-def with_suggestions(report: Report, features: list[Tensor], settings: Settings) -> Report:
-    """Write the samples to label next, given the features of those that were predicted."""
-    source, rows = report.outcome.source, report.answers.predicted().nonzero().view(-1)
-    if not len(rows):
-        return report
-    assert settings.suggest is not None
+def suggestions(
+    answers: Answers, source: Source, features: list[Tensor], settings: Settings
+) -> Suggested | None:
+    """The samples to label next, given the features of those that were predicted."""
+    rows = answers.predicted().nonzero().view(-1)
+    if settings.suggest is None or not len(rows):
+        return None
     device = check.device(settings.device)
     query = source.labelled.columns.applied_to(torch.cat(features).to(device, torch.float32))
     chosen = suggest(source.labelled.rows(device), query, settings.suggest)
-    chosen = Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu())
-    suggested = Suggested(report.answers, chosen)
-    path = report.table.parent / SUGGESTIONS
-    write_suggestions(path, suggested, name_column(source, settings), texts=source.kind == "texts")
-    return replace(report, suggested=suggested, suggestions=path)
+    return Suggested(answers, Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu()))
 
 
 def name_column(source: Source, settings: Settings) -> str:
     """The title of the column of sample names."""
     return settings.columns.name or ("file" if source.kind == "pictures" else "row")
-
-
-def name_notes(answers: Answers, corrected: Corrected, column: str | None) -> list[str]:
-    """A warning about names that cannot tell samples apart."""
-    labelled, new = corrected.data
-    others = (one.name for one in corrected.given) if labelled == new else ()
-    several = [] if column is None else repeated([*others, *answers.names])
-    if not several:
-        return []
-    names = f"names in column {column!r} that several samples have: {len(several):,}"
-    return [f"{names}, such as {several[0]!r}; a correction counts for all of them"]
 
 
 def trust_notes(labelled: Labelled) -> list[str]:

@@ -85,7 +85,7 @@ class Settings:
     rename : Path or None
         Table of classes and the names that they get, for classes that are one: --check offers it.
     label_noise : float or str
-        Share of wrong labels among the labelled, or auto to estimate it.
+        Share of wrong labels among the labelled, or auto to estimate it; corrected ones are right.
     corrected : Path or sequence of Path
         Corrected labels, as exported by the page or Label Studio; several times: later ones win.
         They are kept in corrected.csv of the output folder, which every run reads.
@@ -100,7 +100,8 @@ class Settings:
     save : Path or None
         Save the classes in this .npz, for --model.
     model : Path or None
-        A file from --save instead of labelled data: classify --model M NEW.
+        A file from --save instead of labelled data: classify --model M NEW. Unless it was made by
+        the default network, name that again.
     backbone : str
         For images: efficientnet_lite0, timm:NAME, or a checkpoint.
     encoder : str or None

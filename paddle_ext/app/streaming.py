@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,23 +16,22 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.classify import classify
-from ..adaptive_rule.correction import corrected_likelihood
 from ..files import ahead
 from ..progress import Progress
 from ..task import without_batch
-from .answering import check_batch, classified
+from .answering import check_batch, classified, likelihood_of
 from .answers import UNKNOWN
-from .corrections import relabelled
 from .read.input_check import Finding, check_input
-from .read.opening import encoded, open_data
+from .read.names import known_classes
+from .read.opening import Source, encode, open_data
 from .read.samples import (
     Batch,
-    Source,
     concatenated,
     has_text,
     matched_names,
     pyarrow,
     rebatched,
+    selected_from,
 )
 from .read.tables import TableSamples
 from .run import existing
@@ -62,7 +61,7 @@ class StreamReport:
     ----------
     counts : Tensor [K] int64
         Samples of each class.
-    right, known : int
+    right, judged : int
         Correctly labelled samples, and samples with a true class; 0 if unknown.
     seconds : float
     """
@@ -72,7 +71,7 @@ class StreamReport:
     notes: list[str]
     unreadable: dict[str, str] = field(default_factory=dict)
     right: int = 0
-    known: int = 0
+    judged: int = 0
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ class StreamReport:
         self.sums.index_add_(0, labels, probability.double())
         names = self.names[labels.numpy()]
         for name, true in zip(names, truth, strict=bool(truth)):
-            self.known += bool(true)
+            self.judged += bool(true)
             self.right += name == true
         return names
 
@@ -143,24 +142,25 @@ def stream(
     """
     settings = settings or Settings()
     began = time.perf_counter()
-    known, target = existing(labelled), Path(output)
+    first, target = existing(labelled), Path(output)
     new = None if unlabelled is None else existing(unlabelled)
-    check_arguments(settings, check.flag("one_batch", one_batch), (known, new), target)
+    check_arguments(settings, check.flag("one_batch", one_batch), (first, new), target)
     device = check.device(settings.device)
-    opened = open_data(known, new, settings)
-    samples, copied = opened.samples, {"name": "file" if opened.kind == "pictures" else "row"}
+    source = open_data(first, new, settings)
+    samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
     notes: list[str] = []
     if isinstance(samples, TableSamples):
         copied, notes = copied_columns(samples)
         samples.copied = list(copied)
     if show is not None:
-        show(check_input(opened))
-    source = encoded(opened, device)
+        show(check_input(source))
+    encode(source, device)
     if one_batch and (source.total == 0 or source.kind == "pictures"):
         # A CSV file does not say it, and some images may be unreadable.
-        source = replace(source, total=sum(len(batch.names) for batch in source.unlabelled))
-    texts = source.embeds_texts
-    source = replace(source, labelled=relabelled(source.labelled, {}, texts=texts)[1])
+        source.total = sum(len(batch.names) for batch in source.unlabelled)
+    texts, usable = source.embeds_texts, source.usable()
+    examples, trusted = selected_from(source.examples, usable), [*compress(source.trusted, usable)]
+    source.labelled = known_classes(examples, source.named, source.labelled_name, trusted)
     batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable
@@ -239,15 +239,9 @@ def predictions_of_one_batch(
     source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
 ) -> Iterator[Predicted]:
     """All samples as one batch."""
-    labelled = source.labelled
-    if labelled.prototypes is not None:
+    if source.labelled.prototypes is not None:
         raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
-    likelihood = corrected_likelihood(
-        labelled.rows(device),
-        labelled.labels.to(device),
-        len(labelled.class_names),
-        label_noise=settings.label_noise,
-    )
+    likelihood = likelihood_of(source.labelled, device, settings.label_noise)
     rows = SampleRows(source, device, progress=settings.progress)
     whole = without_batch(classify(likelihood, rows, all_classes=False, top=1, validate=True)[0])
     answers = (whole.labels, whole.probabilities[:, 0], whole.doubt())

@@ -185,14 +185,17 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     return doubt_of_labels(rows, support_labels.long(), K)
 
 
-def doubt_of_labels(rows: Tensor, labels: Tensor, num_classes: int) -> LabelDoubt:
-    """`label_doubt` for checked rows."""
+def doubt_of_labels(
+    rows: Tensor, labels: Tensor, num_classes: int, trusted: Tensor | None = None
+) -> LabelDoubt:
+    """`label_doubt` for checked rows; those that are `trusted` [S] count in full for the others."""
     if len(labels) == num_classes or num_classes == 1:
         return LabelDoubt(rows.new_zeros(len(labels)), labels)
     support, given = rows.unsqueeze(0), labels.unsqueeze(0)
-    found = weigh_labels(support, given, num_classes, AUTO)
+    sure = None if trusted is None else trusted.unsqueeze(0)
+    weighed = weigh_labels(support, given, num_classes, AUTO, trusted=sure)
     alone = labels.bincount()[labels] < 2
-    u = found.logits[0].softmax(-1)
+    u = weighed.logits[0].softmax(-1)
     own = u.gather(1, labels.unsqueeze(1)).squeeze(1)
     doubt = (1 - own).clamp(min=0).masked_fill(alone, 0)
     return LabelDoubt(doubt, torch.where(alone, labels, u.argmax(-1)))

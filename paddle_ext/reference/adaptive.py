@@ -259,9 +259,14 @@ def moved_distances(
 
 
 def likelihood(
-    support: Tensor, labels: Tensor, K: int, metric: str, label_noise: float | str = 0.0
+    support: Tensor,
+    labels: Tensor,
+    K: int,
+    metric: str,
+    label_noise: float | str = 0.0,
+    trusted: Tensor | None = None,
 ) -> Likelihood:
-    """Learn from the labelled rows [S, D] of one task, in float64."""
+    """Learn from the labelled rows [S, D] of one task, in float64; `trusted` labels are right."""
     S, D = support.shape
     shots = torch.stack([(labels == k).sum() for k in range(K)]).to(support.dtype)
     centre = means_of(unit_rows(support), labels, K).mean(0) if K > 1 else support.new_zeros(D)
@@ -291,9 +296,10 @@ def likelihood(
         return learned
     # The raw full metric is kappa times the one that is as long as the diagonal one.
     raw = full_metric(off, S - K, plain.metric)[0]
-    trusted = Mixture(share, float(raw.trace() / other.metric.trace())) if full else None
+    before = Mixture(share, float(raw.trace() / other.metric.trace())) if full else None
     judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
-    noisy = weigh_labels(x, labels, plain.metric, trusted, judges, label_noise, variance)
+    judged = judges, label_noise, variance, trusted
+    noisy = weigh_labels(x, labels, plain.metric, before, *judged)
     if noisy is None:
         return learned
     learned = learned._replace(

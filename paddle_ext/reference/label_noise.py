@@ -93,13 +93,14 @@ def weighted_means(
     return w @ x / mass.unsqueeze(-1), mass, w.square().sum(-1)
 
 
-def joint_probabilities(own: Tensor, e: float, K: int) -> tuple[Tensor, Tensor]:
+def joint_probabilities(own: Tensor, e: float, trusted: Tensor, K: int) -> tuple[Tensor, Tensor]:
     """The joint probabilities of a label and that it is right, and that it is wrong, [R] each."""
-    return (1 - e) * own, e / (K - 1) * (1 - own)
+    rates = torch.where(trusted, 0.0, e).to(own)
+    return (1 - rates) * own, rates / (K - 1) * (1 - own)
 
 
 def rate_of(own: Tensor, K: int) -> float:
-    """The share of wrong labels that makes the labels most likely, by bisection."""
+    """The share of wrong labels that makes those that may be wrong most likely, by bisection."""
     low, high = 0.0, 1 - 1 / K
     difference = (1 - own) / (K - 1) - own
     for _ in range(HALVINGS):
@@ -109,7 +110,9 @@ def rate_of(own: Tensor, K: int) -> float:
     return low
 
 
-def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> tuple[float, float]:
+def sharpness_of(
+    d: Tensor, own: Tensor, trusted: Tensor, rate: float | None
+) -> tuple[float, float]:
     """The most likely sharpness: the top of a parabola through the best of several and its two
     neighbours; and the log-likelihood there.
     """
@@ -117,7 +120,8 @@ def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> tuple[float, flo
     for octave in OCTAVES:
         f = SHARPNESS * 2**octave
         p = (-f / 2 * d).softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
-        right, wrong = joint_probabilities(p, rate_of(p, K) if rate is None else rate, K)
+        e = rate_of(p[~trusted], K) if rate is None else rate
+        right, wrong = joint_probabilities(p, e, trusted, K)
         fit = (right + wrong).clamp(min=TINY).log().sum()
         fits.append(float(fit) - (octave * math.log(2)) ** 2 / (2 * SPREAD**2))
     best = min(max(fits.index(max(fits)), 1), len(fits) - 2)
@@ -129,14 +133,21 @@ def sharpness_of(d: Tensor, own: Tensor, rate: float | None) -> tuple[float, flo
 
 
 def mixture_of(
-    plain: Tensor, full: Tensor, own: Tensor, weights: Tensor, excess: Tensor, rate: float | None
+    plain: Tensor,
+    full: Tensor,
+    own: Tensor,
+    weights: Tensor,
+    excess: Tensor,
+    trusted: Tensor,
+    rate: float | None,
 ) -> Mixture:
     """The mixture of the distances [R, K] of the judges in the two metrics."""
     near = [(d.gather(1, own.unsqueeze(1)).squeeze(1) * weights).sum() for d in (plain, full)]
     kappa = float((near[1] + TINY) / (near[0] + TINY))
-    best, t = sharpness_of(plain - excess, own, rate)[1], 0.0
+    best, t = sharpness_of(plain - excess, own, trusted, rate)[1], 0.0
     for more in MIXTURES:
-        fit = sharpness_of(Mixture(more, kappa).of(plain, full) - excess, own, rate)[1]
+        mixed = Mixture(more, kappa).of(plain, full) - excess
+        fit = sharpness_of(mixed, own, trusted, rate)[1]
         if fit <= best - STANDARD_ERROR:
             break
         best, t = max(best, fit), more
@@ -147,41 +158,44 @@ def weigh_labels(
     x: Tensor,
     labels: Tensor,
     plain: Tensor,
-    trusted: Mixture | None,
+    before: Mixture | None,
     judges: Tensor,
     label_noise: float | str,
     variance: float,
+    trusted: Tensor | None = None,
 ) -> Noisy | None:
     """Learn from rows [S, D] in the coordinates, some with wrong labels; None if all are right.
 
-    `plain` [D, D] is the diagonal metric, `trusted` the mixture if all labels are right, None
+    `plain` [D, D] is the diagonal metric, `before` the mixture if all labels are right, None
     without a full metric. `judges` [R] are the indices of the rows that determine the sharpness and
-    the rate; `variance` is the mean squared distance of a row to the mean of its class.
+    the rate; `variance` is the mean squared distance of a row to the mean of its class. The labels
+    of `trusted` rows [S] are right.
     """
     S, K = len(x), int(labels.max()) + 1
     has_peers = labels.bincount()[labels] > 1
+    trusted = torch.zeros_like(has_peers) if trusted is None else trusted
     judges = judges[has_peers[judges]]
     own = labels[judges]
     rate = None if label_noise == "auto" else float(label_noise)
-    weights, mixture = x.new_ones(S), trusted or Mixture(0.0, 1.0)
+    weights, mixture = x.new_ones(S), before or Mixture(0.0, 1.0)
     for step in range(ROUNDS + 1):
         means, mass, squares = weighted_means(x, labels, weights, K)
         excess = variance * (squares / mass.square() - K / S)
         by_scale, by_full, A = distances(x, labels, weights, plain)
-        if trusted and step:
+        if before and step:
             judged = by_scale[judges], by_full[judges], own, weights[judges]
-            mixture = mixture_of(*judged, excess, rate)
+            mixture = mixture_of(*judged, excess, trusted[judges], rate)
         d = mixture.of(by_scale, by_full) - excess
-        f = sharpness_of(d[judges], own, rate)[0]
+        f = sharpness_of(d[judges], own, trusted[judges], rate)[0]
         p = (-f / 2 * d).softmax(-1)
         given = p.gather(1, labels.unsqueeze(1)).squeeze(1)
-        e = rate_of(given[judges], K) if rate is None else rate
+        e = rate_of(given[judges][~trusted[judges]], K) if rate is None else rate
         if step == 0 and e == 0:
             return None
-        right, wrong = joint_probabilities(given, e, K)
+        right, wrong = joint_probabilities(given, e, trusted, K)
         right, wrong = (part / (right + wrong).clamp(min=TINY) for part in (right, wrong))
         if step < ROUNDS:
-            weights = torch.where(has_peers, right.clamp(min=LEAST), 1.0)
+            weights = torch.where(has_peers & ~trusted, right.clamp(min=LEAST), 1.0)
     belongs = p * (wrong / (1 - given).clamp(min=TINY)).unsqueeze(1)
     belongs = belongs.scatter(1, labels.unsqueeze(1), right.unsqueeze(1))
     drawn = (p * (1 - belongs).clamp(min=0))[judges].sum(0)

@@ -13,6 +13,7 @@ from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out
 from paddle_ext.adaptive_rule.label_noise import WeightedRows, noisy_likelihood, weigh_labels
 from paddle_ext.adaptive_rule.learn import learned, likelihood_of
+from paddle_ext.reference.adaptive import likelihood
 
 K = 8
 
@@ -115,6 +116,20 @@ def test_wrong_labels_are_outvoted(shots: int) -> None:
         corrected_likelihood(support, labels, K, label_noise="auto"),
     ):
         assert (classify(known, query[None])[0].labels[0] == target).double().mean() > 0.95
+
+
+@pytest.mark.parametrize("label_noise", ["auto", 0.3])
+def test_trusted_labels_count_in_full(label_noise: float | str) -> None:
+    support, labels, *_ = task(12, 6, 0.34, spread=1.5)
+    trusted = torch.arange(len(labels)) % 3 == 0
+    rows = support[None], labels[None]
+    weighed = weigh_labels(*rows, K, label_noise, trusted=trusted[None])
+    wanted = likelihood(support, labels, K, "auto", label_noise, trusted)
+    assert (weighed.weights[0, trusted] == 1).all()
+    assert weighed.weights[0, ~trusted].min() < 0.5
+    torch.testing.assert_close(weighed.likelihood.prototypes[0], wanted.means, atol=1e-6, rtol=0)
+    torch.testing.assert_close(float(weighed.likelihood.sharpness), wanted.sharpness)
+    assert float(weigh_labels(*rows, K, "auto", trusted=trusted[None] | True).rate) == 0
 
 
 def test_right_labels_change_nothing() -> None:

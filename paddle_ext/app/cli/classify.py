@@ -132,9 +132,9 @@ def classify_and_show(
 def show_streamed(report: StreamReport) -> None:
     show_classes(report, report.class_names, report.counts, report.probability)
     show_unreadable(report.unreadable, "")
-    if report.known:
-        right = 100 * report.right / report.known
-        show.say(f"accuracy: {right:.2f} % of {report.known} samples with a true label")
+    if report.judged:
+        right = 100 * report.right / report.judged
+        show.say(f"accuracy: {right:.2f} % of {report.judged} samples with a true label")
     show.say(f"written: {report.output}")
 
 

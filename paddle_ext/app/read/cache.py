@@ -20,6 +20,11 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=SEAL).digest()
 
 
+def written_digest(of_content: bytes) -> str:
+    """A digest as tables have it; the letter keeps spreadsheets from reading a number."""
+    return f"x{of_content.hex()[:15]}"
+
+
 class FeatureCache:
     """Features by the digest of a sample's content, for one way to compute them.
 

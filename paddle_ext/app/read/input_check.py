@@ -15,7 +15,7 @@ from ...text import plural
 from ..settings import Columns
 from .cache import digest
 from .columns import looks_like_text, shortened
-from .opening import Opened, left_out_columns, used_columns
+from .opening import Source, left_out_columns, used_columns
 from .samples import has_text, repeated
 from .tables import TableSamples
 
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def check_input(opened: Opened) -> list[Finding]:
+def check_input(opened: Source) -> list[Finding]:
     """Check the data of `classify`; no model is loaded and no feature of a text or image computed.
 
     A missing number is an error here already.
@@ -73,7 +73,7 @@ def about_columns(rows: TableSamples, asked: Columns) -> Iterator[Finding]:
                 yield Finding("texts", f"column {name!r} looks like text", f"add --text {name}")
 
 
-def to_classify(opened: Opened, others: Sequence[str]) -> Iterator[Finding]:
+def to_classify(opened: Source, others: Sequence[str]) -> Iterator[Finding]:
     """What can be said of the samples to classify, and of names that others have as well."""
     samples = opened.samples
     if opened.kind == "pictures":
@@ -96,7 +96,7 @@ def to_classify(opened: Opened, others: Sequence[str]) -> Iterator[Finding]:
         yield Finding(
             "names of several samples",
             listed(several),
-            "a correction counts for all of them; choose another --id",
+            "a correction by name alone counts for all of them",
         )
 
 
@@ -104,7 +104,7 @@ def empty_texts(names: Sequence[str], texts: Sequence[str]) -> list[str]:
     return [name for name, there in zip(names, has_text(texts), strict=True) if not there]
 
 
-def contents_of(opened: Opened) -> list[Hashable]:
+def contents_of(opened: Source) -> list[Hashable]:
     """What is equal for equal labelled samples; None: it is not known.
 
     Of image files only those of equal size are compared.
@@ -126,7 +126,7 @@ def contents_of(opened: Opened) -> list[Hashable]:
 # --- what is odd --------------------------------------------------------------------------------
 
 
-def about_labels(opened: Opened, labels: Sequence[str]) -> Iterator[Finding]:
+def about_labels(opened: Source, labels: Sequence[str]) -> Iterator[Finding]:
     counts, rows = Counter(labels), opened.rows
     gap_words = opened.no_classes if rows is None else rows.gap_words
     if gap_words:
@@ -159,7 +159,7 @@ def about_labels(opened: Opened, labels: Sequence[str]) -> Iterator[Finding]:
 
 
 def about_contents(
-    opened: Opened, labels: Sequence[str], names: Sequence[str]
+    opened: Source, labels: Sequence[str], names: Sequence[str]
 ) -> Iterator[Finding]:
     examples = opened.examples
     if opened.kind != "pictures" and examples.features.shape[1] == 0:

@@ -17,7 +17,8 @@ import torch
 from ... import arrays, check
 from ...files import replacing
 from ..settings import DEFAULT_NETWORK, Settings
-from .samples import LOGIT_SCALE, Labelled, Source
+from .names import only_names
+from .samples import LOGIT_SCALE, Batch, Labelled
 
 FORMAT = 1
 MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
@@ -27,7 +28,10 @@ MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
 class Model:
     """Everything known about the classes, and how the features were computed."""
 
-    labelled: Labelled
+    class_names: tuple[str, ...]
+    examples: Batch  # the labelled samples; nothing of them is stored except features
+    trusted: list[bool]  # those of them whose label a person had corrected
+    named: Labelled | None  # the names of the classes
     kind: str  # "pictures", "texts" or "rows"
     backbone: str  # as in `Settings`, or empty
     encoder: str
@@ -35,12 +39,12 @@ class Model:
     feature_columns: str
 
 
-def save_model(path: Path, source: Source, settings: Settings) -> None:
+def save_model(path: Path, labelled: Labelled, kind: str, settings: Settings) -> None:
     """Write the file; an older one is replaced only when the new one is complete."""
-    labelled, columns = source.labelled, settings.columns
-    pictures = source.kind == "pictures" and settings.encoder is None
+    columns = settings.columns
+    pictures = kind == "pictures" and settings.encoder is None
     made_by = (
-        source.kind,
+        kind,
         settings.backbone if pictures else "",
         settings.encoder or "",
         columns.text or "",
@@ -53,6 +57,8 @@ def save_model(path: Path, source: Source, settings: Settings) -> None:
         "paddle_ext_model": np.array(FORMAT),
         **{name: np.array(value) for name, value in zip(MADE_BY, made_by, strict=True)},
     }
+    if labelled.trusted is not None:
+        contents["trusted"] = labelled.trusted.numpy()
     if labelled.prototypes is not None:
         contents |= {
             "text": labelled.prototypes.float().cpu().numpy(),
@@ -89,6 +95,7 @@ def load_model(path: Path) -> Model:
         text = contents.get("text")
         prototypes = None if text is None else torch.from_numpy(text)
         K, S = len(class_names), len(features)
+        trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file written by classify --save, got {path}"
@@ -100,20 +107,27 @@ def load_model(path: Path) -> Model:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
     if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
-    known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale)
-    return Model(known, **made_by)
+    rows, truth = [str(row) for row in range(S)], [class_names[label] for label in labels.tolist()]
+    examples = Batch(rows, features, [f"row {row}" for row in rows], truth)
+    named = None
+    if prototypes is not None:
+        named = only_names(class_names, prototypes, str(path), scale)
+    return Model(class_names, examples, trusted, named, **made_by)
 
 
 def settings_of(model: Model, settings: Settings) -> Settings:
-    """Settings that compute features in the same way as for the model."""
-    given = {"encoder": settings.encoder or "", "backbone": settings.backbone}
-    saved = {"encoder": model.encoder, "backbone": model.backbone or DEFAULT_NETWORK}
-    for name, value in given.items():
-        if value not in ("", DEFAULT_NETWORK, saved[name]):
-            made = saved[name] or "none"
-            raise check.ArgumentValueError(
-                name, f"must be omitted or equal to the model's, {made}, got {value}"
-            )
+    """Settings that compute features in the same way as for the model.
+
+    Unless it is the default one, the network must be named by the user: a file of another person
+    must not choose what is downloaded or loaded here.
+    """
+    for name, default in (("encoder", "none"), ("backbone", DEFAULT_NETWORK)):
+        saved, given = getattr(model, name) or default, getattr(settings, name) or default
+        if Path(given).name != Path(saved).name:  # it may be in another folder here
+            wanted = f"given again, if you trust this model: {saved}"
+            if saved == default:
+                wanted = f"omitted with this model, which has {default}"
+            raise check.ArgumentValueError(name, f"must be {wanted}, got {given}")
     if settings.names is not None:
         raise check.ArgumentValueError(
             "names", f"must be omitted with a model, which has its own, got {settings.names}"
@@ -123,6 +137,4 @@ def settings_of(model: Model, settings: Settings) -> Settings:
         text=settings.columns.text or model.text_column or None,
         features=settings.columns.features or model.feature_columns or None,
     )
-    return replace(
-        settings, columns=columns, encoder=model.encoder or None, backbone=saved["backbone"]
-    )
+    return replace(settings, columns=columns)

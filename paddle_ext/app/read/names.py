@@ -66,9 +66,14 @@ def only_names(
     return Labelled(*none, tuple(class_names), (), source, prototypes, logit_scale)
 
 
-def known_classes(examples: Batch, named: Labelled | None, source: str) -> Labelled:
-    """Everything known about the classes: their samples, read from `source`, or names, or both."""
-    labels = examples.truth or []
+def known_classes(
+    examples: Batch, named: Labelled | None, source: str, trusted: Sequence[bool] = ()
+) -> Labelled:
+    """Everything known about the classes: their samples, read from `source`, or names, or both.
+
+    `trusted` are the samples whose label a person has corrected; none: no sample.
+    """
+    labels, sure = examples.truth or [], torch.tensor(trusted) if any(trusted) else None
     if named is None:
         numbers, class_names = named_labels(labels)
         return Labelled(
@@ -78,6 +83,7 @@ def known_classes(examples: Batch, named: Labelled | None, source: str) -> Label
             tuple(examples.texts),
             source,
             names=tuple(examples.names),
+            trusted=sure,
         )
     if not labels:
         return named
@@ -96,6 +102,7 @@ def known_classes(examples: Batch, named: Labelled | None, source: str) -> Label
         texts=tuple(examples.texts),
         names=tuple(examples.names),
         source=source,
+        trusted=sure,
     )
 
 

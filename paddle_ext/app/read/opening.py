@@ -1,13 +1,13 @@
 """Open data of any kind, once: files, folders, one table, with or without names, or a model.
 
-`open_data` reads what is quick: names, texts, numbers and labels. `encoded` loads a network, if one
+`open_data` reads what is quick: names, texts, numbers and labels. `encode` loads a network, if one
 is needed, and computes the features of the labelled samples.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
 from .arrays import ArrayFile, ArraySamples
+from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
 from .model import load_model, settings_of
 from .names import (
@@ -29,7 +30,6 @@ from .names import (
     given_names,
     given_renaming,
     ignored_names,
-    known_classes,
     names_in,
     renamed,
     with_labels,
@@ -39,11 +39,12 @@ from .samples import (
     Batch,
     Changed,
     Labelled,
-    Source,
     concatenated,
+    has_text,
+    matched_names,
     named_labels,
     no_samples,
-    selected_from,
+    rebatched,
 )
 from .tables import Chosen, Table, TableSamples, open_table
 
@@ -52,50 +53,61 @@ MOST_LISTED = 8  # columns in a note
 TEXTS_AT_ONCE = 2048
 
 ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
-# What is known of the classes, and what computes the features of the samples to classify.
-Encoded: TypeAlias = tuple[Labelled, Callable[[Batch], Batch] | None]
+# What computes the features of the samples to classify, unless they have them.
+Change: TypeAlias = Callable[[Batch], Batch] | None
 
 
 @dataclass
-class Opened:
-    """Data as they are opened; images and texts have no features yet."""
+class Source:
+    """Data as they are opened; images and texts have features by `encode`."""
 
     settings: Settings
     kind: str  # "pictures", "texts" or "rows"
     name: str  # of the samples to classify, in messages
     samples: ToClassify
-    given: Given = None  # names of the classes, or all that a saved model knows
+    given: Given = None  # names of the classes
     examples: Batch = field(default_factory=no_samples)  # the labelled samples
+    trusted: Sequence[bool] = ()  # those of them whose label a person had corrected; (): none
     labelled_name: str = ""  # of these, in messages
     total: int = 0  # number of samples to classify; 0: unknown
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # for the user
+    # Files that could not be read, and why; complete once all batches have been read.
     unreadable: dict[str, str] = field(default_factory=dict)
     rows: TableSamples | None = None  # the labelled ones of a table, if there is one
     no_classes: Counter[str] = field(default_factory=Counter)  # folders, and how many images
     renaming: dict[str, str] = field(default_factory=dict)  # new names of classes
+    named: Labelled | None = None  # the names of the classes, by `encode`
+    unlabelled: Iterable[Batch] = ()  # the samples with features, except those that are corrected
+    labelled: Labelled = field(init=False)  # what is known of the classes, with all corrections
 
     @property
     def embeds_texts(self) -> bool:
         """Whether the features of the samples to classify are those of their texts."""
         return isinstance(self.samples, TableSamples) and not self.samples.features
 
+    def usable(self) -> list[bool]:
+        """The labelled samples that can be used: not those that would need a text and have none."""
+        texts = self.examples.texts
+        return has_text(texts) if self.embeds_texts else [True] * len(texts)
 
-def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Opened:
+
+def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
     """Open data of any kind; nothing that takes long."""
     names = given_renaming(settings)
-    opened = replace(opened_as_it_is(labelled, unlabelled, settings), renaming=names)
-    labels = opened.examples.truth or []
+    source = opened_as_it_is(labelled, unlabelled, settings)
+    source.renaming = names
+    labels = source.examples.truth or []
     if names:
-        opened.notes += ignored_names(names, [*labels, *names.values()], settings.rename)
+        source.notes += ignored_names(names, [*labels, *names.values()], settings.rename)
         labels = renamed(labels, names)
-        opened.examples = opened.examples._replace(truth=labels)
-    if isinstance(opened.given, ClassPrompts):
-        opened.given, more = with_labels(opened.given, labels, Path(str(settings.names)))
-        opened.notes += more
-    return opened
+        source.examples = source.examples._replace(truth=labels)
+    if isinstance(source.given, ClassPrompts):
+        source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
+        source.notes += more
+    return source
 
 
-def opened_as_it_is(labelled: Path, unlabelled: Path | None, settings: Settings) -> Opened:
+def opened_as_it_is(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
     """Open data with the names of classes that they have."""
     if settings.model is not None:
         return open_by_model(labelled, unlabelled, settings)
@@ -120,7 +132,7 @@ def check_suffix(path: Path) -> None:
         )
 
 
-def open_by_model(path: Path, other: Path | None, settings: Settings) -> Opened:
+def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
     """All samples of some data, to classify with a saved model."""
     if other is not None:
         raise check.ArgumentValueError(
@@ -134,13 +146,16 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Opened:
             "model", f"must match the data to classify, {what} for {settings.model}, got {path}"
         )
     if path.is_dir():
-        return open_folders(None, path, model.labelled, settings)
-    check_suffix(path)
-    data = ArrayFile(path, settings.columns) if path.suffix in arrays.SUFFIXES else path
-    return open_rows(data, None, settings, model.labelled, model.labelled.class_names)
+        source = open_folders(None, path, model.named, settings)
+    else:
+        check_suffix(path)
+        data = ArrayFile(path, settings.columns) if path.suffix in arrays.SUFFIXES else path
+        source = open_rows(data, None, settings, model.named, model.class_names)
+    name = str(settings.model)
+    return replace(source, examples=model.examples, trusted=model.trusted, labelled_name=name)
 
 
-def open_alone(path: Path, given: Given, settings: Settings) -> Opened:
+def open_alone(path: Path, given: Given, settings: Settings) -> Source:
     """Data with missing labels, or with class names."""
     if path.suffix in tables.SUFFIXES:
         return open_one_table(path, given, settings)
@@ -161,7 +176,7 @@ def open_alone(path: Path, given: Given, settings: Settings) -> Opened:
 
 def open_folders(
     labelled: Path | None, unlabelled: Path, given: Given, settings: Settings
-) -> Opened:
+) -> Source:
     require_pillow()
     if labelled is not None and unlabelled.resolve().is_relative_to(labelled.resolve()):
         raise ValueError(
@@ -181,7 +196,7 @@ def open_folders(
     unreadable: dict[str, str] = {}
     truth = settings.columns.truth is not None
     samples = FolderSamples(unlabelled, unreadable, truth=truth, progress=settings.progress)
-    opened = Opened(
+    opened = Source(
         settings,
         "pictures",
         str(unlabelled),
@@ -216,7 +231,7 @@ def names_of_rows(given: Given, files: Sequence[ArrayFile], settings: Settings) 
     return next((one for one in stored if one is not None), None)
 
 
-def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Settings) -> Opened:
+def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Settings) -> Source:
     """Two files of embeddings or of texts, possibly in different formats."""
     columns = settings.columns
     new = ArrayFile(unlabelled, columns) if unlabelled.suffix in arrays.SUFFIXES else unlabelled
@@ -262,7 +277,7 @@ def open_rows(
     class_names: tuple[str, ...],
     *,
     texts: bool = False,
-) -> Opened:
+) -> Source:
     """A file whose rows are all to be classified.
 
     Its columns of features are by default its own; with `texts` they are embedded. `class_names`
@@ -273,7 +288,7 @@ def open_rows(
     if isinstance(path, ArrayFile):
         path.class_names = class_names
         stored = path.samples()
-        return Opened(settings, kind, str(path.path), stored, given, total=len(stored))
+        return Source(settings, kind, str(path.path), stored, given, total=len(stored))
     table = open_table(path, *settings.csv_format)
     notes += table.notes
     if chosen is None and not texts:
@@ -282,10 +297,10 @@ def open_rows(
         label = table.label_column(columns.label if here else None, columns.truth, required=False)
         chosen = chosen_features(table, replace(columns, label=label), notes)
     samples = TableSamples(table, replace(columns, label=None), chosen, "all")
-    return Opened(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
+    return Source(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
 
 
-def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Settings) -> Opened:
+def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Settings) -> Source:
     """One file of embeddings: rows without a label are classified, or all if every row has one."""
     notes: list[str] = []
     file.class_names, path = given.class_names, file.path
@@ -297,11 +312,11 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
         )
     samples = file.samples([row for row, value in enumerate(values) if not value])
     name = f"{path} (rows without a label)" if any(values) else str(path)
-    examples = file.labelled(values)
-    return Opened(settings, "rows", name, samples, given, examples, str(path), len(samples), notes)
+    about = Source(settings, "rows", name, samples, given, total=len(samples), notes=notes)
+    return replace(about, examples=file.labelled(values), labelled_name=str(path))
 
 
-def open_one_table(path: Path, given: Given, settings: Settings) -> Opened:
+def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
     """One table with missing labels; with names the column of labels may be missing."""
     table, asked = open_table(path, *settings.csv_format), settings.columns
     label = table.label_column(asked.label, asked.truth, required=given is None)
@@ -311,7 +326,7 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Opened:
         given = names_of_rows(given, [], settings)
     samples = TableSamples(table, columns, chosen, "all" if label is None else "unlabelled")
     kind = "rows" if columns.text is None else "texts"
-    opened = Opened(settings, kind, str(path), samples, given, labelled_name=str(path), notes=notes)
+    opened = Source(settings, kind, str(path), samples, given, labelled_name=str(path), notes=notes)
     opened.total, opened.rows = table.count or 0, samples
     if label is None:
         return opened
@@ -370,45 +385,46 @@ def left_out_columns(chosen: Chosen) -> str:
 # --- features -----------------------------------------------------------------------------------
 
 
-def encoded(opened: Opened, device: torch.device) -> Source:
-    """Load the network, if one is needed, and compute what is known of the classes."""
-    compute = encoded_folders if opened.kind == "pictures" else encoded_rows
-    labelled, change = compute(opened, device)
-    samples = opened.samples if change is None else Changed(opened.samples, change)
-    if opened.renaming and opened.settings.columns.truth is not None:
-        names = opened.renaming
-        samples = Changed(samples, lambda x: x._replace(truth=renamed(x.truth or [], names)))
-    about = opened.name, opened.kind, opened.total, opened.notes, opened.unreadable
-    return Source(labelled, samples, *about, opened.embeds_texts)
+def encode(source: Source, device: torch.device) -> None:
+    """Load the network, if one is needed, and compute features of labelled samples and names."""
+    change = (encode_images if source.kind == "pictures" else encode_rows)(source, device)
+    source.unlabelled = source.samples if change is None else Changed(source.samples, change)
+    if source.renaming and source.settings.columns.truth is not None:
+        names = source.renaming
+        source.unlabelled = Changed(
+            source.unlabelled, lambda x: x._replace(truth=renamed(x.truth or [], names))
+        )
+    if source.named is not None:
+        labels = matched_names(source.examples.truth or [], source.named.class_names)
+        source.examples = source.examples._replace(truth=labels)
 
 
-def encoded_rows(opened: Opened, device: torch.device) -> Encoded:
-    settings, given, examples = opened.settings, opened.given, opened.examples
+def encode_rows(source: Source, device: torch.device) -> Change:
+    settings, given, examples = source.settings, source.given, source.examples
     to_embed = bool(examples.names) and examples.features.shape[1] == 0
     texts = encoder = None
-    if opened.embeds_texts or to_embed:
-        texts = open_text_model(settings.encoder, device, settings.cache, opened.notes)
-        first = next(iter(opened.samples), examples).texts if opened.embeds_texts else ()
-        opened.notes += language_notes(first or examples.texts, settings.encoder)
+    if source.embeds_texts or to_embed:
+        texts = open_text_model(settings.encoder, device, settings.cache, source.notes)
+        first = next(iter(source.samples), examples).texts if source.embeds_texts else ()
+        source.notes += language_notes(first or examples.texts, settings.encoder)
     elif isinstance(given, ClassPrompts):
         encoder = open_encoder(str(settings.encoder), device)
-    named = embedded_names(given, encoder, texts, settings)
+    source.named = embedded_names(given, encoder, texts, settings)
 
     def embed(batch: Batch) -> Batch:
         assert texts is not None
         shown = [without_controls(text) for text in batch.texts]
-        return batch._replace(features=texts(batch.texts), texts=shown)
+        contents = [written_digest(digest(text.encode())) for text in shown]
+        return batch._replace(features=texts(batch.texts), texts=shown, contents=contents)
 
     if to_embed:
-        starts = range(0, len(examples.names), TEXTS_AT_ONCE)
-        parts = (selected_from(examples, slice(start, start + TEXTS_AT_ONCE)) for start in starts)
-        examples = concatenated([embed(part) for part in parts])
-    labelled = known_classes(examples, named, opened.labelled_name)
-    return labelled, embed if opened.embeds_texts else None
+        parts = rebatched([examples], TEXTS_AT_ONCE, even_end=False)
+        source.examples = concatenated([embed(part) for part in parts])
+    return embed if source.embeds_texts else None
 
 
-def encoded_folders(opened: Opened, device: torch.device) -> Encoded:
-    settings, given, examples = opened.settings, opened.given, opened.examples
+def encode_images(source: Source, device: torch.device) -> Change:
+    settings, given, examples = source.settings, source.given, source.examples
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
     network = open_network(settings.backbone, device) if encoder is None else encoder.image_tower()
     if encoder is not None and isinstance(given, ClassPrompts):
@@ -421,10 +437,10 @@ def encoded_folders(opened: Opened, device: torch.device) -> Encoded:
                 f"must compute as many features per image as {given.source} has, {D}, got {width} "
                 f"by {encoder.name}",
             )
-    named = embedded_names(given, encoder, None, settings)
-    reader = PictureReader(network, settings.cache, opened.unreadable, opened.notes)
-    if examples.names:
-        notes = opened.notes if named is None else []
-        name, progress = opened.labelled_name, settings.progress
-        examples = encoded_images(examples, reader, name, notes, progress=progress)
-    return known_classes(examples, named, opened.labelled_name), reader
+    source.named = embedded_names(given, encoder, None, settings)
+    reader = PictureReader(network, settings.cache, source.unreadable, source.notes)
+    if examples.names and not examples.features.shape[1]:
+        notes = source.notes if source.named is None else []
+        name, progress = source.labelled_name, settings.progress
+        source.examples = encoded_images(examples, reader, name, notes, progress=progress)
+    return reader

@@ -20,7 +20,7 @@ from ...files import in_threads
 from ...labels import label_text
 from ...progress import Progress
 from ...text import encodable, plural, without_controls
-from .cache import FeatureCache, digest
+from .cache import FeatureCache, digest, written_digest
 from .encoders import Network
 from .samples import Batch, concatenated, selected_from
 
@@ -73,8 +73,11 @@ class PictureReader:
             if isinstance(one, str):
                 self.unreadable[encodable(path)] = one
         readable = selected_from(batch, [isinstance(one, bytes) for one in digests])
-        features = [rows[one] for one in digests if isinstance(one, bytes)]
-        return readable._replace(features=torch.stack(features)) if features else readable
+        own = [one for one in digests if isinstance(one, bytes)]
+        if not own:
+            return readable
+        features = torch.stack([rows[one] for one in own])
+        return readable._replace(features=features, contents=[written_digest(one) for one in own])
 
     def decode(self, path: str) -> tuple[bytes, Tensor] | str:
         """The digest of a file and its prepared pixels, or the reason why it cannot be read."""

@@ -1,10 +1,10 @@
-"""The types of the application: samples as they are read, what is known, and what to classify."""
+"""Samples as they are read, and what is known of the classes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress, groupby, islice
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torch import Tensor
 from ...integrations.columns import Columns, columns_for
 from ...labels import numbered, sorted_names
 from ...libraries import library
+from .cache import digest, written_digest
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
 
@@ -44,6 +45,8 @@ class Labelled:
         Factor from cosines with the prototypes to logits.
     names : tuple of str
         What the samples are called, as in `Batch`; default: their numbers.
+    trusted : Tensor [S] bool or None
+        Samples whose label a person has corrected or confirmed.
     """
 
     features: Tensor
@@ -54,6 +57,7 @@ class Labelled:
     prototypes: Tensor | None = None
     logit_scale: float = LOGIT_SCALE
     names: tuple[str, ...] = ()
+    trusted: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -82,6 +86,14 @@ class Labelled:
         return there.nonzero().view(-1), torch.where(there, there.cumsum(0) - 1, -1)
 
 
+class Key(NamedTuple):
+    """Which sample a correction is about."""
+
+    name: str  # within its data, as in `Batch`
+    data: str = ""  # name of the file or folder it is from; empty: not said
+    digest: str = ""  # of its content; empty: not said
+
+
 class Batch(NamedTuple):
     """Samples: labelled ones as they are read, or some of those to classify."""
 
@@ -90,21 +102,18 @@ class Batch(NamedTuple):
     texts: list[str]  # as in `Labelled`
     truth: list[str] | None  # names of the classes: of labelled samples, or if the user knows them
     copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
+    contents: list[str] | None = None  # digests of the images or texts that the features are of
 
+    def digests(self) -> list[str]:
+        """Digests of the contents; without an image or a text a sample is its features."""
+        if self.contents is not None:
+            return self.contents
+        return [written_digest(digest(row.tobytes())) for row in self.features.numpy()]
 
-@dataclass(frozen=True)
-class Source:
-    """Data to classify, with messages for the user."""
-
-    labelled: Labelled
-    unlabelled: Iterable[Batch]
-    name: str  # of the unlabelled data in messages
-    kind: str  # "pictures", "texts" or "rows"
-    total: int = 0  # number of unlabelled samples; 0: unknown
-    notes: list[str] = field(default_factory=list)
-    # Files that could not be read, and why; complete once all batches have been read.
-    unreadable: dict[str, str] = field(default_factory=dict)
-    embeds_texts: bool = False  # whether the features are those of the texts
+    def keys(self, data: str) -> list[Key]:
+        """What corrections call these samples of the data of this name."""
+        pairs = zip(self.names, self.digests(), strict=True)
+        return [Key(name, data, content) for name, content in pairs]
 
 
 def named_labels(values: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
@@ -123,11 +132,11 @@ def matched_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
     spoken: dict[str, list[str]] = {}
     for name in names:
         spoken.setdefault(spoken_name(name), []).append(name)
-    known = {name: name for name in names}
-    for label in set(labels) - set(known):
+    name_of = {name: name for name in names}
+    for label in set(labels) - set(name_of):
         same = spoken.get(spoken_name(label), [])
-        known[label] = same[0] if len(same) == 1 else label
-    return [known[label] for label in labels]
+        name_of[label] = same[0] if len(same) == 1 else label
+    return [name_of[label] for label in labels]
 
 
 def repeated(names: Iterable[str]) -> list[str]:
@@ -183,13 +192,14 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     truths = [part.truth for part in parts]
-    copied = [part.copied for part in parts]
+    copied, contents = [part.copied for part in parts], [part.contents for part in parts]
     return Batch(
         [name for part in parts for name in part.names],
         torch.cat([part.features for part in parts]),
         [text for part in parts for text in part.texts],
         None if truths[0] is None else [name for truth in truths for name in truth or ()],
         None if copied[0] is None else pyarrow().concat_tables(copied),
+        None if None in contents else [one for own in contents for one in own or ()],
     )
 
 
@@ -203,6 +213,7 @@ def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
         [batch.texts[row] for row in rows],
         None if batch.truth is None else [batch.truth[row] for row in rows],
         None if batch.copied is None else batch.copied.take(pyarrow().array(rows, "int64")),
+        None if batch.contents is None else [batch.contents[row] for row in rows],
     )
 
 
@@ -228,7 +239,7 @@ def has_text(texts: Iterable[str]) -> list[bool]:
 
 
 class WithText:
-    """The samples that have a text; once all have been read, `others` are known."""
+    """The samples that have a text; once all have been read, `others` are complete."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self.batches = batches

@@ -22,16 +22,16 @@ function show() {
   const wanted = search.value.trim().toLowerCase();
   let any = false;
   for (const { section, title, groups, samples } of sections) {
-    let found = false;
+    let visible = false;
     for (const sample of samples) {
-      const check = !onlyDoubtful.checked || sample.matches(".doubtful, .strange, .suspect");
+      const check = !onlyDoubtful.checked || sample.matches(".doubtful, .strange, .suspect, .suggested");
       const fits = check && (title.includes(wanted) || textOf(sample).includes(wanted));
       sample.hidden = !fits;
-      found = found || fits;
+      visible = visible || fits;
     }
     for (const group of groups) group.hidden = group.querySelector(".sample:not([hidden])") === null;
-    section.hidden = !found && (wanted !== "" || onlyDoubtful.checked);
-    any = any || found;
+    section.hidden = !visible && (wanted !== "" || onlyDoubtful.checked);
+    any = any || visible;
   }
   nothing.hidden = any;
 }
@@ -61,13 +61,30 @@ for (const button of document.querySelectorAll(".all")) {
 const everyone = [...document.querySelectorAll(".sample")];
 const exporting = document.getElementById("export");
 const classes = new Set([...data.classes, "unknown"]);
-const before = new Map(data.corrections.map(([name, label, of]) => [JSON.stringify([name, of]), label]));
-const corrected = new Map(before); // label by the name of the sample and of its data
-let exported = true;
+const before = new Map(data.corrections.map(([name, label, ...more]) => [JSON.stringify([name, ...more]), label]));
+// The label by the name of the sample, of its data, and by its digest. The browser keeps what was
+// corrected on this page until it is opened again, where it is allowed to keep anything.
+const place = `paddle_ext ${data.run}`;
+let [exported, corrected] = kept();
+
+function kept() {
+  try {
+    const [done, labels] = JSON.parse(localStorage.getItem(place));
+    return [done, new Map(labels)];
+  } catch {
+    return [true, new Map(before)];
+  }
+}
+
+function remember() {
+  try {
+    localStorage.setItem(place, JSON.stringify([exported, [...corrected]]));
+  } catch {} // the question before the page is closed remains
+}
 
 function key(sample) {
-  const { name, of } = sample.dataset;
-  return JSON.stringify([name, of === "labelled" ? data.labelled : data.new]);
+  const { name, of, digest } = sample.dataset;
+  return JSON.stringify([name, of === "labelled" ? data.labelled : data.new, digest]);
 }
 
 function mark(sample) {
@@ -86,6 +103,7 @@ function keep(sample, label) {
   if (label) corrected.set(own, label);
   else corrected.delete(own);
   exported = false;
+  remember();
   for (const other of everyone) {
     if (other.dataset.name === sample.dataset.name && key(other) === own) mark(other);
   }
@@ -204,6 +222,7 @@ const look = document.getElementById("look");
 const image = document.getElementById("look-image");
 const chosen = document.getElementById("look-class");
 const undo = document.getElementById("look-undo");
+const likeliest = document.getElementById("look-likeliest");
 let current = 0;
 
 function said(sample) {
@@ -222,15 +241,38 @@ function open(index) {
   const picture = sample.querySelector("img");
   image.hidden = picture === null;
   if (picture) {
-    image.src = picture.src;
+    image.src = sample.dataset.file;
     image.alt = sample.dataset.name;
   }
+  offer(sample);
   document.getElementById("look-text").textContent = sample.querySelector(".who").textContent;
   document.getElementById("look-said").textContent = said(sample);
   chosen.value = corrected.get(key(sample)) ?? sample.dataset.label;
   undo.disabled = !corrected.has(key(sample));
   if (!look.open) look.showModal();
-  chosen.select();
+  look.focus();
+}
+
+// A file that is gone, or of a format that the browser does not know, is shown as on its tile.
+image.addEventListener("error", () => {
+  const { src } = everyone[current].querySelector("img");
+  if (image.src !== src) image.src = src;
+});
+
+// The likeliest classes of a sample, as buttons with numbers, which are keys as well.
+function offer(sample) {
+  const names = sample.dataset.likeliest.split(" ").filter(Boolean).map((k) => data.classes[k]);
+  const own = sample.dataset.of ? [sample.dataset.label] : [];
+  const buttons = [...new Set([...names, ...own])].map((name, place) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    const digit = document.createElement("kbd");
+    digit.textContent = place + 1;
+    button.append(digit, ` ${name}`);
+    button.addEventListener("click", () => save(name));
+    return button;
+  });
+  likeliest.replaceChildren(...buttons);
 }
 
 function step(by) {
@@ -261,6 +303,16 @@ document.getElementById("look-back").addEventListener("click", () => step(-1));
 document.getElementById("look-next").addEventListener("click", () => step(1));
 document.getElementById("look-save").addEventListener("click", () => ask(chosen.value.trim(), save));
 document.getElementById("look-unknown").addEventListener("click", () => save("unknown"));
+const keys = { u: "look-unknown", n: "look-next", ArrowRight: "look-next", b: "look-back", ArrowLeft: "look-back" };
+look.addEventListener("keydown", (event) => {
+  if (event.target === chosen || event.ctrlKey || event.altKey || event.metaKey) return;
+  const pressed = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const button = likeliest.children[Number(pressed) - 1] ?? document.getElementById(keys[pressed]);
+  if (!button && pressed !== "c") return;
+  event.preventDefault();
+  if (button) button.click();
+  else chosen.select();
+});
 onEnter(chosen, () => document.getElementById("look-save").click());
 undo.addEventListener("click", () => {
   keep(everyone[current], "");
@@ -280,10 +332,10 @@ function cell(text) {
 function corrections() {
   const all = new Map([...[...before.keys()].map((own) => [own, ""]), ...corrected]);
   const lines = [...all].map(([own, label]) => {
-    const [name, of] = JSON.parse(own);
-    return [name, label, of].map(cell).join(",");
+    const [name, ...more] = JSON.parse(own);
+    return [name, label, ...more].map(cell).join(",");
   });
-  return ["name,label,data", ...lines, ""].join("\r\n");
+  return [data.header.join(","), ...lines, ""].join("\r\n");
 }
 
 exporting.addEventListener("click", () => {
@@ -293,6 +345,7 @@ exporting.addEventListener("click", () => {
   link.click();
   URL.revokeObjectURL(link.href);
   exported = true;
+  remember();
   document.getElementById("how").hidden = false;
 });
 window.addEventListener("beforeunload", (event) => {

@@ -6,8 +6,11 @@ import base64
 import hashlib
 import json
 import math
+import os
 from collections import Counter
+from itertools import islice
 from pathlib import Path
+from urllib.parse import quote
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -16,8 +19,9 @@ from torch import Tensor
 from ...files import replacing
 from ...text import plural, without_controls
 from ..answers import UNKNOWN, Answers
-from ..corrections import GivenSample
+from ..corrections import HEADER
 from ..outcome import DOUBTFUL, Outcome, ToCheck, by_chance, to_check_words
+from ..read.cache import digest, written_digest
 from ..read.pictures import thumbnails
 
 HERE = Path(__file__).parent
@@ -39,11 +43,12 @@ SMALL, LARGE, MOST_LARGE = 160, 480, 300  # pixels of an image; most large ones
 def write_page(path: Path, outcome: Outcome, title: str, seconds: float) -> None:
     """Write the page; an older one is replaced only when the new one is complete."""
     with replacing(path) as new:
-        new.write_text(without_controls(page(outcome, title, seconds)), encoding="utf-8")
+        text = page(outcome, title, seconds, path.parent)
+        new.write_text(without_controls(text), encoding="utf-8")
 
 
-def page(outcome: Outcome, title: str, seconds: float) -> str:
-    """The page as HTML."""
+def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
+    """The page as HTML, with links from this folder to the images."""
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     templates = Environment(
         loader=FileSystemLoader(HERE),
@@ -55,7 +60,7 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
     templates.filters |= {"comma": "{:,}".format, "plural": plural}
     templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     return templates.get_template("page.html.j2").render(
-        shown=Shown(outcome),
+        shown=Shown(outcome, folder),
         number=number,
         caption=caption,
         outcome=outcome,
@@ -81,15 +86,17 @@ def page(outcome: Outcome, title: str, seconds: float) -> str:
 
 def embedded(outcome: Outcome) -> str:
     """What the script must know: the classes, and the corrections so far."""
-    corrected = outcome.corrected
+    corrected, answers = outcome.corrected, outcome.answers
+    corrections = [(key.name, label, *key[1:]) for key, label in corrected.corrections.items()]
+    same = answers.class_names, answers.names, answers.digests, corrections
     data = {
-        "classes": outcome.answers.class_names,
+        "run": written_digest(digest(json.dumps(same).encode())),
+        "header": HEADER,
+        "classes": answers.class_names,
         "named": outcome.source.labelled.prototypes is not None,
         "labelled": corrected.data.labelled,
         "new": corrected.data.new,
-        "corrections": [
-            (key.name, label, key.data) for key, label in corrected.corrections.items()
-        ],
+        "corrections": corrections,
     }
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -98,10 +105,10 @@ def policy(style: str, script: str) -> str:
     """The Content-Security-Policy of the page: our script may run, nothing else.
 
     The script is identified by its digest, so even a name that escaped the escaping could not run
-    code; and nothing may be loaded, so nothing can be sent.
+    code; and nothing may be loaded but images from where the page is, so nothing can be sent.
     """
     return (
-        f"default-src 'none'; img-src data:; script-src {digest_source(script)}; "
+        f"default-src 'none'; img-src data: 'self'; script-src {digest_source(script)}; "
         f"style-src {digest_source(style)}; style-src-attr 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'"
     )
@@ -122,9 +129,11 @@ def unsure_note(answers: Answers) -> str:
 class Shown:
     """What the page shows of an outcome, which may have too many samples for it."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, folder: Path) -> None:
         answers, self.kind = outcome.answers, outcome.source.kind
-        self.outcome, self.answers = outcome, answers
+        self.outcome, self.answers, self.folder = outcome, answers, folder
+        self.examples, labels = outcome.source.examples, outcome.corrected.example_labels
+        self.example_digests = self.examples.digests()
         self.counts = answers.counts().tolist()
         present = [k for k, n in enumerate(self.counts) if n]
         self.order = sorted(present, key=lambda k: (-self.counts[k], k))
@@ -132,12 +141,17 @@ class Shown:
         self.to_check = outcome.to_check()
         self.check = self.to_check[: MOST_TO_CHECK[self.kind]]
         self.corrected = list(answers.corrected)[:MOST_CORRECTED]
-        changed = [one for one in outcome.corrected.given if one.label != one.given]
+        pairs = zip(labels, self.examples.truth or [], strict=True)
+        self.kept = [label == given for label, given in pairs]
+        changed = [row for row, same in enumerate(self.kept) if not same]
         self.changed = changed[:MOST_CORRECTED]
         self.all_corrected = len(answers.corrected) + len(changed)
         self.suspects = outcome.suspects()
-        given = {one.row: one for one in outcome.corrected.given}
-        self.suspected = [given[row] for row in self.suspects[:MOST_OF_A_CLASS]]
+        used = outcome.corrected.used
+        self.suspected = {used[row]: row for row in self.suspects[:MOST_OF_A_CLASS]}
+        next_ones = outcome.suggested
+        reasons = {} if next_ones is None else next_ones.reasons()
+        self.suggested = dict(islice(reasons.items(), MOST_TO_CHECK[self.kind]))
         self.rows_of_class = self.rows_of_classes(self.order[:MOST_CLASSES])
         self.labelled_of_class = self.labelled_of_classes()
         self.images = self.images_of_samples()
@@ -153,14 +167,14 @@ class Shown:
         labels = self.answers.labels[rows]
         return {k: rows[labels == k][:most].tolist() for k in order}
 
-    def labelled_of_classes(self) -> dict[str, list[GivenSample]]:
+    def labelled_of_classes(self) -> dict[str, list[int]]:
         """Some labelled samples of each class that has any."""
-        own: dict[str, list[GivenSample]] = {}
+        own: dict[str, list[int]] = {}
         left = MOST_LABELLED[self.kind]
         most = max(1, left // len(self.answers.class_names))
-        for one in self.outcome.corrected.given:
-            if one.label == one.given and len(own.get(one.label, ())) < most and left:
-                own.setdefault(one.label, []).append(one)
+        for row, label in enumerate(self.outcome.corrected.example_labels):
+            if self.kept[row] and len(own.get(label, ())) < most and left:
+                own.setdefault(label, []).append(row)
                 left -= 1
         return own
 
@@ -168,14 +182,22 @@ class Shown:
         """Images of all samples that are shown, by their path; none for texts and rows."""
         if self.kind != "pictures":
             return {}
-        rows = [*(one.row for one in self.check), *self.corrected]
+        rows = [*(one.row for one in self.check), *self.corrected, *self.suggested]
         rows += [row for own in self.rows_of_class.values() for row in own]
-        labelled = [one for own in self.labelled_of_class.values() for one in own]
+        labelled = [row for own in self.labelled_of_class.values() for row in own]
         paths = [self.answers.texts[row] for row in rows]
-        paths += [one.text for one in (*labelled, *self.changed, *self.suspected)]
+        labelled += [*self.changed, *self.suspected]
+        paths += [self.examples.texts[row] for row in labelled]
         paths = list(dict.fromkeys(paths))
         side = LARGE if len(paths) <= MOST_LARGE else SMALL
         return dict(zip(paths, thumbnails(paths, side), strict=True))
+
+    def link(self, path: str) -> str:
+        """The image file itself, relative to the page where one path leads to the other."""
+        try:
+            return quote(os.fsencode(Path(os.path.relpath(path, self.folder)).as_posix()))
+        except ValueError:  # on another drive
+            return Path(path).absolute().as_uri()
 
     def groups(self) -> list[list[ToCheck]]:
         """The samples to check in their order; strangers that are alike stay together."""

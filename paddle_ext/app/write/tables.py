@@ -207,14 +207,14 @@ def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, tex
     answers, rows = suggested.answers, suggested.suggestions.queries
     shown = [answers.texts[row] for row in rows.tolist()]
     classes = [answers.class_names[k] for k in answers.labels[rows].tolist()]
-    columns = (classes, decimals(answers.probability[rows]), suggested.reasons())
+    columns = (classes, decimals(answers.probability[rows]), suggested.reasons().values())
     header = (name_column, *["text"] * texts, "label", "probability", "reason")
     write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
 
 
 def write_corrections(path: Path, corrections: Corrections) -> None:
-    """Write the file in the output folder, without withdrawn corrections."""
-    rows = ((key.name, label, key.data) for key, label in corrections.items() if label)
+    """Write the file in the output folder."""
+    rows = ((key.name, label, *key[1:]) for key, label in corrections.items())
     write_csv(path, CORRECTIONS_HEADER, rows)
 
 
@@ -265,10 +265,11 @@ def write_final(
 
 def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ...]]:
     """Labelled samples, then the others: the columns of `write_final`."""
-    labelled, new = corrected.data
-    for one in corrected.given:
-        source = "given" if one.label == one.given else "corrected"
-        yield labelled, one.name, one.text, one.label, source, "", ""
+    (labelled, new), examples = corrected.data, corrected.source.examples
+    own = zip(examples.names, examples.texts, corrected.example_labels, strict=True)
+    for (name, text, label), given in zip(own, examples.truth or [], strict=True):
+        source = "given" if label == given else "corrected"
+        yield labelled, name, text, label, source, "", ""
     sure = decimals(answers.probability)
     for row, (name, text) in enumerate(zip(answers.names, answers.texts, strict=True)):
         source = "corrected" if row in answers.corrected else "predicted"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classify_data import STRANGE, pattern, settings, strange_files
+from classify_data import STRANGE, pattern, picture_folders, settings, strange_files
 from pages import FRAME, made, probed, shown_by, with_probe
 
 from paddle_ext.app.classify import classify
@@ -61,9 +61,10 @@ def test_the_loop_in_a_browser(strange: tuple[Path, Path], tmp_path: Path, brows
     report = classify(*strange, out, settings())
     labels = {report.answers.names[row]: label for row, label in report.answers.corrected.items()}
     assert labels == {str(row): "yew" for row in STRANGE}
-    changed = [one for one in report.outcome.corrected.given if one.label != one.given]
-    labels = {one.name: one.label for one in changed}
-    assert labels == {"5": "birch", first["labelled"]: "unknown"}
+    examples, now = report.outcome.source.examples, report.outcome.corrected.example_labels
+    both = zip(examples.names, now, examples.truth, strict=True)
+    changed = {name: label for name, label, given in both if label != given}
+    assert changed == {"5": "birch", first["labelled"]: "unknown"}
     script = (
         FILE
         + """
@@ -187,12 +188,13 @@ def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
 
 
 def test_by_keyboard_alone(strange_page: Path, browser: str) -> None:
-    """All that a click does can be done with Enter and Tab, and the focus comes back."""
+    """All that a click does can be done with keys, and the focus comes back."""
     script = """
     const first = document.querySelector("#review .sample");
     first.focus();
     type("Enter");
     report.open = at("look").open;
+    type("c");
     report.field = document.activeElement.id;
     document.activeElement.value = "fri";
     report.answered = type("Enter");  // the question that it opens, by the same key press
@@ -219,6 +221,45 @@ def test_by_keyboard_alone(strange_page: Path, browser: str) -> None:
         "all": True,
         "clickable": True,
     }
+
+
+@pytest.mark.usefixtures("quick_network")
+def test_keys_and_a_reload(tmp_path: Path, browser: str) -> None:
+    """Labels by keys are there after a reload; enlarged is the file, or what a browser can show."""
+    labelled, new = picture_folders(tmp_path)
+    pattern(0, 1, (900, 700)).save(new / "ü 1#?.jpg")
+    pattern(0, 2, (90, 70)).save(new / "z.tiff")
+    report = classify(labelled, new, tmp_path / "out", settings(suggest=2))
+    script = """
+    const tile = (name) => document.querySelector(`.sample[data-name="${name}"]`);
+    const enlarged = (name) => new Promise((done) => {
+      tile(name).click();
+      setTimeout(() => done([image.naturalWidth, image.src.slice(0, 5)]), 500);
+    });
+    const keyed = { "deep/stripes/0.jpg": "2", "deep/chess/0.jpg": "u", "z.tiff": "1" };
+    if (!sessionStorage.getItem("again")) {
+      Object.entries(keyed).forEach(([name, key]) => { tile(name).click(); type(key); });
+      sessionStorage.setItem("again", 1);
+      location.reload();
+      await new Promise(() => {});
+    }
+    report.labels = Object.keys(keyed).map((name) => tile(name).querySelector(".mine").textContent);
+    report.second = data.classes[tile("deep/stripes/0.jpg").dataset.likeliest.split(" ")[1]];
+    report.button = at("export").textContent;
+    report.suggested = document.querySelectorAll("#suggested .next").length;
+    report.file = await enlarged("ü 1#?.jpg");
+    report.fallback = await enlarged("z.tiff");
+    report.choices = [...at("look-likeliest").children].map((one) => one.textContent[0]);
+    report.steps = ["n", "ArrowRight", "b", "ArrowLeft"].map((key) => (type(key), current));
+    """
+    shown = probed(browser, report.page, script)
+    one, two, three, four = shown["steps"]
+    assert four < one == three < two
+    assert shown["labels"][:2] == [f"changed to {shown['second']}", "changed to unknown"]
+    assert shown["labels"][2].startswith("correct: ")
+    assert (shown["file"], shown["fallback"]) == ([900, "file:"], [90, "data:"])
+    assert (shown["suggested"], shown["choices"]) == (2, ["1", "2", "3"])
+    assert shown["button"] == "Export 3 corrected labels"
 
 
 WIDTH = """<style>section.class { content-visibility: visible !important; }</style><script>

@@ -117,7 +117,7 @@ def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str) -> None
     (tmp_path / "corrected.csv").write_bytes(str(shown["file"]).encode())
     found = read_corrections(tmp_path / "corrected.csv")
     assert list(found.values()) == ['=new, "one"', CLASSES[1]]
-    assert list(found) == [("number 0", "new"), ("number 10", "new")]
+    assert list(found) == [("number 0", "new", "x0"), ("number 10", "new", "x10")]
 
 
 def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser: str) -> None:

@@ -22,7 +22,8 @@ from classify_data import (
 )
 
 from paddle_ext.app.classify import classify
-from paddle_ext.app.corrections import Key, read_corrections
+from paddle_ext.app.corrections import read_corrections
+from paddle_ext.app.read.samples import Key
 from paddle_ext.app.read.tables import open_table
 from paddle_ext.app.write.sorting import folder_names, unused
 
@@ -156,27 +157,57 @@ def test_the_final_table_in_other_formats(
     assert 0 < float(sure[24]) <= 1
 
 
-def test_other_data_in_the_same_folder(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """Corrections of other data are kept, and not used; a foreign file is left alone."""
-    out = tmp_path / "out"
-    (tmp_path / "a.csv").write_text("name,label\n3,ginkgo\n")
-    said(*files, "--output", out, "--corrected", tmp_path / "a.csv")
-    other = files[1].rename(tmp_path / "july.npz")
-    told = said(files[0], other, "--output", out)
-    assert "corrected labels: 0: 0 from" in told
-    assert "(1 more of samples that are not in these data)" in told
-    assert {row["source"] for row in table(out / "answers.csv")} == {"predicted"}
+def test_files_without_digests(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """One of an older version is read if it is asked for, and a foreign one is left alone."""
     (tmp_path / "b.csv").write_text("name,label\n5,elm\n")
-    said(files[0], other, "--output", out, "--corrected", tmp_path / "b.csv")
-    kept = read_corrections(out / "corrected.csv")
-    assert kept == {Key("3", "new.npz"): "ginkgo", Key("5", "july.npz"): "elm"}
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "corrected.csv").write_text("a,b,label\n1,2,x\n")
-    assert "corrected.csv was not read" in said(files[0], other, "--output", mine)
-    told = refused(files[0], other, "--output", mine, "--corrected", tmp_path / "b.csv")
-    assert "--output must be a folder whose corrected.csv has the columns" in told
-    assert (mine / "corrected.csv").read_text() == "a,b,label\n1,2,x\n"
+    old, mine, more = tmp_path / "old", tmp_path / "mine", ("--corrected", tmp_path / "b.csv")
+    for folder, text in ((old, "name,label,data\n3,yew,new.npz\n4,elm,x\n"), (mine, "a,b,label\n")):
+        folder.mkdir()
+        (folder / "corrected.csv").write_text(text)
+        assert "corrected.csv was not read" in said(*files, "--output", folder)
+        assert "give that file as --corrected" in refused(*files, "--output", folder, *more)
+        assert (folder / "corrected.csv").read_text() == text
+    told = said(*files, "--output", old, "--corrected", old / "corrected.csv")
+    assert "1 of them by name alone (1 more of samples that are not in these data)" in told
+    assert [key[:2] for key in read_corrections(old / "corrected.csv")] == [("3", "new.npz")]
+    moved = files[1].rename(tmp_path / "july.npz")  # the same samples in data of another name
+    assert "corrected labels: 1: 1 from" in said(files[0], moved, "--output", old)
+
+
+@pytest.mark.usefixtures("quick_network")
+def test_photographs_of_one_name(tmp_path: Path) -> None:
+    """A correction reaches no other photograph, of its name and in a folder of its name."""
+    labelled, new = picture_folders(tmp_path)
+    site2, (one, two) = tmp_path / "site2" / "new", ("deep/chess/1.jpg", "deep/chess/2.jpg")
+    shutil.copytree(new, site2)
+    shutil.copy(new / "deep/stripes/1.jpg", site2 / one)
+    (tmp_path / "a.csv").write_text(f"file,label\n{one},moth\n{two},moth\n")
+    said(labelled, new, "--output", tmp_path, "--corrected", tmp_path / "a.csv")
+    for more in ((), ("--corrected", tmp_path / "corrected.csv")):
+        told = said(labelled, site2, "--output", tmp_path, *more)
+        assert "(1 more of samples that are not in these data)" in told
+        sources = {row["file"]: row["source"] for row in table(tmp_path / "answers.csv")}
+        assert (sources[one], sources[two]) == ("predicted", "corrected")
+    assert "corrected labels: 2: 2 from" in said(labelled, new, "--output", tmp_path)
+
+
+def test_corrections_are_not_taken_for_wrong_labels(tmp_path: Path) -> None:
+    """Two of three are near copies, and there are wrong labels among the given ones."""
+    random = np.random.default_rng(11)
+    centres = random.normal(size=(6, 32))
+    truth = np.r_[np.arange(5).repeat(8), np.arange(5).repeat(50), np.full(55, 5)]
+    rows = (centres[truth] + 1.5 * random.normal(size=(len(truth), 32))).astype(np.float32)
+    rows[-2] = rows[-1] + 0.02 * random.normal(size=32)
+    labels = truth[:40].astype(str)
+    labels[[3, 20]] = ["1", "4"]
+    known, new, saved = (tmp_path / f"{name}.npz" for name in ("known", "new", "model"))
+    np.savez(known, features=rows[:40], labels=labels)
+    np.savez(new, features=rows[40:])
+    (tmp_path / "a.csv").write_text("name,label\n302,5\n303,5\n304,5\n")
+    more = settings(corrected=tmp_path / "a.csv", save=saved)
+    for files, own in (((known, new), more), ((new, None), settings(model=saved))):
+        answers = classify(*files, tmp_path / "out", own).answers
+        assert (answers.labels[250:302] == 5).sum() >= 40
 
 
 # --- files of corrections -------------------------------------------------------------------------

@@ -11,11 +11,13 @@ from classify_data import (
     embeddings,
     feature_columns,
     picture_folders,
+    refused,
     said,
     settings,
     table,
     write_table,
 )
+from encoder_models import stand_in_sentences
 
 from paddle_ext.app.classify import Batch, Labelled, answer, classify
 from paddle_ext.app.outcome import check_labelled
@@ -147,8 +149,12 @@ def test_a_model_of_pictures(tmp_path: Path) -> None:
     again = classify(new, None, tmp_path / "b", settings(model=saved))
     assert first.answers.names == again.answers.names
     torch.testing.assert_close(first.answers.probability, again.answers.probability)
-    with pytest.raises(ValueError, match="backbone must be omitted or equal to the model's"):
-        classify(new, None, tmp_path, settings(model=saved, backbone="timm:resnet18"))
+    other, timm = tmp_path / "other.npz", {"backbone": "timm:resnet18"}
+    np.savez(other, **dict(np.load(saved)) | timm)
+    assert len(classify(new, None, tmp_path / "c", settings(model=other, **timm))) == len(first)
+    for model, more, message in ((saved, timm, "omitted with"), (other, {}, "given again, if you")):
+        with pytest.raises(ValueError, match=f"backbone must be {message}"):
+            classify(new, None, tmp_path, settings(model=model, **more))
     np.savez(tmp_path / "rows.npz", features=np.eye(3))
     with pytest.raises(ValueError, match="model must match the data to classify"):
         classify(tmp_path / "rows.npz", None, tmp_path, settings(model=saved))
@@ -165,6 +171,29 @@ def test_a_model_of_names(tmp_path: Path) -> None:
     both = settings(model=saved, names=tmp_path / "text.npz")
     with pytest.raises(ValueError, match="names must be omitted with a model"):
         classify(tmp_path / "new.npz", None, tmp_path, both)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    """It has no texts, and its labelled samples count all the same, also when it is saved again."""
+    stand_in_sentences(monkeypatch, lambda text: [1 + text.count(x) for x in "abyz"])
+    texts = ["aaa b", "aab a", "zzz y", "zyz z", "aba", "zzy", "azz"]
+    write_table(tmp_path / "a.csv", {"said": texts, "label": [*"aazz", "", "", ""]})
+    write_table(tmp_path / "b.csv", {"said": texts[4:]})
+    (tmp_path / "names.txt").write_text("a\nz\n")
+    new, saved, out = tmp_path / "b.csv", tmp_path / "m.npz", ("--output", tmp_path / "out")
+    names = ("--names", tmp_path / "names.txt") if named else ()
+    answers = []
+    for words in ((tmp_path / "a.csv", "--text", "said", *names), *[(new, "--model", saved)] * 2):
+        assert "labelled 4 samples of 2 classes" in said(*words, "--save", saved, *out)
+        rows = table(tmp_path / "out" / "answers.csv")
+        answers.append([(row["label"], row["probability"]) for row in rows])
+    assert [label for label, _ in answers[0][:2]] == ["a", "z"]
+    assert answers[0] == answers[1] == answers[2]
+    np.savez(saved, **dict(np.load(saved)) | {"encoder": np.array("someone/model")})
+    told = refused(new, "--model", saved, *out)
+    assert "--encoder must be given again, if you trust this model: someone/model, got none" in told
+    said(new, "--model", saved, "--encoder", "here/model", *out)
 
 
 def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:

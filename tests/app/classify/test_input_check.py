@@ -99,14 +99,12 @@ def test_empty_texts_and_equal_ones(tmp_path: Path) -> None:
 
 
 def test_names_of_several_samples(tmp_path: Path) -> None:
-    """A correction would mean all of them: the check says so, and so does the report."""
+    """A correction without a digest means all of them."""
     lines = [(text, label) for text, label in zip(SENTENCES, ["a", "a", "b", "b", ""], strict=True)]
     more = {"key": ["K1", "K2", "K3", "K4", "K2"], "f1": list("31425"), "f2": list("24135")}
     path = table(tmp_path / "a.csv", lines, **more)
     options = (path, "--embedding", "f1,f2", "--id", "key", "--output", tmp_path)
-    assert checked(*options)["names of several samples"].startswith("1: 'K2' a correction counts")
-    told = said(*options)
-    assert "names in column 'key' that several samples have: 1, such as 'K2'" in told
+    assert checked(*options)["names of several samples"].startswith("1: 'K2' a correction by name")
 
 
 @pytest.mark.parametrize("name", ["Label", "CLASS"])
@@ -146,7 +144,7 @@ def test_a_forgotten_option_for_texts(tmp_path: Path, suffix: str) -> None:
 
 def test_the_table_comes_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = Mock(side_effect=ValueError("the work began"))
-    monkeypatch.setattr("paddle_ext.app.run.encoded", began)
+    monkeypatch.setattr("paddle_ext.app.run.encode", began)
     files = embedding_files(tmp_path)
     told = refused(*files, "--output", tmp_path)
     assert told.index("24 samples of 6 classes") < told.index("the work began")

@@ -8,6 +8,7 @@ import csv
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree as ET
 
@@ -43,7 +44,7 @@ def test_tasks_of_texts(tmp_path: Path) -> None:
     tasks, rows = json.loads(target.read_text()), answers(tmp_path)
     assert len(tasks) == len(rows) == 40
     for task, row in zip(tasks, rows, strict=True):
-        assert task["data"] == {"name": row["key"], "text": row["text"]}
+        assert task["data"] == {"name": row["key"], "text": row["text"], "digest": ANY}
         (prediction,) = task["predictions"]
         assert prediction["score"] == pytest.approx(float(row["probability"]), abs=1e-4)
         assert prediction["model_version"].startswith("paddle_ext ")
@@ -65,7 +66,9 @@ def test_corrected_samples_are_annotated(tmp_path: Path) -> None:
     target = tmp_path / "tasks.json"
     more = ("--corrected", tmp_path / "a.csv", "--export", "label-studio", target)
     said(*texts(tmp_path), *more)
-    assert read_label_studio(target, []) == {"K30": "unknown", "K33": "elm"}
+    back = read_label_studio(target, [])
+    assert {key.name: label for key, label in back.items()} == {"K30": "unknown", "K33": "elm"}
+    assert "by name alone" not in said(*texts(tmp_path), "--corrected", target)
 
 
 @pytest.mark.usefixtures("quick_network")

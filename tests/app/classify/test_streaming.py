@@ -94,7 +94,7 @@ def test_the_same_predictions_as_in_memory(
         assert table[name].equals(given[name]), name
     assert table.column_names == ["id", "taken", "tags", "truth", "label", "probability", "doubt"]
     right = np.array(table["label"]) == np.array(table["truth"])
-    assert (report.right, report.known) == (right.sum(), QUERIES)
+    assert (report.right, report.judged) == (right.sum(), QUERIES)
     assert report.counts.sum() == QUERIES
     assert right.mean() > 0.9
 
@@ -160,7 +160,7 @@ def test_columns_that_the_output_also_has(files: tuple[Path, Path, Path], tmp_pa
     report = stream(known, new, output, settings(columns=Columns(truth="label")))
     answers = pq.read_table(output)
     assert answers["truth"].to_pylist() == NAMES[TRUTH].tolist()
-    assert report.known == QUERIES
+    assert report.judged == QUERIES
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -250,8 +250,8 @@ def test_an_unreadable_image_in_one_batch(tmp_path: Path) -> None:
     found = {row["file"]: row["label"] for row in table(output)}
     assert len(found) == 6
     assert all(Path(name).parent.name == label for name, label in found.items())
-    opened = streaming.open_data(labelled, new, kept)
-    source = streaming.encoded(opened, torch.device("cpu"))
+    source = streaming.open_data(labelled, new, kept)
+    streaming.encode(source, torch.device("cpu"))
     with pytest.raises(ValueError, match="must not change while it is in use, got 6 samples ins"):
         list(streaming.complete(source.unlabelled, source))
 
