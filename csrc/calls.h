@@ -8,12 +8,14 @@
 // Python packs them into a dictionary, which costs more than everything else.
 #pragma once
 
-#include <pthread.h>
 #include <pybind11/pybind11.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
+#if !defined(_WIN32)
+#include <pthread.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cctype>
@@ -312,6 +314,8 @@ class WithoutGil {
     static bool on_main_thread() {
 #if defined(__linux__)
         return syscall(SYS_gettid) == getpid();
+#elif defined(_WIN32)
+        return true;  // unknown: others ask too, and find no signals
 #else
         return pthread_main_np() != 0;
 #endif

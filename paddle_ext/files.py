@@ -38,8 +38,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 def regular_descriptor(path: str, flags: int) -> int:
     """Like `os.open`, for regular files only; on an error the descriptor is closed here."""
-    # Without O_NONBLOCK opening a pipe waits for a writer.
-    file = os.open(path, flags | os.O_NONBLOCK)
+    # Without O_NONBLOCK, which Windows has not, opening a pipe waits for a writer.
+    file = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     try:
         kind = os.fstat(file).st_mode
         if stat.S_ISDIR(kind):
@@ -135,7 +135,7 @@ def replacing(path: Path) -> Iterator[Path]:
     with naming(path), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=path.parent) as folder:
         new = Path(folder) / path.name
         yield new
-        with new.open("rb") as file:
+        with new.open("r+b") as file:
             os.fsync(file.fileno())  # a power failure could leave an empty file
         new.replace(path)
 

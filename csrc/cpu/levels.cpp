@@ -7,13 +7,20 @@
 #include "common/workspace.h"
 #include "cpu/levels.h"
 
+#if defined(_WIN32)  // as in processthreadsapi.h
+extern "C" __declspec(dllimport) int IsProcessorFeaturePresent(unsigned long);
+constexpr unsigned long kHasAvx2 = 40;
+#endif
+
 namespace paddle_ext {
 
 namespace {
 
 std::vector<const CpuKernels*> usable_levels() {
     std::vector<const CpuKernels*> levels = {&cpu_kernels_baseline()};
-#if PADDLE_EXT_X86
+#if PADDLE_EXT_X86 && defined(_WIN32)  // clang-cl lacks what the builtin needs
+    if (IsProcessorFeaturePresent(kHasAvx2)) levels.push_back(&cpu_kernels_avx2());
+#elif PADDLE_EXT_X86
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         levels.push_back(&cpu_kernels_avx2());
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&

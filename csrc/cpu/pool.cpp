@@ -2,8 +2,10 @@
 // never waits for a helper to join: its caller works, closes the job when nothing is left to hand
 // out, and then waits only for helpers still busy with an item. So loops of several callers, or
 // nested ones, cannot block each other.
+#if !defined(_WIN32)
 #include <pthread.h>
 #include <signal.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -48,6 +50,12 @@ struct Job {
     }
 };
 
+#if defined(_WIN32)  // has neither signals of this kind nor forks
+struct SignalsBlocked {
+    SignalsBlocked() {}
+};
+void pthread_atfork(void (*)(), void (*)(), void (*)()) {}
+#else
 // Helpers block all signals: Python's handlers run on its own threads.
 class SignalsBlocked {
   public:
@@ -61,6 +69,7 @@ class SignalsBlocked {
   private:
     sigset_t before_;
 };
+#endif
 
 class Pool {
   public:

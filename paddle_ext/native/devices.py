@@ -86,7 +86,8 @@ def no_code(index: int) -> str:
         where = "the CPU, because this build of paddle_ext has no CUDA code"
         got = f"cuda:{index}"
     elif driver_version() < needed_driver():
-        where = f"the CPU or a GPU with a driver for CUDA {needed_driver()} or newer"
+        oldest = f"driver {native.build_info()['driver']}, for CUDA {needed_driver()},"
+        where = f"the CPU or a GPU with {oldest} or newer"
         got = f"cuda:{index} with a driver for CUDA {driver_version()}"
         rebuild = "update the driver, rebuild paddle_ext with an older CUDA, "
     else:

@@ -31,6 +31,7 @@ else:
     module = Module()
 
 NAME = "paddle_ext._native"
+DRIVERS = {"12": "525", "13": "580"}  # the oldest, by the version of CUDA, on Linux
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -66,7 +67,9 @@ def installed_file() -> Path | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     paths = [
-        Path(str(file.locate())) for file in files if re.fullmatch(r"_native\..*so", file.name)
+        Path(str(file.locate()))
+        for file in files
+        if re.fullmatch(r"_native\..*(so|pyd)", file.name)
     ]
     return next((path for path in paths if path.parent != PACKAGE and path.is_file()), None)
 
@@ -111,14 +114,16 @@ def build_info() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``version``; ``cuda`` (bool), ``cuda_version`` and ``cuda_architectures`` (empty without
-        CUDA); ``simd`` (the level in use) and ``simd_levels`` (those this machine can use);
-        ``compiler``.
+        ``version``; ``cuda`` (bool), ``cuda_version``, ``cuda_architectures`` and ``driver``, the
+        oldest that runs this code (empty without CUDA); ``simd`` (the level in use) and
+        ``simd_levels`` (those this machine can use); ``compiler``.
 
     Examples
     --------
     >>> import paddle_ext
-    >>> sorted(paddle_ext.build_info())
-    ['compiler', 'cuda', 'cuda_architectures', 'cuda_version', 'simd', 'simd_levels', 'version']
+    >>> paddle_ext.build_info()["version"] == paddle_ext.__version__
+    True
     """
-    return {"version": version(), **module.build_info()}
+    info = module.build_info()
+    driver = DRIVERS.get(info["cuda_version"].partition(".")[0], "")
+    return {"version": version(), **info, "driver": driver}

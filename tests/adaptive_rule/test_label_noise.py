@@ -142,7 +142,7 @@ def test_right_labels_change_nothing() -> None:
 @pytest.mark.parametrize("D", [12, 90])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_features_that_are_not_finite(D: int, value: float, device: str) -> None:
-    """The method finds them in the end, and without validation nobody asks for them."""
+    """The method finds them in the end; without validation the result may be anything."""
     support, labels, _, query, _ = task(D, 6, 0.2)
     support[2, 3] = value
     known = support.float().to(device), labels.to(device), query.float().to(device)

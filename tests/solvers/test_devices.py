@@ -21,10 +21,10 @@ RELEASE = "80;90-real;100-real;120"
 @pytest.fixture
 def old_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every GPU is a T4, and the build is that of a release."""
-    info = {"cuda": True, "cuda_version": "13.0", "cuda_architectures": RELEASE}
+    info = {"cuda": True, "cuda_version": "12.9", "cuda_architectures": RELEASE}
     monkeypatch.setattr(devices, "capability", lambda _: T4)
     monkeypatch.setattr(devices, "driver_version", lambda: 13)
-    monkeypatch.setattr(native, "build_info", lambda: info)
+    monkeypatch.setattr(native.module, "build_info", lambda: info)
     monkeypatch.setattr(native, "has_cuda", lambda: True)
     forget()
     yield
@@ -72,7 +72,7 @@ def test_a_gpu_without_code_is_refused_before_any_launch() -> None:
 @pytest.mark.usefixtures("old_gpu")
 def test_a_newer_gpu_gets_build_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     info = {**native.build_info(), "cuda_architectures": "90-real"}
-    monkeypatch.setattr(native, "build_info", lambda: info)
+    monkeypatch.setattr(native.module, "build_info", lambda: info)
     monkeypatch.setattr(devices, "capability", lambda _: L4)
     assert "PADDLE_EXT_CUDA_ARCHITECTURES=89" in devices.no_code(0)
     monkeypatch.setattr(native, "has_cuda", lambda: False)
@@ -85,9 +85,10 @@ def test_an_old_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "capability", lambda _: H100)
     assert devices.has_code_for(0)
     forget()
-    monkeypatch.setattr(devices, "driver_version", lambda: 12)
+    monkeypatch.setattr(devices, "driver_version", lambda: 11)
     assert not devices.has_code_for(0)
-    with pytest.raises(ValueError, match=r"update the driver.*; got cuda:0 with .* CUDA 12$"):
+    sentence = r"with driver 525, for CUDA 12, or newer; update .*; got cuda:0 with .* CUDA 11$"
+    with pytest.raises(ValueError, match=sentence):
         calls.make_target(True, 0, 0, 0)
 
 

@@ -172,7 +172,9 @@ def batches(
 
 
 def host_memory() -> int:
-    """The memory of this machine, in bytes."""
+    """The memory of this machine, in bytes; 8 GiB where it is unknown, on Windows."""
+    if not hasattr(os, "sysconf"):
+        return 2**33
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -141,7 +141,7 @@ print(json.dumps(kills))
 
 
 def test_kills(pictures: Path, tmp_path: Path) -> None:
-    """The same command goes on, or starts over; a folder `.partial-*` may stay."""
+    """The same command continues, or starts over; a folder `.partial-*` may stay."""
     folders = tmp_path / "first", tmp_path / "again"
     words = [list(commands(pictures, folder).values()) for folder in folders]
     done = subprocess.run(
