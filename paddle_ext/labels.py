@@ -100,26 +100,22 @@ def normalised(name: str) -> str:
 def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     """Pairs of names that may be one class, by reason; those that differ by a number are not."""
     plain: dict[str, list[str]] = defaultdict(list)
-    numbered: dict[str, dict[str, str]] = defaultdict(dict)  # names by their letters and digits
-    shorter: dict[str, set[str]] = defaultdict(set)  # words by what is left without a letter
     for name in names:
-        key = re.sub(r"[\s_]+|-(?!\d)", "", unicodedata.normalize("NFKC", name)).casefold()
-        plain[key].append(name)
-        numbered[re.sub(r"\d", "", key)].setdefault(re.sub(r"\D", "", key), name)
-    for word in numbered:
-        if len(word) >= SHORTEST_MISSPELT:
-            shorter[word].add(word)
-            for place in range(len(word)):
-                shorter[word[:place] + word[place + 1 :]].add(word)
-    near = {pair for words in shorter.values() for pair in combinations(sorted(words), 2)}
-    pairs = sorted(
-        (numbered[one][digits], numbered[two][digits])
-        for one, two in near
-        for digits in numbered[one].keys() & numbered[two].keys()
-    )
+        key = re.sub(r"[\s_]+|-(?!\d)", "", unicodedata.normalize("NFKC", name))
+        plain[key.casefold()].append(name)
     reasons: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for own in plain.values():
-        for one, two in ((own[0], other) for other in own[1:]):
-            equal = normalised(one) == normalised(two)
-            reasons["the form of Unicode" if equal else "case or white space"].append((one, two))
-    return reasons | ({"a letter": pairs} if pairs else {})
+    for first, *others in plain.values():
+        for other in others:
+            equal = normalised(first) == normalised(other)
+            reasons["the form of Unicode" if equal else "case or white space"].append(
+                (first, other)
+            )
+    shorter: dict[tuple[str, str], set[str]] = defaultdict(set)  # keys without one letter or none
+    for key in plain:
+        word, digits = re.sub(r"\d", "", key), re.sub(r"\D", "", key)
+        for place in range(len(word) + 1 if len(word) >= SHORTEST_MISSPELT else 0):
+            shorter[word[:place] + word[place + 1 :], digits].add(key)
+    near = {pair for keys in shorter.values() for pair in combinations(sorted(keys), 2)}
+    if near:
+        reasons["a letter"] = sorted((plain[one][0], plain[two][0]) for one, two in near)
+    return reasons

@@ -77,7 +77,8 @@ def adaptive(
         At most 64.
     validate : bool
         Check the values of the tensors: labels in range, a support for every class, features finite
-        and of a magnitude that can be summed.
+        and of a magnitude that can be summed. Without it `num_classes` must be given, and invalid
+        values have an undefined result.
 
     Returns
     -------

@@ -28,6 +28,7 @@ from .settings import Settings
 CONTROL = "label"  # name of the choices in the labelling interface
 OBJECTS = {"pictures": ("Image", "image"), "texts": ("Text", "text")}  # tag, and key of its data
 COLUMNS = {"annotation_id", "annotator", "lead_time"}  # of every CSV and JSON_MIN export
+NO_EXPORT = "must be an export of Label Studio", "something else"
 NAMED = "as classify --export label-studio writes them"
 
 # --- tasks --------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def json_records(path: Path) -> Iterator[Mapping[str, Any]]:
     for task in dictionaries(path, tasks):
         if not isinstance(task.get("data"), dict):
             if not set(task) >= COLUMNS:
-                raise odd(path)
+                raise wrong(path, *NO_EXPORT)
             yield task
             continue
         for annotation in dictionaries(path, task.get("annotations") or []):
@@ -141,7 +142,7 @@ def json_records(path: Path) -> Iterator[Mapping[str, Any]]:
 def dictionaries(path: Path, value: object) -> list[dict[str, Any]]:
     """What every list of an export holds."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise odd(path)
+        raise wrong(path, *NO_EXPORT)
     return value
 
 
@@ -154,10 +155,6 @@ def one_choice(path: Path, record: Mapping[str, Any], label: Any) -> str:
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
         raise wrong(path, "must have one label for each sample", f"{label} for {record['name']!r}")
     return without_controls(choices[0].strip())
-
-
-def odd(path: Path) -> ValueError:
-    return wrong(path, "must be an export of Label Studio", "something else")
 
 
 def wrong(path: Path, sentence: str, got: str) -> ValueError:

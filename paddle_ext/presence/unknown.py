@@ -193,11 +193,11 @@ class Familiar(KnownClasses):
 
 def check_rate(rate: float, shots: Tensor) -> None:
     """Reject a rate of flagged rows that labelled rows, so many of each class, cannot hold."""
-    rows = int(shots[shots > 1].sum())
-    if rate * (rows + 1) < 1:
-        least = f"{1 / (rows + 1):.3g}, the lowest that {rows} labelled rows of classes with two or"
-        raise check.ArgumentValueError(
-            "rate", f"must be at least {least} more can hold, got {rate:g}"
+    rows = min(int(shots[shots > 1].sum()), MOST_ORDINARY)
+    if rate * (rows + 1) < 0.99:  # the least, rounded as below, is enough
+        raise ValueError(
+            f"rate must be at least {1 / (rows + 1):.3g}, the lowest that {rows} labelled rows of "
+            f"classes with two or more can hold, got {rate:g}"
         )
 
 

@@ -106,8 +106,10 @@ def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -
     centre = centre_of(task, names.away, first.probabilities)
     x, s = centred(task.query, centre), centred(task.support, centre)
     anchors = torch.zeros(K, x.shape[1]).double()
-    if names.away is not None:
-        anchors = ANCHOR_ROWS * ANCHOR * unit_rows(names.away)
+    if task.prototypes is not None:
+        anchors = (
+            ANCHOR_ROWS * ANCHOR * centred(task.prototypes, unit_rows(task.prototypes).mean(0))
+        )
     sums = torch.stack([anchors[k] + s[task.labels == k].sum(0) for k in range(K)])
     mass = ANCHOR_ROWS + shots
     prototypes = sums / mass.unsqueeze(1)

@@ -70,13 +70,15 @@ SHOTS = {
 }
 
 
-@pytest.mark.parametrize("by", ["prototypes", "logits"])
+@pytest.mark.parametrize("by", ["prototypes", "logits", "equal prototypes"])
 @pytest.mark.parametrize("kind", SHOTS)
 def test_agrees_with_the_reference(device: str, kind: str, by: str) -> None:
     scene = towers(SHOTS[kind], present=min(3, len(SHOTS[kind])))
     if by == "logits":
         logits = 5 * scene["query"] @ scene.pop("prototypes").mT / 50
         scene["logits"] = logits
+    elif by != "prototypes":
+        scene["prototypes"] = scene["prototypes"][:1].repeat(len(SHOTS[kind]), 1)
     want = reference.names(**given(scene))
     there = {name: x.to(device) for name, x in scene.items()}
     got = predict(there)

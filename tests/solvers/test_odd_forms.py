@@ -1,6 +1,7 @@
 """Arrays and tensors that are no rows of numbers get a sentence."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,30 +38,19 @@ def test_other_arrays_are_reported(labels: Any, message: str) -> None:
         paddle_ext.solve(SUPPORT, labels, QUERY)
 
 
-class Foreign:
+def foreign(x: np.ndarray) -> Any:
     """An array of another library, which torch reads in its memory."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = np.ascontiguousarray(x)
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.x.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.x.__dlpack_device__()
+    return SimpleNamespace(__dlpack__=x.__dlpack__, __dlpack_device__=x.__dlpack_device__)
 
 
 def test_tables_and_arrays_of_other_libraries() -> None:
     pandas = pytest.importorskip("pandas")
-    table, series = pandas.DataFrame, pandas.Series
-    for rows, vector in ((table, series), (Foreign, Foreign)):
-        for function in (paddle_ext.solve, paddle_ext.adaptive):
-            expected = function(SUPPORT, LABELS, QUERY)
-            assert_same(function(rows(SUPPORT), vector(LABELS), rows(QUERY)), expected)
-        prior = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
-        found = paddle_ext.adapt(rows(QUERY), prior=vector(prior))
-        assert_same(found, paddle_ext.adapt(QUERY, prior=prior))
-    for odd in (table({"a": ["x", "y"]}), Foreign(np.array([["x"]]))):
+    for rows, vector in ((pandas.DataFrame, pandas.Series), (foreign, foreign)):
+        expected = paddle_ext.adaptive(SUPPORT, LABELS, QUERY)
+        assert_same(paddle_ext.adaptive(rows(SUPPORT), vector(LABELS), rows(QUERY)), expected)
+        found = paddle_ext.adapt(rows(QUERY), prior=vector(np.arange(5.0)))
+        assert_same(found, paddle_ext.adapt(QUERY, prior=np.arange(5.0)))
+    for odd in (pandas.DataFrame({"a": ["x", "y"]}), foreign(np.array([["x"]]))):
         with pytest.raises(TypeError, match="logits must be a tensor or an array, got"):
             paddle_ext.adapt(odd)
 

@@ -463,16 +463,11 @@ def packaged_model() -> str | None:
 def language_notes(texts: Sequence[str], model: str | None) -> list[str]:
     """What to tell the user of texts that are not in English, the language of the default model."""
     words = re.findall(r"[^\W\d_]+", " ".join(texts).lower())
-    counts = Counter(words)
-    share = {
-        language: sum(counts[word] for word in common.split()) / max(1, len(words))
-        for language, common in COMMON_WORDS.items()
-    }
-    best = max(share, key=share.__getitem__)
-    foreign = share[best] > max(LEAST_COMMON, 2 * share["English"])
-    if sum(word > LAST_LATIN for word in words) > len(words) / 2:
-        foreign, best = True, "written in other letters"
-    if model is not None or not foreign:
+    count, total = Counter(words), len(words)
+    found = {language: sum(count[x] for x in own.split()) for language, own in COMMON_WORDS.items()}
+    found["written in other letters"] = sum(word > LAST_LATIN for word in words)
+    best = max(found, key=found.__getitem__)
+    if model is not None or found[best] <= max(LEAST_COMMON * total, 2 * found["English"]):
         return []
     advice = "--encoder paraphrase-multilingual-MiniLM-L12-v2 knows 50 languages"
     return [f"the texts look {best}, and the default model is for English: {advice}"]

@@ -107,6 +107,9 @@ def load_model(path: Path) -> Model:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
     if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
+    if len({*class_names}) < K or (prototypes is None and len({*labels.tolist()}) < K):
+        odd = "a class twice, or without a row"
+        raise check.ArgumentValueError("model", f"must be intact, got {path} with {odd}")
     rows, truth = [str(row) for row in range(S)], [class_names[label] for label in labels.tolist()]
     examples = Batch(rows, features, [f"row {row}" for row in rows], truth)
     named = None

@@ -88,7 +88,11 @@ def known_classes(
     if not labels:
         return named
     labels = matched_names(labels, named.class_names)
-    check_labels(labels, source, named)
+    if odd := unknown_names(labels, named.class_names):
+        raise ValueError(
+            f"{source} must have labels among the {len(named.class_names)} names of "
+            f"{named.source}, got {odd}"
+        )
     D = named.features.shape[1]
     if examples.features.shape[1] != D:
         raise ValueError(
@@ -104,16 +108,6 @@ def known_classes(
         source=source,
         trusted=sure,
     )
-
-
-def check_labels(labels: Sequence[str], source: str, named: Labelled) -> None:
-    """Every label must be one of the names; the error suggests the closest name."""
-    odd = unknown_names(labels, named.class_names)
-    if odd:
-        raise ValueError(
-            f"{source} must have labels among the {len(named.class_names)} names of "
-            f"{named.source}, got {odd}"
-        )
 
 
 def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
@@ -157,12 +151,13 @@ def with_labels(
 
     Labels that are numbers, or nearly names, are meant to be among the names.
     """
-    notes = []
+    notes, listed = [], set(names.class_names)
     found = set(matched_names(labels, names.class_names))
     numbers = all(label.removeprefix("-").isdecimal() for label in found)
-    near = chain.from_iterable(alike([*names.class_names, *found]).values())
-    apart = not any(found & {*pair} and {*pair} - found for pair in near)
-    if apart and not numbers and not found & set(names.class_names):
+    near = chain.from_iterable(alike([*listed, *found]).values())
+    if not (
+        numbers or found & listed or any(found & {*pair} and listed & {*pair} for pair in near)
+    ):
         own = sorted_names([*found])
         names = ClassPrompts((*names.class_names, *own), (*names.prompts, *[()] * len(own)))
         notes.append(f"names of {plural(len(own), 'labelled class')} were added to those of {path}")

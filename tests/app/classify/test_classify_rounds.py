@@ -212,6 +212,8 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     for name, odd in (
         ("labels", contents["labels"] + 90),
         ("labels", contents["labels"] * 1.0),
+        ("labels", contents["labels"].clip(1)),
+        ("class_names", np.full(len(NAMES), "a")),
         ("features", contents["features"] * np.float32("nan")),
         ("text", wide),
         ("text", wide[0, 0]),
