@@ -23,7 +23,14 @@ from .arrays import ArrayFile, ArraySamples
 from .cache import digest, written_digest
 from .encoders import open_encoder, open_network, open_text_model
 from .model import load_model, settings_of
-from .names import ClassPrompts, Given, embedded_names, given_names, names_in
+from .names import (
+    ClassPrompts,
+    Given,
+    embedded_names,
+    given_names,
+    known_classes,
+    names_in,
+)
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
 from .samples import (
     Batch,
@@ -78,6 +85,10 @@ class Source:
         """The labelled samples that can be used: not those that would need a text and have none."""
         texts = self.examples.texts
         return has_text(texts) if self.embeds_texts else [True] * len(texts)
+
+    def classes_by(self, samples: Batch, trusted: Sequence[bool]) -> Labelled:
+        """What is known of the classes by these labelled samples, and by the names."""
+        return known_classes(samples, self.named, self.labelled_name, trusted)
 
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
