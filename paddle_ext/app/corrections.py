@@ -20,7 +20,6 @@ from .. import check
 from ..text import plain_cell, plural
 from .answers import UNKNOWN
 from .label_studio import read_label_studio
-from .read.names import known_classes
 from .read.opening import Source, classes_of
 from .read.samples import (
     Batch,
@@ -193,15 +192,15 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     used = list(compress(range(len(own)), wanted))
     trusted = [bool(own[row]) or sure[row] for row in used]
     in_use = selected_from(examples._replace(truth=example_labels), wanted)
-    before = known_classes(in_use, source.named, source.labelled_name, trusted)
-    source.labelled, remaining = before, None
+    source.labelled = before = source.classes_by(in_use, trusted)
+    remaining = None
     if samples.names:
         remaining = count - len(labels)
         there = has_text(samples.texts) if source.embeds_texts else [True] * len(labels)
         wanted = [yes and label != UNKNOWN for yes, label in zip(there, labels, strict=True)]
         in_use = concatenated([in_use, selected_from(samples._replace(truth=labels), wanted)])
         trusted += [True] * sum(wanted)
-        source.labelled = known_classes(in_use, source.named, source.labelled_name, trusted)
+        source.labelled = source.classes_by(in_use, trusted)
 
         def rest(batch: Batch) -> Batch:
             return selected_from(batch, [key not in label_of for key in batch.keys(data.new)])

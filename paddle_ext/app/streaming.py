@@ -22,7 +22,6 @@ from ..task import without_batch
 from .answering import check_batch, classified, likelihood_of
 from .answers import UNKNOWN
 from .read.input_check import Finding, check_input
-from .read.names import known_classes
 from .read.opening import Source, encode, open_data
 from .read.samples import (
     Batch,
@@ -160,7 +159,7 @@ def stream(
         source.total = sum(len(batch.names) for batch in source.unlabelled)
     texts, usable = source.embeds_texts, source.usable()
     examples, trusted = selected_from(source.examples, usable), [*compress(source.trusted, usable)]
-    source.labelled = known_classes(examples, source.named, source.labelled_name, trusted)
+    source.labelled = source.classes_by(examples, trusted)
     batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable

@@ -30,6 +30,7 @@ from .names import (
     given_names,
     given_renaming,
     ignored_names,
+    known_classes,
     names_in,
     renamed,
     with_labels,
@@ -89,6 +90,10 @@ class Source:
         """The labelled samples that can be used: not those that would need a text and have none."""
         texts = self.examples.texts
         return has_text(texts) if self.embeds_texts else [True] * len(texts)
+
+    def classes_by(self, samples: Batch, trusted: Sequence[bool]) -> Labelled:
+        """What is known of the classes by these labelled samples, and by the names."""
+        return known_classes(samples, self.named, self.labelled_name, trusted)
 
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
