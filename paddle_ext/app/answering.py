@@ -199,7 +199,13 @@ def solver(
     labels = labelled.labels.to(place)
     measures = None if prior is None else measures_of(prior, K, None, support).values
     if labelled.prototypes is None:
-        likelihood = corrected_likelihood(support, labels, K, label_noise=label_noise)
+        likelihood = corrected_likelihood(
+            support,
+            labels,
+            K,
+            label_noise=label_noise,
+            inverse_regularisation=labelled.columns.inverse_regularisation,
+        )
         return lambda rows: classify(likelihood, rows, measures=measures)[0]
     names = labelled.prototypes.to(place, torch.float32)
     method = Adaptive(logit_scale=labelled.logit_scale)

@@ -247,6 +247,7 @@ def predictions_of_one_batch(
         labelled.labels.to(device),
         len(labelled.class_names),
         label_noise=settings.label_noise,
+        inverse_regularisation=labelled.columns.inverse_regularisation,
     )
     rows = SampleRows(source, device, progress=settings.progress)
     whole = without_batch(classify(likelihood, rows, all_classes=False, top=1, validate=True)[0])

@@ -136,7 +136,6 @@ def test_constant_columns_and_extreme_numbers() -> None:
     assert same.centre is None
     rows = torch.tensor([[1.0, 2.0]])
     assert Columns().applied_to(rows) is rows
-    assert Columns().back(rows) is rows
 
 
 def test_classify_reads_tables(tmp_path: Path) -> None:

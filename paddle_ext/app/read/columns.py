@@ -64,6 +64,12 @@ def looks_like_text(cells: Sequence[object]) -> bool:
     )
 
 
+def looks_like_category(cells: Sequence[object]) -> bool:
+    """Whether cells that are not numbers are categories: each of them twice, on average."""
+    there = [str(cell) for cell in cells if not is_gap(cell)]
+    return bool(there) and 2 * len(set(there)) <= len(there) and not all_lists(there)
+
+
 def why_an_id(name: str, cells: Sequence[object]) -> str:
     """Why a numeric column is an identifier of rows; empty if it is not."""
     values = np.array([as_number(cell) for cell in cells if not is_gap(cell)], np.float64)
@@ -104,12 +110,19 @@ def as_list(value: object) -> list[float]:
     return [float(word) for word in text.strip("[]").split()]
 
 
-def odd_cells(cells: Sequence[Sequence[object]], names: Sequence[str]) -> dict[int, str]:
-    """Rows with a cell that is not a finite single-precision number, and its column."""
+def odd_cells(
+    cells: Sequence[Sequence[object]], names: Sequence[str], *, gaps: bool
+) -> dict[int, str]:
+    """Rows with a cell that is not a finite single-precision number, and its column.
+
+    With `gaps` there may be some.
+    """
     odd: dict[int, str] = {}
     for row in range(len(cells[0])):
         for column, name in zip(cells, names, strict=True):
             number = as_number(column[row])
+            if gaps and is_gap(column[row]):
+                continue
             if number is None or not abs(number) <= LARGEST:
                 odd.setdefault(row, name)
     return odd

@@ -213,7 +213,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
     table = open_table(labelled, *settings.csv_format)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     notes = list(table.notes)
-    chosen = chosen_features(table, own, notes)
+    chosen = chosen_features(table, own, notes, settings.rows if given is None else "embeddings")
     if chosen is not None:
         given = names_of_rows(given, stored, settings)
     own = replace(own, name=columns.name if columns.name in table.names else None)
@@ -260,7 +260,7 @@ def open_rows(
         # The label column of another, labelled file may be missing here.
         here = settings.model is not None or columns.label in table.names
         label = table.label_column(columns.label if here else None, columns.truth, required=False)
-        chosen = chosen_features(table, replace(columns, label=label), notes)
+        chosen = chosen_features(table, replace(columns, label=label), notes, "embeddings")
     samples = TableSamples(table, replace(columns, label=None), chosen, "all")
     return Opened(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
 
@@ -286,7 +286,9 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Opened:
     table, asked = open_table(path, *settings.csv_format), settings.columns
     label = table.label_column(asked.label, asked.truth, required=given is None)
     columns, notes = replace(asked, label=label), list(table.notes)
-    chosen = chosen_features(table, columns, notes)
+    chosen = chosen_features(
+        table, columns, notes, settings.rows if given is None else "embeddings"
+    )
     if chosen is not None:
         given = names_of_rows(given, [], settings)
     samples = TableSamples(table, columns, chosen, "all" if label is None else "unlabelled")
@@ -305,7 +307,10 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Opened:
 
 def labelled_rows(table: Table, columns: Columns, chosen: Chosen | None) -> TableSamples:
     """The rows with a label, which is their truth."""
-    return TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
+    rows = TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
+    if chosen is not None:
+        chosen.labelled = rows
+    return rows
 
 
 def gap_notes(rows: TableSamples) -> list[str]:
@@ -317,7 +322,7 @@ def gap_notes(rows: TableSamples) -> list[str]:
     ]
 
 
-def chosen_features(table: Table, columns: Columns, notes: list[str]) -> Chosen | None:
+def chosen_features(table: Table, columns: Columns, notes: list[str], rows: str) -> Chosen | None:
     """The columns of features; None: the texts are embedded.
 
     If both are given, the columns are the features and the texts are only displayed. `notes`
@@ -327,7 +332,7 @@ def chosen_features(table: Table, columns: Columns, notes: list[str]) -> Chosen 
         table.column(columns.text, "text")
         if columns.features is None:
             return None
-    chosen = table.feature_columns(columns.features, columns.others())
+    chosen = table.feature_columns(columns.features, columns.others(), rows)
     if len(chosen.names) > 1 or chosen.left_out:
         notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
@@ -338,6 +343,9 @@ def chosen_features(table: Table, columns: Columns, notes: list[str]) -> Chosen 
 def used_columns(chosen: Chosen) -> str:
     first, *_, last = chosen.names * 2
     more = f" to {last}" if len(chosen.names) > 1 else ""
+    if chosen.categories:
+        more += f"; categories: {', '.join(map(repr, chosen.categories[:MOST_LISTED]))}"
+        more += ", ..." * (len(chosen.categories) > MOST_LISTED)
     return f"{plural(len(chosen.names), 'column')}, {first}{more}"
 
 
@@ -354,9 +362,25 @@ def encoded(opened: Opened, device: torch.device) -> Source:
     """Load the network, if one is needed, and compute what is known of the classes."""
     compute = encoded_folders if opened.kind == "pictures" else encoded_rows
     labelled, change = compute(opened, device)
+    labelled = as_rows(opened, labelled)
     samples = opened.samples if change is None else Changed(opened.samples, change)
     about = opened.name, opened.kind, opened.total, opened.notes, opened.unreadable
     return Source(labelled, samples, *about, opened.embeds_texts)
+
+
+def as_rows(opened: Opened, labelled: Labelled) -> Labelled:
+    """The same, taken for what the rows are; a note says it where that was a decision."""
+    if opened.kind == "pictures" or opened.embeds_texts or labelled.prototypes is not None:
+        return replace(labelled, rows_are="embeddings")
+    labelled = replace(labelled, rows_are=opened.settings.rows)
+    chosen = None if opened.rows is None else opened.rows.chosen
+    if chosen is not None and chosen.encodes:  # embeddings have neither gaps nor categories
+        made_of = torch.from_numpy(chosen.encoder.made_of)
+        labelled = replace(labelled, rows_are="table", made_of=made_of)
+    what = {"table": "a table, columns made comparable", "embeddings": "embeddings, as they are"}
+    gaps = "; gaps are filled by the mean of their column" if labelled.made_of is not None else ""
+    opened.notes.append(f"rows: taken as {what[labelled.columns.rows]} (--rows){gaps}")
+    return labelled
 
 
 def encoded_rows(opened: Opened, device: torch.device) -> Encoded:

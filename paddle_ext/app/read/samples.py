@@ -44,6 +44,10 @@ class Labelled:
         Factor from cosines with the prototypes to logits.
     names : tuple of str
         What the samples are called, as in `Batch`; default: their numbers.
+    rows_are : str
+        "table", "embeddings", or "auto" to decide by the numbers and the labels.
+    made_of : Tensor [D] int64 or None
+        The columns of a table that the features were made of, if some are categories.
     """
 
     features: Tensor
@@ -54,6 +58,8 @@ class Labelled:
     prototypes: Tensor | None = None
     logit_scale: float = LOGIT_SCALE
     names: tuple[str, ...] = ()
+    rows_are: str = "auto"
+    made_of: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -67,10 +73,11 @@ class Labelled:
 
     @cached_property
     def columns(self) -> Columns:
-        """How columns are standardised: not at all for embeddings, and all that have names."""
+        """How columns are prepared: not at all for embeddings, and all that have names."""
         if self.prototypes is not None:
             return Columns()
-        return columns_for(self.features, self.labels, len(self.class_names))
+        rows = self.features, self.labels, len(self.class_names)
+        return columns_for(*rows, rows=self.rows_are, made_of=self.made_of)
 
     def rows(self, device: torch.device) -> Tensor:
         """The features in these columns, float32."""
