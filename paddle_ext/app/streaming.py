@@ -197,8 +197,10 @@ def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
     """Output names of the copied columns, and messages for the user."""
     table, columns, notes = samples.table, samples.columns, list[str]()
     copied: dict[str, str] = {}
+    categories = () if samples.chosen is None else samples.chosen.categories
+    numbers = set(samples.features).difference(categories)
     for name in table.names:
-        if name in samples.features or name == columns.label:
+        if name in numbers or name == columns.label:
             continue
         if name not in ANSWERS:
             copied[name] = name
