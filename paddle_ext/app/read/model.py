@@ -50,6 +50,7 @@ def save_model(path: Path, source: Source, settings: Settings) -> None:
         "features": labelled.features.float().cpu().numpy(),
         "labels": labelled.labels.numpy(),
         "class_names": np.array(labelled.class_names),
+        "rows": np.array(labelled.columns.rows),
         "paddle_ext_model": np.array(FORMAT),
         **{name: np.array(value) for name, value in zip(MADE_BY, made_by, strict=True)},
     }
@@ -101,6 +102,7 @@ def load_model(path: Path) -> Model:
     if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
         raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
     known = Labelled(features, labels, class_names, ("",) * S, str(path), prototypes, scale)
+    known = replace(known, rows_are=str(contents.get("rows", "auto")))
     return Model(known, **made_by)
 
 

@@ -372,8 +372,16 @@ def as_rows(opened: Opened, labelled: Labelled) -> Labelled:
     """The same, taken for what the rows are; a note says it where that was a decision."""
     if opened.kind == "pictures" or opened.embeds_texts or labelled.prototypes is not None:
         return replace(labelled, rows_are="embeddings")
-    labelled = replace(labelled, rows_are=opened.settings.rows)
+    settings = opened.settings
+    if settings.model is None or settings.rows != "auto":  # a model knows what its rows were
+        labelled = replace(labelled, rows_are=settings.rows)
     chosen = None if opened.rows is None else opened.rows.chosen
+    if chosen is not None and chosen.categories and settings.save is not None:
+        raise check.ArgumentValueError(
+            "save",
+            "must be omitted with columns of categories, which a model does not keep, "
+            f"got {settings.save}",
+        )
     if chosen is not None and chosen.encodes:  # embeddings have neither gaps nor categories
         made_of = torch.from_numpy(chosen.encoder.made_of)
         labelled = replace(labelled, rows_are="table", made_of=made_of)
