@@ -14,6 +14,7 @@ from .prevalence import Prevalence, from_sums, sums_of
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
 # a large class has absorbed would be trusted. benchmarks/presence.py compares shares.
 DUAL_SHARE = 2 / 3
+PRESENT = 1.5  # queries that a class holds if it is present
 
 # A batch looks mixed if at least this many classes would have a label without PADDLE's preference
 # for large classes, and with it either this many have one, or more than this share of the queries
@@ -78,7 +79,7 @@ class Solution(NamedTuple):
         """The factor of the dual in the logits, lam / Q."""
         return 1.0 if self.lam is None else self.lam / self.labels.shape[-1]
 
-    def present(self, threshold: float = 1.5) -> Tensor:
+    def present(self, threshold: float = PRESENT) -> Tensor:
         """Which classes occur among the queries.
 
         A class counts as present if its probabilities add up to at least `threshold` queries. The
@@ -185,6 +186,33 @@ class Solution(NamedTuple):
         """
         return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 
+    def balanced_labels(self) -> Tensor:
+        """Labels for balanced accuracy, the mean over the classes of the share that is found.
+
+        `labels` are right most often, so they give a doubtful query to the class that is frequent
+        in the batch. These are the classes whose probability is largest in relation to their
+        share, which counts as 1.5 queries at least: more of the rare classes are found, and more
+        of the frequent ones are missed.
+
+        Returns
+        -------
+        Tensor [.., Q] int64
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> logits = torch.tensor([[0.2, 0.0]] + [[0.0, 5.0]] * 8 + [[5.0, 0.0]] * 2)
+        >>> found = paddle_ext.adapt(logits)
+        >>> int(found.labels[0]), int(found.balanced_labels()[0])
+        (1, 0)
+        """
+        shares = counted_shares(self.proportions, self.labels.shape[-1]).unsqueeze(-2)
+        if self.classes is None:
+            return (self.probabilities / shares).argmax(-1)
+        own = shares.expand(*self.classes.shape[:-1], -1).gather(-1, self.classes)
+        best = (self.probabilities / own).argmax(-1, keepdim=True)
+        return self.classes.gather(-1, best).squeeze(-1)
+
     def held_by_others(self, dual_share: float) -> Tensor:
         """For each query, the probability of all classes except its label, [.., Q].
 
@@ -219,6 +247,11 @@ class Solution(NamedTuple):
         many = distinct(self.labels, K) >= MIXED_LABELS
         change = (nearest != self.labels).double().mean(-1) > MIXED_SHARE
         return (distinct(nearest, K) >= MIXED_CLASSES) & (many | change)
+
+
+def counted_shares(proportions: Tensor, count: int) -> Tensor:
+    """Shares of the classes [.., K] in so many queries, as `balanced_labels` counts them."""
+    return proportions.clamp(min=PRESENT / max(1, count))
 
 
 def distinct(labels: Tensor, num_classes: int) -> Tensor:

@@ -18,7 +18,8 @@ def batch(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     y = truth.copy()
     y[CLASSES * SHOTS :] = -1
     order = random.permutation(len(y))
-    X = (centres[truth] + 0.7 * random.normal(size=(len(y), DIMENSION))).astype(dtype)
+    X = centres[truth] + 0.7 * random.normal(size=(len(y), DIMENSION))
+    X = (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(dtype)  # embeddings, not a table
     return X[order], y[order], truth[order]
 
 

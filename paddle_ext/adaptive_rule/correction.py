@@ -28,7 +28,7 @@ from .likelihood import Likelihood, reweighted
 
 SHOTS = 16  # from this many labelled rows per class on, a correction pays
 WORK = 2**29  # limit on the multiplications of one pass over the rows
-INVERSE_REGULARISATION = 3.0  # C
+INVERSE_REGULARISATION = 3.0  # C, of embeddings
 TOL = 0.05  # norm of the gradient at which the fit stops: labels hardly change any more
 MAX_ITER = 200
 LEAST_CURVATURE = 1e-3  # on the diagonal of the approximate Hessian: a constant has almost none
@@ -44,11 +44,13 @@ def corrected_likelihood(
     weights: Tensor | None = None,
     label_noise: float | str = 0.0,
     trusted: Tensor | None = None,
+    inverse_regularisation: float = INVERSE_REGULARISATION,
 ) -> Likelihood:
     """The likelihood learned from labelled rows [S, D], with a correction where it pays.
 
     Every class must have a row; `weights` [S] > 0 are those of the rows in their classes, between
     1e-30 and 1e30, in float64. The labels of `trusted` rows [S] are never taken for wrong.
+    `inverse_regularisation` is C of the correction.
     """
     K, S, total, noisy = num_classes, len(labels), weights, False
     corrects = uses_correction(S, support.shape[1], K)
@@ -72,7 +74,9 @@ def corrected_likelihood(
     else:
         likelihood = likelihood_of(rows, own, K)
     if corrects:
-        likelihood = replace(likelihood, correction=correction_of(rest, total))
+        likelihood = replace(
+            likelihood, correction=correction_of(rest, total, inverse_regularisation)
+        )
     if given is None or noisy:
         return likelihood
     return reweighted(likelihood, likelihood.centred(rows), own, given)
@@ -107,7 +111,9 @@ def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelih
     return likelihood, LeftOut.of(likelihood, rows, own, logits)
 
 
-def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
+def correction_of(
+    rows: LeftOut, weights: Tensor | None = None, C: float = INVERSE_REGULARISATION
+) -> Tensor:
     """W and b as one matrix [D + 1, K]; `weights` [S] of the rows are divided by their mean."""
     K, dtype = rows.logits.shape[-1], rows.x.dtype
     if weights is not None:
@@ -115,7 +121,7 @@ def correction_of(rows: LeftOut, weights: Tensor | None = None) -> Tensor:
     counts = rows.counts if weights is None else rows.counts * weights.to(dtype)
     n = rows.own.bincount(weights, minlength=K).to(dtype)
     logits = rows.logits + n.clamp(min=torch.finfo(dtype).tiny).log()
-    return fitted(rows.x, rows.own, counts * INVERSE_REGULARISATION, logits)
+    return fitted(rows.x, rows.own, counts * C, logits)
 
 
 def fitted(x: Tensor, labels: Tensor, weights: Tensor, logits: Tensor) -> Tensor:

@@ -217,8 +217,14 @@ def likelihood_of(labelled: Labelled, place: torch.device, label_noise: float | 
     """What labelled samples say of each class; labels that a person has corrected are trusted."""
     trusted = None if labelled.trusted is None else labelled.trusted.to(place)
     rows, labels = labelled.rows(place), labelled.labels.to(place)
-    K = len(labelled.class_names)
-    return corrected_likelihood(rows, labels, K, label_noise=label_noise, trusted=trusted)
+    return corrected_likelihood(
+        rows,
+        labels,
+        len(labelled.class_names),
+        label_noise=label_noise,
+        trusted=trusted,
+        inverse_regularisation=labelled.columns.inverse_regularisation,
+    )
 
 
 def novelty_of(

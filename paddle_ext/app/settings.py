@@ -65,6 +65,9 @@ class Settings:
     columns : Columns
     labels : Path or None
         File of labels for a .npy: .npy, or one per line.
+    rows : str
+        What rows of numbers are: table, embeddings, or auto, decided by numbers and labels. A table
+        may have gaps and categories.
     separator : str or None
         CSV separator: a character, or tab; default: detected.
     encoding : str or None
@@ -118,6 +121,7 @@ class Settings:
 
     columns: Columns = field(default_factory=Columns)
     labels: Annotated[Path | None, TABLES] = None
+    rows: Annotated[str, TABLES] = "auto"
     separator: Annotated[str | None, TABLES, Parameter(name="--sep")] = None
     encoding: Annotated[str | None, TABLES] = None
     names: Annotated[Path | None, CLASSES] = None
@@ -146,8 +150,10 @@ class Settings:
     def __post_init__(self) -> None:
         from .. import check  # loads torch, which the help does not need
         from ..adaptive_rule.label_noise import check_label_noise
+        from ..integrations.columns import ROWS
 
         check_label_noise("label_noise", self.label_noise)
+        check.choice("rows", self.rows, ROWS)
         if self.suggest is not None:
             check.integer("suggest", self.suggest)
 

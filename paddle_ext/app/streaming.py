@@ -22,7 +22,7 @@ from ..task import without_batch
 from .answering import check_batch, classified, likelihood_of
 from .answers import UNKNOWN
 from .read.input_check import Finding, check_input
-from .read.opening import Source, encode, open_data
+from .read.opening import Source, encode, open_data, row_notes
 from .read.samples import (
     Batch,
     concatenated,
@@ -160,6 +160,7 @@ def stream(
     texts, usable = source.embeds_texts, source.usable()
     examples, trusted = selected_from(source.examples, usable), [*compress(source.trusted, usable)]
     source.labelled = source.classes_by(examples, trusted)
+    source.notes += row_notes(source)
     batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable
@@ -196,8 +197,10 @@ def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
     """Output names of the copied columns, and messages for the user."""
     table, columns, notes = samples.table, samples.columns, list[str]()
     copied: dict[str, str] = {}
+    categories = () if samples.chosen is None else samples.chosen.categories
+    numbers = set(samples.features).difference(categories)
     for name in table.names:
-        if name in samples.features or name == columns.label:
+        if name in numbers or name == columns.label:
             continue
         if name not in ANSWERS:
             copied[name] = name

@@ -1,28 +1,34 @@
-"""Standardise the columns of tables; rows of embeddings stay as they are.
+"""Prepare the rows of a table for `adaptive`; rows of embeddings stay as they are.
 
 `adaptive` makes rows unit-norm, which suits embeddings. In a table of different quantities the
 column with the largest numbers would then hide the others, and the length of a row would be lost,
 which is all that a single column has. So columns are standardised, and a constant column is added,
-as large as rows are long on average: rows that differ in length then differ in direction too.
+as large as rows are long on average: rows that differ in length then differ in direction too. Where
+columns repeat each other, they may also be decorrelated. The labelled rows choose.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..adaptive_rule.correction import left_out
+from ..adaptive_rule.correction import INVERSE_REGULARISATION, left_out
 from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..rows import class_means, evenly_spread
 
+ROWS = ("auto", "table", "embeddings")
 MOST_ROWS = 1024  # labelled rows, and as many unlabelled ones, used for statistics of columns
 FIRST_ROWS = 16  # rows of a first look, which often suffices to recognise embeddings
-TABLE = 64  # rows with fewer effective columns than this may be a table,
-FEW, SHARE = 4, 8  # and with fewer than 4 + D/8 they are one, unless the labels contradict
-SURE = 2.0  # standard errors from which on the labels decide
+TABLE = 64  # fewer columns than this are a table, unless the labels contradict,
+SHARE = 8  # and so are more, if the effective ones are fewer than a share of 1/8
+ODDS = math.log(20)  # the labels contradict by odds of 20 to 1
+RIDGES = (1.0, 0.1, 0.01)  # added to the variances of standardised columns to decorrelate them
+ROWS_A_COLUMN = 4  # needed to estimate the correlations
+OF_A_TABLE = 0.5  # C of the correction: columns of a table are few, and each tells much
 TINY = torch.finfo(torch.float64).tiny
 UNIT = 1e-3  # rows whose norms are this close to 1 are embeddings
 CONSTANT = 1e-10  # a deviation below this share of a column's numbers is rounding
@@ -31,61 +37,96 @@ LARGEST = 1e15  # standardised numbers are clamped here, so that their products 
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of a table are standardised; with None, rows stay as they are."""
+    """How the columns of a table are prepared; with None, rows are embeddings, as they are."""
 
     centre: Tensor | None = None  # [D] float64
     scale: Tensor | None = None  # [D] float64: one over the deviation; 0 for a constant column
+    length: float = 0.0  # the constant column
+    decorrelate: Tensor | None = None  # [D, D] float64: factor on standardised rows
+
+    @property
+    def rows(self) -> str:
+        """What the rows are: "table" or "embeddings"."""
+        return "embeddings" if self.centre is None else "table"
+
+    @property
+    def inverse_regularisation(self) -> float:
+        """C of the correction for many labels."""
+        return INVERSE_REGULARISATION if self.centre is None else OF_A_TABLE
 
     def applied_to(self, rows: Tensor) -> Tensor:
         """Rows [.., D] of the table as rows [.., D + 1] for `adaptive`, in the same dtype."""
         if self.centre is None or self.scale is None:
             return rows
         centre, scale = self.centre.to(rows.device), self.scale.to(rows.device)
-        z = (rows.double() - centre) * scale
-        z = torch.nn.functional.pad(z, (0, 1), value=math.sqrt(int((self.scale > 0).sum())))
-        return z.clamp(-LARGEST, LARGEST).to(rows.dtype)
-
-    def back(self, rows: Tensor) -> Tensor:
-        """The inverse of `applied_to`: rows [.., D + 1] back to rows of the table, [.., D]."""
-        if self.centre is None or self.scale is None:
-            return rows
-        deviation = torch.where(self.scale > 0, 1 / self.scale, 0)
-        return (rows[..., :-1].double() * deviation + self.centre).to(rows.dtype)
+        z = ((rows.double() - centre) * scale).clamp(-LARGEST, LARGEST)
+        if self.decorrelate is not None:
+            z = z @ self.decorrelate.to(rows.device)
+        return torch.nn.functional.pad(z, (0, 1), value=self.length).to(rows.dtype)
 
 
 def columns_for(
-    support: Tensor, labels: Tensor, num_classes: int, query: Tensor | None = None
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    query: Tensor | None = None,
+    *,
+    rows: str = "auto",
+    made_of: Tensor | None = None,
 ) -> Columns:
-    """Decide whether rows are a table, and how to standardise it; embeddings stay as they are.
+    """Decide whether rows are a table, and how to prepare it; embeddings stay as they are.
 
     From labelled rows [S, D] with their labels [S], and from unlabelled ones [Q, D], if there are
-    any yet. Rows that are unit-norm already, or whose variance many columns share, are embeddings.
-    Otherwise the better way to classify the labelled rows decides, each left out of its class. If
-    that may be chance, or no class has two rows, rows with few effective columns are a table.
+    any yet; `rows` is one of `ROWS`. With "auto", rows that are unit-norm already, or whose
+    variance many columns share, are embeddings. Otherwise there is a default by the number of
+    columns, and the labelled rows, each left out of its class, choose another way if it makes their
+    labels 20 times as likely. `made_of` [D] numbers the columns of which these were made: columns
+    of one category together have the variance of one column.
     """
+    auto, D = rows == "auto", support.shape[1]
     given = [x for x in (query, support) if x is not None]
-    if sharing(variance(given[0][:: max(1, len(given[0]) // FIRST_ROWS)])) >= TABLE:
+    first = given[0][:: max(1, len(given[0]) // FIRST_ROWS)]
+    if rows == "embeddings" or (auto and sharing(variance(first)) >= TABLE):
         return Columns()
     norms = torch.linalg.vector_norm(support, dim=-1)
-    if bool(((norms - 1).abs() < UNIT).all()):
+    if auto and bool(((norms - 1).abs() < UNIT).all()):
         return Columns()
-    some = [evenly_spread(min(len(x), MOST_ROWS), len(x), x.device) for x in given]
-    sample = torch.cat([x[rows] for x, rows in zip(given, some, strict=True)]).double()
+    some = [x[evenly_spread(min(len(x), MOST_ROWS), len(x), x.device)] for x in given]
+    sample = torch.cat(some).double()
     largest = sample.abs().amax(0).clamp(min=TINY)  # divides columns, so that no square overflows
     deviation = variance(sample / largest).sqrt()
     deviation = torch.where(deviation > CONSTANT, deviation, 0) * largest
     effective = sharing((deviation / deviation.amax()).square())
-    if not effective < TABLE:
+    if auto and not effective < TABLE:
         return Columns()
-    centre = class_means(support.double() / largest, labels, num_classes).mean(0) * largest
+    if made_of is not None:
+        pooled = torch.zeros_like(deviation).index_add(0, made_of, deviation.square())
+        deviation = pooled.sqrt()[made_of]
     scale = torch.where(deviation > 0, 1 / deviation, 0).clamp(max=1 / TINY)
-    columns = Columns(centre, scale)
-    gain = 0.0
-    if num_classes < len(labels) and len(labels) * num_classes <= MOST_LEFT_OUT:
-        gain = sure_gain(support, columns.applied_to(support), labels, num_classes)
-    if gain == 0:
-        gain = FEW + support.shape[1] / SHARE - effective
-    return columns if gain > 0 else Columns()
+    centre = class_means(support.double() / largest, labels, num_classes).mean(0) * largest
+    ways = list(prepared(centre, scale, sample))
+    if auto:
+        embeddings = TABLE <= D <= SHARE * effective
+        ways.insert(0 if embeddings else len(ways), Columns())
+    if not num_classes < len(labels) <= MOST_LEFT_OUT // num_classes:
+        return ways[0]
+    costs = [labels_cost(way.applied_to(support), labels, num_classes) for way in ways]
+    best = min(range(len(ways)), key=lambda way: costs[way] + (ODDS if way else 0))
+    return ways[best]
+
+
+def prepared(centre: Tensor, scale: Tensor, sample: Tensor) -> Iterator[Columns]:
+    """Standardised columns, and the same decorrelated with each of the ridges."""
+    z = Columns(centre, scale).applied_to(sample)[:, :-1]
+    covariance = torch.cov(z.mT, correction=0).view(z.shape[1], -1)
+    yield Columns(centre, scale, math.sqrt(float(covariance.trace())))
+    if ROWS_A_COLUMN * z.shape[1] <= len(z):
+        values, vectors = torch.linalg.eigh(covariance)
+        values = values.clamp(min=0)
+        for ridge in RIDGES:
+            factor = vectors * (values + ridge).rsqrt() @ vectors.mT
+            length = math.sqrt(float((values / (values + ridge)).sum()))
+            yield Columns(centre, scale, length, factor)
 
 
 def variance(rows: Tensor) -> Tensor:
@@ -98,18 +139,12 @@ def sharing(variances: Tensor) -> float:
     return float(variances.sum().square() / variances.square().sum())
 
 
-def sure_gain(before: Tensor, after: Tensor, labels: Tensor, num_classes: int) -> float:
-    """The mean gain of the labels' log-probabilities, `before` to `after`; 0 if maybe chance."""
-    losses = [labels_cost(rows, labels, num_classes) for rows in (before, after)]
-    gains = losses[0] - losses[1]
-    gain = float(gains.mean())
-    error = float(gains.std(correction=0)) / math.sqrt(max(1, len(gains)))
-    return gain if abs(gain) > SURE * error else 0.0
+def labels_cost(rows: Tensor, labels: Tensor, num_classes: int) -> float:
+    """-ln p of the labels of rows, each left out of its class; only of classes with two rows.
 
-
-def labels_cost(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """-ln p of the label of each row, left out of its class; only of classes with two rows."""
+    Classes count equally, with as many rows in all as their mean is worth: few if one has few.
+    """
     _, others = left_out(rows, labels, num_classes)
-    logits = others.logits + labels.bincount(minlength=num_classes).log()
-    cost = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
-    return cost[others.counts > 0]
+    cost = torch.nn.functional.cross_entropy(others.logits.double(), labels, reduction="none")
+    share = others.counts.double() / labels.bincount(minlength=num_classes)[labels]
+    return float((share * cost).sum() * share.sum() / share.square().sum())

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.classify import classify
-from ..adaptive_rule.correction import corrected_likelihood
+from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelihood
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
@@ -72,6 +72,7 @@ class Examples:
     num_classes: int
     weights: Tensor | None = None  # [S] > 0: of the labelled rows
     names: Tensor | None = None  # [K, D] embeddings of the class names
+    inverse_regularisation: float = INVERSE_REGULARISATION  # of the correction for many labels
 
     def task(self, query: Tensor, measures: Tensor | None = None) -> Task:
         """The batch [Q, D] as a task with names."""
@@ -163,16 +164,21 @@ class Fit(NamedTuple):
 
 
 def in_columns(
-    examples: Examples, query: Tensor | None, method: str
+    examples: Examples, query: Tensor | None, method: str, **asked: Any
 ) -> tuple[Columns, Examples, Tensor | None]:
-    """Standardise the columns of labelled and unlabelled rows [Q, D] if they are a table.
+    """Prepare the columns of labelled and unlabelled rows [Q, D] if they are a table.
 
-    PADDLE has its own `scaling`, and rows with names are embeddings: both stay as they are.
+    `asked` are options of `columns_for`. PADDLE has its own `scaling`, and rows with names are
+    embeddings: both stay as they are.
     """
     if method != "adaptive" or examples.names is not None:
         return Columns(), examples, query
-    columns = columns_for(examples.support, examples.labels, examples.num_classes, query)
-    examples = replace(examples, support=columns.applied_to(examples.support))
+    columns = columns_for(examples.support, examples.labels, examples.num_classes, query, **asked)
+    examples = replace(
+        examples,
+        support=columns.applied_to(examples.support),
+        inverse_regularisation=columns.inverse_regularisation,
+    )
     return columns, examples, None if query is None else columns.applied_to(query)
 
 
@@ -242,6 +248,7 @@ def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
         examples.num_classes,
         examples.weights,
         options["label_noise"],
+        inverse_regularisation=examples.inverse_regularisation,
     )
 
 

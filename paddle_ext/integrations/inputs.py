@@ -28,6 +28,9 @@ LARGEST_WEIGHT = 1e30  # of a row, and one over the smallest: their ratios are n
 
 def vectors(name: str, value: Any, *, width: int | None = None, keep_double: bool = False) -> Array:
     """Rows [N, D], all finite, of a matrix or column of vectors; float32 unless `keep_double`."""
+    if hasattr(value, "toarray"):
+        kind = check.kind(value)
+        raise check.ArgumentTypeError(name, f"must be dense, got {kind}: convert it by .toarray()")
     rows = plain(value)
     if rows.dtype.kind == "O" and rows.ndim == 1:
         column = rows

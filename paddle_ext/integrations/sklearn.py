@@ -17,7 +17,9 @@ from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
 from ..prevalence import Prevalence
-from ..solution import Solution
+from ..solution import Solution, counted_shares
+from .columns import ROWS
+from .encoding import TableEncoder, frame_cells, is_frame
 from .fitted import (
     Array,
     Examples,
@@ -29,6 +31,7 @@ from .fitted import (
     fit_batch,
     fit_labelled,
     in_columns,
+    means_of,
     moved,
     solve_again,
     solve_batch,
@@ -38,7 +41,12 @@ from .inputs import checked_weights, labelled, named_classes, prior_weights, sor
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
-    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data  # type: ignore[import-untyped]
+    from sklearn.utils.validation import (  # type: ignore[import-untyped]
+        check_array,
+        check_is_fitted,
+        column_or_1d,
+        validate_data,
+    )
 except ImportError as error:
     raise ImportError(
         "PaddleClassifier needs scikit-learn 1.6 or newer: pip install 'paddle_ext[sklearn]'"
@@ -49,6 +57,7 @@ METHODS = ("adaptive", "paddle")
 OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
 TOL = {"adaptive": 1e-3, "paddle": 1e-6}
 LARGEST_OF_ROW = 5  # probabilities kept of a row, if all would be too many
+REAL = [np.float64, np.float32]
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -87,6 +96,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         For "adaptive": the share of labels that are wrong, in [0, 1), or "auto" to estimate it; the
         weight of a labelled row is then the probability that its label is right. With 0.0, or with
         `prototypes` of names, all labels are trusted.
+    rows : {"auto", "table", "embeddings"}
+        For "adaptive": what the rows of `X` are. In a table every column is a quantity of its own,
+        and may have gaps and, in a DataFrame, categories; embeddings are vectors. "auto" decides by
+        the numbers and the labels: ``rows_`` is the result.
+    balanced : bool
+        Whether labels are for balanced accuracy: more of the rare classes are found, and more of
+        the frequent ones missed. See `paddle_ext.Solution.balanced_labels`; no probability changes.
     present_threshold : float
         A class is present if it holds at least this many unlabelled rows; see
         `paddle_ext.Solution.present`.
@@ -113,7 +129,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The labels of the classes that occur in the unlabelled rows.
     prototypes_ : array [K, D]
         Means of the labelled rows of each class and of the others by their probabilities, in the
-        coordinates of the inputs; zeros for a class without either.
+        coordinates of the inputs; zeros for a class without either. Categories have a column each,
+        after all numbers.
     concentration_ : float or None
         Of "adaptive": small if few classes are present, large if all are equally frequent. None if
         no row is unlabelled.
@@ -122,6 +139,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     calibrated_ : bool
         Whether the probabilities are calibrated: not those of "paddle", nor with fewer than 20
         labelled rows in classes of two or more, which leave too little to calibrate on.
+    rows_ : {"table", "embeddings"}
+        What the rows were taken for.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : array [D] of str
@@ -134,9 +153,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     prototypes are the class means and the proportions those of the labels; "paddle" then also uses
     the labelled rows for `scaling` and the default of `lam`.
 
-    "adaptive" has no options except `max_iter` and `tol`; it rejects those of "paddle". It makes
-    rows unit-norm if they are embeddings, and standardises the columns of a table: how `fit`
-    decides is in docs/estimator.md.
+    "adaptive" rejects the options of "paddle". It makes rows unit-norm if they are embeddings, and
+    standardises the columns of a table: how `fit` decides is in docs/estimator.md.
 
     Examples
     --------
@@ -160,6 +178,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ['up', 'right', 'up', 'up', 'right', 'right']
     """
 
+    _encoder: TableEncoder | None
+
     def __init__(
         self,
         *,
@@ -173,6 +193,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logit_scale: float = 100.0,
         label_noise: float | str = 0.0,
         prior: Any = None,
+        rows: str = "auto",
+        balanced: bool = False,
         present_threshold: float = 1.5,
         device: str | torch.device = "auto",
     ) -> None:
@@ -186,6 +208,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.logit_scale = logit_scale
         self.label_noise = label_noise
         self.prior = prior
+        self.rows = rows
+        self.balanced = balanced
         self.present_threshold = present_threshold
         self.device = device
 
@@ -205,7 +229,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array or DataFrame [n, D]
-            Numbers, all finite; float32 is kept, anything else becomes float64.
+            Numbers; float32 is kept, anything else becomes float64. A table may have gaps (NaN,
+            None, pandas.NA) and, in a DataFrame, categories: text, objects, pandas.Categorical.
         y : array or Series [n]
             A label for each row, or -1, None or NaN for an unlabelled one. At least two classes,
             unless there are `prototypes`; then there may be no label at all, or no `y`.
@@ -231,7 +256,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y is None and prototypes is None:
             raise ValueError("PaddleClassifier requires y to be passed, but the target y is None")
         least = 2 if prototypes is None else 1
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=least)
+        may_be_table = self.method == "adaptive" and prototypes is None
+        if self.rows == "table" and not may_be_table:
+            raise ValueError(
+                "rows must be 'auto' or 'embeddings' with prototypes or method='paddle', "
+                "got 'table'"
+            )
+        may_be_table = may_be_table and self.rows != "embeddings"
+        X = self._validated(X, may_be_table, ensure_min_samples=least)
         y = np.full(len(X), -1) if y is None else column_or_1d(y, warn=True)
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
@@ -255,12 +287,22 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             examples = replace(examples, names=to_tensor(names, device).to(rows.dtype))
         examples = self._weighted(examples, sample_weight, has_label, places)
         query = None if has_label.all() else rows[~mask]
-        columns, examples, query = in_columns(examples, query, self.method)
+        given, asked = (examples, query), dict[str, Any](rows=self.rows)
+        if self._encoder is not None:  # embeddings have neither gaps nor categories
+            asked = {"rows": "table", "made_of": torch.from_numpy(self._encoder.made_of).to(device)}
+        columns, examples, query = in_columns(examples, query, self.method, **asked)
         if query is None:
             fit = fit_labelled(examples, self.method, options)
         else:
             fit = fit_batch(examples, query, self.method, options)
-        fit = fit._replace(prototypes=columns.back(fit.prototypes))
+        if columns.rows == "table":
+            fit = fit._replace(prototypes=means_of(*given, fit.solution))
+            if self._encoder is None:  # further rows may have gaps
+                self._encoder = TableEncoder(X.shape[1], []).fit(X)
+        self.rows_ = columns.rows
+        self._shares = counted_shares(
+            fit.proportions, len(labels if query is None else query)
+        ).cpu()
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
         self._familiar = familiar_of(examples)
         self._examples = None if isinstance(fit.fitted, FittedAdaptive) else moved(examples, "cpu")
@@ -282,6 +324,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check.real("present_threshold", self.present_threshold, positive=True)
         check.real("logit_scale", self.logit_scale, positive=True)
         label_noise = check_label_noise("label_noise", self.label_noise)
+        check.choice("rows", self.rows, ROWS)
+        check.flag("balanced", self.balanced)
         if self.method == "paddle":
             self._only_for_adaptive("prior", self.prior)
             return chosen | shared
@@ -350,7 +394,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         place[has_label] = array(labels)
         self.doubt_ = np.zeros(n)
         if solution is not None:
-            place[~has_label] = array(solution.labels)
+            place[~has_label] = array(self._labels_of(solution))
             self.doubt_[~has_label] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
         self.label_distributions_ = label_distributions(place, has_label, K, solution, dtype)
@@ -375,6 +419,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         chosen: Array = unlabelled[array(suggest(rows[mask], rows[~mask], count).queries)]
         return chosen
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.method == "adaptive" and self.rows != "embeddings"
+        return tags
+
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         state.pop("_batch", None)  # as large as the data, and only for `suggest`
@@ -389,7 +438,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """The label of each row, [n], independently of other rows."""
-        places = self._places_of(self._checked_rows(X))
+        places = self._places_of(self._checked_rows(X), balanced=self.balanced)
         labels: Array = self.classes_[array(places)]
         return labels
 
@@ -408,7 +457,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             assert self._examples is not None
             solution = solve_again(self._examples, rows, self.method, options)
-        labels: Array = self.classes_[array(solution.labels)]
+        labels: Array = self.classes_[array(self._labels_of(solution))]
         return labels
 
     def novelty(self, X: Any) -> Array:
@@ -442,14 +491,41 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        return self._in_columns(validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
+        return self._in_columns(self._validated(X, self.rows_ == "table", reset=False))
 
     def _in_columns(self, X: Array) -> Tensor:
         return self._columns.applied_to(to_tensor(X, chosen_device(self.device)))
 
-    def _places_of(self, rows: Tensor) -> Tensor:
+    def _validated(self, X: Any, table: bool, *, reset: bool = True, **options: Any) -> Array:
+        """Rows of numbers of what a user gave; `reset` in `fit`, which learns the encoder.
+
+        A table may have gaps and, in a DataFrame, categories.
+        """
+        options |= {"dtype": REAL, "ensure_all_finite": "allow-nan" if table else True}
+        known = None if reset else self._encoder
+        categories = [] if known is None else known.categories
+        if table and is_frame(X):
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            cells, categories = frame_cells(X, None if reset else categories)
+            cells = cells if categories else check_array(cells, **options)
+        elif categories:
+            raise TypeError(f"X must be a DataFrame, as in fit, got {check.kind(X)}")
+        else:
+            cells = validate_data(self, X, reset=reset, **options)
+        if reset:
+            encodes = len(categories) > 0 or (table and bool(np.isnan(cells).any()))
+            known = TableEncoder(cells.shape[1], categories).fit(cells) if encodes else None
+            self._encoder = known
+        return cells if known is None else known(cells)
+
+    def _places_of(self, rows: Tensor, *, balanced: bool = False) -> Tensor:
         """The index of each row's label in ``classes_``."""
-        return torch.cat([logits.argmax(-1) for logits in self._fitted.logits(rows)])
+        less = self._shares.log().to(rows.device) if balanced else 0.0
+        return torch.cat([(logits - less).argmax(-1) for logits in self._fitted.logits(rows)])
+
+    def _labels_of(self, solution: Solution) -> Tensor:
+        """The labels that were asked for."""
+        return solution.balanced_labels() if self.balanced else solution.labels
 
     def _add_prior(self, options: dict[str, Any]) -> None:
         """Add the checked prior, which needs the classes, to the options of "adaptive"."""

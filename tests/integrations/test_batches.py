@@ -20,7 +20,8 @@ NAMES = [f"kind {k}" for k in reversed(range(K))]  # not sorted
 def random_rows(places: np.ndarray, seed: int) -> np.ndarray:
     centres = np.random.default_rng(0).normal(size=(K, D))
     noise = np.random.default_rng(seed).normal(size=(len(places), D))
-    return (centres[places] + noise).astype(np.float32)
+    rows = centres[places] + noise
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 PLACES = np.arange(K).repeat(SHOTS)

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,35 @@ def table(K: int, D: int, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 def hidden(truth: np.ndarray, rows: int, shots: int) -> np.ndarray:
     """The labels of the first rows of each class, -1 for the others."""
     return np.where(np.arange(len(truth)) % rows < shots, truth, -1)
+
+
+def crabs(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes of four kinds: the size hides small differences in shape."""
+    random = np.random.default_rng(seed)
+    truth = np.arange(4).repeat(50)
+    size = np.exp(0.2 * random.normal(size=(200, 1)) + 2.7)
+    shape = 1 + 0.04 * np.random.default_rng(77).normal(size=(4, 5))
+    return size * [1, 0.8, 2.1, 2.4, 0.9] * shape[truth] * (
+        1 + 0.025 * random.normal(size=(200, 5))
+    ), truth
+
+
+def questionnaire(seed: int, items: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of 1 to 10 that all rise with one trait: the columns share a unit."""
+    random = np.random.default_rng(seed)
+    truth = np.arange(2).repeat(100)
+    trait = np.where(truth, 1.0, -1.0)[:, None] + 0.9 * random.normal(size=(200, 1))
+    scores = 5.5 + 2 * (trait * 0.8 + 0.7 * random.normal(size=items))
+    return np.clip(np.round(scores + 2 * random.normal(size=(200, items))), 1, 10), truth
+
+
+def accuracy(X: Any, truth: np.ndarray, shots: int, seed: int, **options: Any) -> float:
+    known = np.zeros(len(truth), bool)
+    random = np.random.default_rng(seed)
+    for label in np.unique(truth):
+        known[random.permutation(np.flatnonzero(truth == label))[:shots]] = True
+    model = PaddleClassifier(device="cpu", **options).fit(X, np.where(known, truth, -1))
+    return float(np.mean(model.transduction_[~known] == truth[~known]))
 
 
 def standardised(X: np.ndarray, y: np.ndarray) -> bool:
@@ -136,7 +166,133 @@ def test_constant_columns_and_extreme_numbers() -> None:
     assert same.centre is None
     rows = torch.tensor([[1.0, 2.0]])
     assert Columns().applied_to(rows) is rows
-    assert Columns().back(rows) is rows
+
+
+def test_the_labels_choose_the_preparation() -> None:
+    """Neither unit-norm rows nor standardised columns suit both kinds of data."""
+    means = {
+        name: [
+            np.mean([accuracy(*data, 5, seed, rows=rows) for seed, data in enumerate(sets)])
+            for rows in ("auto", "table", "embeddings")
+        ]
+        for name, sets in {
+            "crabs": [crabs(seed) for seed in range(4)],
+            "few items": [questionnaire(seed, 6) for seed in range(4)],
+            "many items": [questionnaire(seed, 40) for seed in range(4)],
+        }.items()
+    }
+    for name, (auto, table, embeddings) in means.items():
+        assert auto > max(table, embeddings) - 0.05, name
+        assert name == "crabs" or auto > embeddings + 0.1
+    assert means["crabs"][0] > 0.8
+
+
+def test_what_rows_are_can_be_said() -> None:
+    X, truth = table(3, 5, 30)
+    y = hidden(truth, 30, 4)
+    assert PaddleClassifier(device="cpu").fit(X, y).rows_ == "table"
+    for rows in ("table", "embeddings"):
+        assert PaddleClassifier(rows=rows, device="cpu").fit(X, y).rows_ == rows
+    with pytest.raises(ValueError, match="rows must be one of 'auto', 'table'"):
+        PaddleClassifier(rows="x").fit(X, y)
+    for options, more in (({"method": "paddle"}, {}), ({}, {"prototypes": X[:3]})):
+        with pytest.raises(ValueError, match=r"rows must be 'auto' or 'embeddings' with .*'table'"):
+            PaddleClassifier(rows="table", **options).fit(X, y, **more)
+
+
+def mixed_frame(seed: int = 0) -> tuple[Any, np.ndarray]:
+    """Columns of every type of pandas, each with gaps, and an id that tells nothing."""
+    pandas = pytest.importorskip("pandas")
+    random = np.random.default_rng(seed)
+    truth = np.arange(3).repeat(40)
+    colour = np.array(["red", "green", "blue"])[(truth + (random.random(120) < 0.2)) % 3]
+    columns = {
+        "size": pandas.Series(truth + 0.5 * random.normal(size=120)),
+        "colour": pandas.Series(colour, dtype="category"),
+        "shape": pandas.Series(np.where(truth == 1, "round", "long"), dtype=object),
+        "count": pandas.Series(10 * truth + random.integers(0, 9, 120), dtype="Int64"),
+        "wild": pandas.Series(random.random(120) < 0.5, dtype="boolean"),
+    }
+    for column in columns.values():
+        column[random.random(120) < 0.1] = pandas.NA if column.name != "size" else np.nan
+    columns["id"] = pandas.Series([f"row {row}" for row in range(120)])
+    return pandas.DataFrame(columns), truth
+
+
+def test_gaps_and_categories_of_a_frame() -> None:
+    X, truth = mixed_frame()
+    y = hidden(truth, 40, 5)
+    model = PaddleClassifier(device="cpu").fit(X, y)
+    assert model.rows_ == "table"
+    assert model.feature_names_in_.tolist() == list(X)
+    assert (model.transduction_ == truth).mean() > 0.9
+    new = X.assign(colour="violet", size=np.nan)  # a category and a gap that fit did not see
+    assert (model.predict(X) == truth).mean() > 0.9
+    assert (model.predict(new) == truth).mean() > 0.6
+    assert (model.predict_batch(X[y < 0]) == truth[y < 0]).mean() > 0.9
+    same = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(same.predict_proba(X), model.predict_proba(X))
+    with pytest.raises(TypeError, match="X must be a DataFrame, as in fit, got"):
+        model.predict(np.zeros((2, X.shape[1])))
+    with pytest.raises(TypeError, match=r"numbers or categories, got datetime64.* 'day'"):
+        PaddleClassifier().fit(X.assign(day=np.datetime64("2020-01-01")), y)
+
+
+def test_gaps_of_an_array() -> None:
+    X, truth = table(3, 5, 30)
+    y = hidden(truth, 30, 4)
+    X[::7, 2] = np.nan
+    model = PaddleClassifier(device="cpu").fit(X, y)
+    assert (model.transduction_ == truth).mean() > 0.9
+    assert np.isfinite(model.prototypes_).all()
+    full = PaddleClassifier(device="cpu").fit(np.nan_to_num(X), y)  # gaps in new rows alone
+    assert (full.predict(X) == truth).mean() > 0.8
+    with pytest.raises(ValueError, match="NaN"):
+        PaddleClassifier(rows="embeddings").fit(X, y)
+
+
+def test_sparse_rows_are_refused() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    rows = sparse.csr_array(np.eye(4))
+    with pytest.raises(TypeError, match="dense data is required"):
+        PaddleClassifier().fit(rows, [0, 0, 1, 1])
+    with pytest.raises(TypeError, match="support must be dense, got csr_array"):
+        BatchClassifier(rows, [0, 0, 1, 1])
+
+
+def test_balanced_labels_find_more_of_a_rare_class() -> None:
+    random = np.random.default_rng(0)
+    truth = np.concatenate([np.arange(2).repeat(20), np.repeat([0, 1], [340, 60])])
+    X = random.normal(size=(440, 6)) + 0.9 * truth[:, None]
+    y = np.where(np.arange(440) < 40, truth, -1)
+    recalls = []
+    for balanced in (False, True):
+        model = PaddleClassifier(balanced=balanced, device="cpu").fit(X, y)
+        answers = model.transduction_[40:], model.predict(X[40:]), model.predict_batch(X[40:])
+        recalls.append([[np.mean(a[truth[40:] == k] == k) for k in (0, 1)] for a in answers])
+    usual, even = np.array(recalls)  # [way, class]
+    assert (even[:, 1] > usual[:, 1] + 0.1).all()
+    assert (even[:, 0] < usual[:, 0]).all()
+    assert (even.mean(1) > usual.mean(1)).all()
+
+
+def test_classify_fills_gaps_and_takes_categories(tmp_path: Path) -> None:
+    X, truth = mixed_frame()
+    y = hidden(truth, 40, 8)
+    X["label"] = [f"kind {label}" if label >= 0 else "" for label in y]
+    X.to_csv(tmp_path / "table.csv", index=False)
+    path, chosen = tmp_path / "table.csv", {"device": "cpu", "cache": None}
+    report = classify(path, None, tmp_path / "out", Settings(**chosen))
+    found = [report.answers.class_names[k] for k in report.answers.labels]
+    expected = [f"kind {k}" for k in truth[y < 0]]
+    assert np.mean([a == b for a, b in zip(found, expected, strict=True)]) > 0.9
+    assert "categories: 'colour', 'shape', 'wild'" in report.notes[0]
+    assert any(note.startswith("rows: taken as a table") for note in report.notes)
+    with pytest.raises(ValueError, match="save must be omitted with columns of categories"):
+        classify(path, None, tmp_path, Settings(save=tmp_path / "m.npz", **chosen))
+    plain = Settings(rows="embeddings", **chosen)
+    with pytest.raises(ValueError, match=r"got an empty cell .* or add --rows table"):
+        classify(path, None, tmp_path, plain)
 
 
 def test_classify_reads_tables(tmp_path: Path) -> None:

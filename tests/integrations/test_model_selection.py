@@ -76,7 +76,7 @@ def test_what_cannot_be_split(options: dict[str, Any], message: str) -> None:
 # --- a new batch ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "paddle"}])
+@pytest.mark.parametrize("options", [{"rows": "embeddings"}, {"method": "paddle"}])
 def test_a_new_batch_is_what_a_new_fit_says(options: dict[str, Any]) -> None:
     X, y = data()
     known, batch = next(BatchSplit(shots=4, n_query=60, n_present=3).split(X, y))

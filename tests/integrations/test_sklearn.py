@@ -87,8 +87,8 @@ def everything(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.nda
     y = truth.copy()
     y[CLASSES * SHOTS :] = -1
     noise = np.where(np.arange(DIMENSION) < 2, 3.0, 0.8)  # such classes swallow one another
-    X = (centres[truth] + noise * random.normal(size=(len(y), DIMENSION))).astype(dtype)
-    return X, y, truth
+    X = centres[truth] + noise * random.normal(size=(len(y), DIMENSION))
+    return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(dtype), y, truth
 
 
 def nearest(X: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -161,6 +161,7 @@ def test_present_classes() -> None:
 def test_predict_of_paddle_maps_as_fit_did(scaling: str) -> None:
     """The rows of the fit get the same labels one by one as together: u has converged."""
     X, y, _ = batch()
+    X = 10 * X  # without scaling, classes at a distance
     asked = y < 0
     model = PaddleClassifier(method="paddle", scaling=scaling, tol=1e-10, max_iter=1000).fit(X, y)
     together = model.label_distributions_[asked]

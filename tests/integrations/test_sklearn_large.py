@@ -36,14 +36,14 @@ def within_the_limits(X: np.ndarray, y: np.ndarray) -> paddle_ext.PaddleClassifi
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(passes, "MOST_IN_ONE_BLOCK", 2**22)
         patched.setattr(paddle_large, "MOST_PROBABILITIES", 2**28)
-        return paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
+        return paddle_ext.PaddleClassifier(rows="embeddings", device="cpu").fit(X, y)
 
 
 @pytest.mark.parametrize("shots", [1, 2, 5])
 def test_a_batch_beyond_the_limits(shots: int) -> None:
     support, labels, query = task(shots)
     X, y = np.concatenate([support, query]), np.concatenate([labels, np.full(Q, -1)])
-    model = paddle_ext.PaddleClassifier(device="cpu").fit(X, y)
+    model = paddle_ext.PaddleClassifier(rows="embeddings", device="cpu").fit(X, y)
     want = paddle_ext.adaptive(*(torch.from_numpy(x) for x in (support, labels, query)))
     assert want.classes is not None
     assert want.classes.shape == (Q, 5)
@@ -71,7 +71,9 @@ def test_many_labelled_rows(unlabelled: int) -> None:
     support, labels, query = task(30)
     X = np.concatenate([support, query[:unlabelled]])
     y = np.concatenate([labels, np.full(unlabelled, -1)])
-    found = paddle_ext.PaddleClassifier(device="cpu").fit(X, y).label_distributions_
+    found = (
+        paddle_ext.PaddleClassifier(rows="embeddings", device="cpu").fit(X, y).label_distributions_
+    )
     assert isinstance(found, sparse.csr_array)
     assert found.nnz == len(labels) + 5 * unlabelled
     whole = within_the_limits(X, y).label_distributions_

@@ -21,6 +21,7 @@ ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
 GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
 COUNTED = 5  # rows needed to recognise a column that counts up
 WORDS_OF_A_TEXT = 3  # on average
+LONGEST_SHOWN = 40  # characters of a cell in a message, and of a category
 DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
 
 
@@ -64,6 +65,13 @@ def looks_like_text(cells: Sequence[object]) -> bool:
     )
 
 
+def looks_like_category(cells: Sequence[object]) -> bool:
+    """Whether cells that are not numbers are categories: some, short, each twice on average."""
+    there = [str(cell) for cell in cells if not is_gap(cell)]
+    short = max(map(len, there), default=0) <= LONGEST_SHOWN
+    return short and 2 <= len(set(there)) <= len(there) / 2 and not all_lists(there)
+
+
 def why_an_id(name: str, cells: Sequence[object]) -> str:
     """Why a numeric column is an identifier of rows; empty if it is not."""
     values = np.array([as_number(cell) for cell in cells if not is_gap(cell)], np.float64)
@@ -87,7 +95,7 @@ def why_no_feature(cells: Sequence[object]) -> str:
 
 def shortened(cell: object) -> str:
     text = str(cell)
-    return text if len(text) <= 40 else text[:39] + "…"
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
 
 
 def all_lists(values: Sequence[object]) -> bool:
@@ -104,12 +112,19 @@ def as_list(value: object) -> list[float]:
     return [float(word) for word in text.strip("[]").split()]
 
 
-def odd_cells(cells: Sequence[Sequence[object]], names: Sequence[str]) -> dict[int, str]:
-    """Rows with a cell that is not a finite single-precision number, and its column."""
+def odd_cells(
+    cells: Sequence[Sequence[object]], names: Sequence[str], *, gaps: bool
+) -> dict[int, str]:
+    """Rows with a cell that is not a finite single-precision number, and its column.
+
+    With `gaps` there may be some.
+    """
     odd: dict[int, str] = {}
     for row in range(len(cells[0])):
         for column, name in zip(cells, names, strict=True):
             number = as_number(column[row])
+            if gaps and is_gap(column[row]):
+                continue
             if number is None or not abs(number) <= LARGEST:
                 odd.setdefault(row, name)
     return odd

@@ -32,6 +32,7 @@ class Model:
     examples: Batch  # the labelled samples; nothing of them is stored except features
     trusted: list[bool]  # those of them whose label a person had corrected
     named: Labelled | None  # the names of the classes
+    rows_are: str  # "table" or "embeddings"
     kind: str  # "pictures", "texts" or "rows"
     backbone: str  # as in `Settings`, or empty
     encoder: str
@@ -54,6 +55,7 @@ def save_model(path: Path, labelled: Labelled, kind: str, settings: Settings) ->
         "features": labelled.features.float().cpu().numpy(),
         "labels": labelled.labels.numpy(),
         "class_names": np.array(labelled.class_names),
+        "rows": np.array(labelled.columns.rows),
         "paddle_ext_model": np.array(FORMAT),
         **{name: np.array(value) for name, value in zip(MADE_BY, made_by, strict=True)},
     }
@@ -115,7 +117,8 @@ def load_model(path: Path) -> Model:
     named = None
     if prototypes is not None:
         named = only_names(class_names, prototypes, str(path), scale)
-    return Model(class_names, examples, trusted, named, **made_by)
+    rows_are = str(contents.get("rows", "auto"))
+    return Model(class_names, examples, trusted, named, rows_are, **made_by)
 
 
 def settings_of(model: Model, settings: Settings) -> Settings:

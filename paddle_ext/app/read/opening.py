@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from ... import check
 from ...decoding import require_pillow
@@ -77,6 +78,8 @@ class Source:
     rows: TableSamples | None = None  # the labelled ones of a table, if there is one
     no_classes: Counter[str] = field(default_factory=Counter)  # folders, and how many images
     renaming: dict[str, str] = field(default_factory=dict)  # new names of classes
+    rows_are: str = "auto"  # as in `Labelled`, like the next
+    made_of: Tensor | None = None
     named: Labelled | None = None  # the names of the classes, by `encode`
     unlabelled: Iterable[Batch] = ()  # the samples with features, except those that are corrected
     labelled: Labelled = field(init=False)  # what is known of the classes, with all corrections
@@ -93,7 +96,8 @@ class Source:
 
     def classes_by(self, samples: Batch, trusted: Sequence[bool]) -> Labelled:
         """What is known of the classes by these labelled samples, and by the names."""
-        return known_classes(samples, self.named, self.labelled_name, trusted)
+        labelled = known_classes(samples, self.named, self.labelled_name, trusted)
+        return replace(labelled, rows_are=self.rows_are, made_of=self.made_of)
 
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
@@ -157,7 +161,13 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
         data = ArrayFile(path, settings.columns) if path.suffix in arrays.SUFFIXES else path
         source = open_rows(data, None, settings, model.named, model.class_names)
     name = str(settings.model)
-    return replace(source, examples=model.examples, trusted=model.trusted, labelled_name=name)
+    return replace(
+        source,
+        examples=model.examples,
+        trusted=model.trusted,
+        rows_are=model.rows_are,
+        labelled_name=name,
+    )
 
 
 def open_alone(path: Path, given: Given, settings: Settings) -> Source:
@@ -253,7 +263,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
     table = open_table(labelled, *settings.csv_format)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     notes = list(table.notes)
-    chosen = chosen_features(table, own, notes)
+    chosen = chosen_features(table, own, notes, settings.rows if given is None else "embeddings")
     if chosen is not None:
         given = names_of_rows(given, stored, settings)
     own = replace(own, name=columns.name if columns.name in table.names else None)
@@ -300,7 +310,7 @@ def open_rows(
         # The label column of another, labelled file may be missing here.
         here = settings.model is not None or columns.label in table.names
         label = table.label_column(columns.label if here else None, columns.truth, required=False)
-        chosen = chosen_features(table, replace(columns, label=label), notes)
+        chosen = chosen_features(table, replace(columns, label=label), notes, "embeddings")
     samples = TableSamples(table, replace(columns, label=None), chosen, "all")
     return Source(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
 
@@ -326,7 +336,9 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
     table, asked = open_table(path, *settings.csv_format), settings.columns
     label = table.label_column(asked.label, asked.truth, required=given is None)
     columns, notes = replace(asked, label=label), list(table.notes)
-    chosen = chosen_features(table, columns, notes)
+    chosen = chosen_features(
+        table, columns, notes, settings.rows if given is None else "embeddings"
+    )
     if chosen is not None:
         given = names_of_rows(given, [], settings)
     samples = TableSamples(table, columns, chosen, "all" if label is None else "unlabelled")
@@ -345,7 +357,10 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
 
 def labelled_rows(table: Table, columns: Columns, chosen: Chosen | None) -> TableSamples:
     """The rows with a label, which is their truth."""
-    return TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
+    rows = TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
+    if chosen is not None:
+        chosen.labelled = rows
+    return rows
 
 
 def gap_notes(rows: TableSamples) -> list[str]:
@@ -357,7 +372,7 @@ def gap_notes(rows: TableSamples) -> list[str]:
     ]
 
 
-def chosen_features(table: Table, columns: Columns, notes: list[str]) -> Chosen | None:
+def chosen_features(table: Table, columns: Columns, notes: list[str], rows: str) -> Chosen | None:
     """The columns of features; None: the texts are embedded.
 
     If both are given, the columns are the features and the texts are only displayed. `notes`
@@ -367,7 +382,7 @@ def chosen_features(table: Table, columns: Columns, notes: list[str]) -> Chosen 
         table.column(columns.text, "text")
         if columns.features is None:
             return None
-    chosen = table.feature_columns(columns.features, columns.others())
+    chosen = table.feature_columns(columns.features, columns.others(), rows)
     if len(chosen.names) > 1 or chosen.left_out:
         notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
@@ -378,6 +393,9 @@ def chosen_features(table: Table, columns: Columns, notes: list[str]) -> Chosen 
 def used_columns(chosen: Chosen) -> str:
     first, *_, last = chosen.names * 2
     more = f" to {last}" if len(chosen.names) > 1 else ""
+    if chosen.categories:
+        more += f"; categories: {', '.join(map(repr, chosen.categories[:MOST_LISTED]))}"
+        more += ", ..." * (len(chosen.categories) > MOST_LISTED)
     return f"{plural(len(chosen.names), 'column')}, {first}{more}"
 
 
@@ -402,6 +420,35 @@ def encode(source: Source, device: torch.device) -> None:
     if source.named is not None:
         labels = matched_names(source.examples.truth or [], source.named.class_names)
         source.examples = source.examples._replace(truth=labels)
+    set_rows(source)
+
+
+def set_rows(source: Source) -> None:
+    """Say what the rows are, as far as that does not depend on the labels."""
+    settings = source.settings
+    if source.kind == "pictures" or source.embeds_texts or source.named is not None:
+        source.rows_are = "embeddings"
+        return
+    if settings.model is None or settings.rows != "auto":  # a model knows what its rows were
+        source.rows_are = settings.rows
+    chosen = None if source.rows is None else source.rows.chosen
+    if chosen is not None and chosen.categories and settings.save is not None:
+        raise check.ArgumentValueError(
+            "save",
+            "must be omitted with columns of categories, which a model does not keep, "
+            f"got {settings.save}",
+        )
+    if chosen is not None and chosen.encodes:  # embeddings have neither gaps nor categories
+        source.rows_are, source.made_of = "table", torch.from_numpy(chosen.encoder.made_of)
+
+
+def row_notes(source: Source) -> list[str]:
+    """What the rows were taken for, where that was a decision."""
+    if source.kind == "pictures" or source.embeds_texts or source.named is not None:
+        return []
+    what = {"table": "a table, columns made comparable", "embeddings": "embeddings, as they are"}
+    gaps = "" if source.made_of is None else "; gaps are filled by the mean of their column"
+    return [f"rows: taken as {what[source.labelled.columns.rows]} (--rows){gaps}"]
 
 
 def encode_rows(source: Source, device: torch.device) -> Change:

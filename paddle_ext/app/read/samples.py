@@ -47,6 +47,10 @@ class Labelled:
         What the samples are called, as in `Batch`; default: their numbers.
     trusted : Tensor [S] bool or None
         Samples whose label a person has corrected or confirmed.
+    rows_are : str
+        "table", "embeddings", or "auto" to decide by the numbers and the labels.
+    made_of : Tensor [D] int64 or None
+        The columns of a table that the features were made of, if some are categories.
     """
 
     features: Tensor
@@ -58,6 +62,8 @@ class Labelled:
     logit_scale: float = LOGIT_SCALE
     names: tuple[str, ...] = ()
     trusted: Tensor | None = None
+    rows_are: str = "auto"
+    made_of: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -71,10 +77,11 @@ class Labelled:
 
     @cached_property
     def columns(self) -> Columns:
-        """How columns are standardised: not at all for embeddings, and all that have names."""
+        """How columns are prepared: not at all for embeddings, and all that have names."""
         if self.prototypes is not None:
             return Columns()
-        return columns_for(self.features, self.labels, len(self.class_names))
+        rows = self.features, self.labels, len(self.class_names)
+        return columns_for(*rows, rows=self.rows_are, made_of=self.made_of)
 
     def rows(self, device: torch.device) -> Tensor:
         """The features in these columns, float32."""

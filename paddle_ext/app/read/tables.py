@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
-import warnings
-import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -19,11 +18,13 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...files import check_room, current_version, first_line, open_regular, readable, unchanged
+from ...files import current_version, first_line, open_regular, unchanged
+from ...integrations.columns import TABLE
+from ...integrations.encoding import TableEncoder
 from ...labels import label_text
 from ...libraries import library
 from ...parquet import is_lists, open_parquet, record_batches, vectors, width_of
-from ...text import encodable, plain_cell, plural, without_controls
+from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
 from .columns import (
     DECIMAL_COMMA,
@@ -34,6 +35,7 @@ from .columns import (
     cell_value,
     is_gap,
     is_number,
+    looks_like_category,
     looks_like_text,
     odd_cells,
     plain_number,
@@ -42,11 +44,11 @@ from .columns import (
     why_no_feature,
 )
 from .samples import Batch, concatenated, no_samples, pyarrow
+from .stored import column_of, excel_rows, json_rows
 from .text_files import (
     checked_encoding,
     checked_separator,
     csv_reader,
-    decoded,
     sniffed_encoding,
     sniffed_separator,
     text_of,
@@ -79,11 +81,28 @@ class Part(NamedTuple):
         return Part(self.batch.filter(pyarrow().array(mask)), np.array(self.rows)[mask].tolist())
 
 
-class Chosen(NamedTuple):
+@dataclass
+class Chosen:
     """Feature columns, and why others are left out."""
 
     names: list[str]
     left_out: dict[str, str]  # reason for each
+    table: bool = False  # whether they may have gaps and categories
+    categories: tuple[str, ...] = ()
+    labelled: TableSamples | None = None  # whose means fill gaps, and whose categories are known
+
+    @cached_property
+    def encoder(self) -> TableEncoder:
+        """Numbers of cells with gaps or categories, made when it is needed."""
+        assert self.labelled is not None
+        cells = [self.labelled.cells(part) for part in self.labelled.parts(self.names)]
+        places = [self.names.index(name) for name in self.categories]
+        return TableEncoder(len(self.names), places).fit(np.concatenate(cells))
+
+    @property
+    def encodes(self) -> bool:
+        """Whether there are categories, or gaps so far."""
+        return "encoder" in vars(self)
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -167,8 +186,8 @@ class Table(ABC):
             )
         return name
 
-    def feature_columns(self, given: str | None, others: set[str]) -> Chosen:
-        """The numeric columns selected by `Columns.features`."""
+    def feature_columns(self, given: str | None, others: set[str], rows: str) -> Chosen:
+        """The columns selected by `Columns.features`: of numbers and, in a table, of categories."""
         left_out: dict[str, str] = {}
         if given is None and EMBEDDING in self.lists and EMBEDDING not in others:
             given = EMBEDDING
@@ -194,6 +213,16 @@ class Table(ABC):
             names = [name for name in self.names if name.startswith(given) and name not in others]
         if given is None and len(names) <= FEW_FEATURES:
             self.check_text(others)
+        table = rows == "table" or (rows == "auto" and len(names) < TABLE)
+        categories = set[str]()
+        if table:
+            may_be = self.names if given is None else names
+            no_numbers = [name for name in may_be if name not in {*self.numeric, *self.lists}]
+            categories = {
+                name for name in no_numbers if looks_like_category(self.first[name])
+            } - others
+            names = [name for name in self.names if name in {*names, *categories}]
+            left_out = {name: why for name, why in left_out.items() if name not in categories}
         if not names:
             beginning = "" if given is None else f" starting with {given!r}"
             raise check.ArgumentValueError(
@@ -201,7 +230,7 @@ class Table(ABC):
                 f"must be numeric columns of {self.path}, got none{beginning}",
                 or_pass="text",
             )
-        return Chosen(names, left_out)
+        return Chosen(names, left_out, table, tuple(name for name in names if name in categories))
 
     def check_text(self, others: set[str]) -> None:
         """Raise an error if there is a column of texts, which is probably what to classify."""
@@ -335,76 +364,6 @@ class StoredTable(Table):
         return iter(self.stored.select(list(names)).to_batches())
 
 
-def column_of(cells: list[Any]) -> Any:
-    """A column of Arrow; cells of several types are texts."""
-    arrow = pyarrow()
-    try:
-        column = arrow.array(cells)
-    except (arrow.ArrowException, OverflowError, UnicodeError):
-        column = arrow.nulls(0)
-    if arrow.types.is_null(column.type):
-        texts = (None if cell is None else encodable(str(cell)) for cell in cells)
-        return arrow.array(list(texts), arrow.string())
-    return column
-
-
-def excel_library() -> Any:
-    return library("openpyxl", "an .xlsx file", "'paddle_ext[excel]'")
-
-
-def excel_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
-    """Columns, rows and notes of the first sheet with cells; its first row names the columns."""
-    openpyxl = excel_library()
-    with readable(path, "a workbook of Excel"), open_regular(path) as file:
-        with zipfile.ZipFile(file) as archive:
-            for entry in archive.infolist():
-                check_room(path, entry.file_size, entry.compress_size, entry.filename)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about styles and formats
-            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-            title, lines = "", list[list[Any]]()
-            for sheet in book.worksheets:
-                rows = (list(row) for row in sheet.iter_rows(values_only=True))
-                lines = [row for row in rows if any(cell is not None for cell in row)]
-                if lines:
-                    title = sheet.title
-                    break
-            sheets = len(book.worksheets)
-            book.close()
-    last = (max(k for k, cell in enumerate(line, 1) if cell is not None) for line in lines)
-    width = max(last, default=0)
-    lines = [[*line[:width], *[None] * (width - len(line))] for line in lines]
-    names = ["" if cell is None else str(cell) for cell in lines[0]] if lines else []
-    notes = [f"the sheet {title!r} of {path} was read, one of {sheets}"] if sheets > 1 else []
-    return names, lines[1:], notes
-
-
-def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
-    """Columns and rows of objects with the columns as keys: one on each line, or in one list.
-
-    The reader of Arrow refuses columns of several types, and takes texts for dates.
-    """
-    with readable(path, "a text file"), open_regular(path) as file:
-        text = decoded(file.read())
-    records: list[Any] = []
-    if path.suffix == ".jsonl":
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                with readable(path, f"JSON Lines, with an object in line {number}"):
-                    records.append(json.loads(line))
-    else:
-        with readable(path, "JSON"):
-            records = json.loads(text)
-    wrong = not isinstance(records, list)
-    if wrong or not all(isinstance(record, dict) for record in records):
-        raise ValueError(
-            f"{path} must have objects with the columns as keys, in a list or one per line, "
-            "got something else"
-        )
-    names = list(dict.fromkeys(name for record in records for name in record))
-    return names, [[record.get(name) for name in names] for record in records], []
-
-
 # --- samples ------------------------------------------------------------------------------------
 
 
@@ -435,7 +394,11 @@ class TableSamples:
                 table.column(name, argument)
 
     def __iter__(self) -> Iterator[Batch]:
-        wanted = {*self.features, *self.columns.others(), *(self.copied or ())}
+        return map(self.batch, self.parts([*self.features, *(self.copied or ())]))
+
+    def parts(self, columns: Sequence[str]) -> Iterator[Part]:
+        """The rows of these samples, with these columns and those that have a role."""
+        wanted = {*columns, *self.columns.others()}
         names = [name for name in self.table.names if name in wanted]
         label = None if self.rows == "all" else self.columns.label
         labelled = (label, self.have_labels) if label and self.rows == "labelled" else None
@@ -446,7 +409,7 @@ class TableSamples:
                 mask = [bool(text) == (self.rows == "labelled") for text in labels]
                 own = part if all(mask) else part.select(mask)
             if len(own.rows):
-                yield self.batch(own)
+                yield own
 
     def labelled(self, *, required: bool) -> Batch:
         """All rows with a label, which is their truth; may be none unless required."""
@@ -524,13 +487,34 @@ class TableSamples:
             where = f"{self.table.path}, column {self.features[0]!r},"
             rows = vectors(columns[0], max(self.width, 1), where, part.rows)
             return torch.from_numpy(np.array(rows, np.float32))
-        with np.errstate(over="ignore"):  # overflow is reported below
-            arrays = [self.as_floats(column) for column in columns]
-            if all(array is not None for array in arrays):
-                matrix = np.stack(arrays, 1)  # type: ignore[arg-type]
-                if np.isfinite(matrix).all():
-                    return torch.from_numpy(matrix)
+        if self.chosen is None or not self.chosen.categories:
+            with np.errstate(over="ignore"):  # overflow is reported below
+                arrays = [self.as_floats(column) for column in columns]
+                if all(array is not None for array in arrays):
+                    matrix = np.stack(arrays, 1)  # type: ignore[arg-type]
+                    if np.isfinite(matrix).all():
+                        return torch.from_numpy(matrix)
+        known = {*self.table.numeric, *(() if self.chosen is None else self.chosen.categories)}
+        if self.chosen is not None and self.chosen.table and known.issuperset(self.features):
+            self.chosen.labelled = self.chosen.labelled or self
+            return torch.from_numpy(self.chosen.encoder(self.cells(part)).astype(np.float32))
         return self.numbers_of_cells(part)
+
+    def cells(self, part: Part) -> npt.NDArray[Any]:
+        """Cells [n, D] of a table: numbers, NaN for gaps, and texts, None for gaps."""
+        assert self.chosen is not None
+        cells = np.empty((len(part.rows), len(self.features)), dtype=object)
+        numeric = [name for name in self.features if name not in self.chosen.categories]
+        numbers = [self.table.as_numbers(part.cells(name)) for name in numeric]
+        if odd := odd_cells(numbers, numeric, gaps=True):
+            raise self.error(odd, numbers, numeric, part)
+        for name, column in zip(numeric, numbers, strict=True):
+            own = [np.nan if is_gap(cell) else as_number(cell) for cell in column]
+            cells[:, self.features.index(name)] = own
+        for name in self.chosen.categories:
+            texts = [None if is_gap(cell) else cell_text(cell).strip() for cell in part.cells(name)]
+            cells[:, self.features.index(name)] = texts
+        return cells
 
     def as_floats(self, column: Any) -> npt.NDArray[np.float32] | None:
         """A column of numbers or of texts that are numbers; None if a cell is not a number."""
@@ -562,13 +546,19 @@ class TableSamples:
                 return torch.from_numpy(matrix)
         except (ValueError, TypeError, OverflowError, RecursionError):
             pass  # reported below, with its position
-        odd = odd_cells(cells, self.features)
-        row, name = next(iter(odd.items()), (0, self.features[0]))
-        cell = cells[self.features.index(name)][row]
+        odd = odd_cells(cells, self.features, gaps=False)
+        raise self.error(odd, cells, self.features, part)
+
+    def error(
+        self, odd: dict[int, str], cells: Sequence[Sequence[Any]], names: list[str], part: Part
+    ) -> ValueError:
+        """The error that names the first odd cell of some columns."""
+        row, name = next(iter(odd.items()), (0, names[0]))
+        cell = cells[names.index(name)][row]
         got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
         more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
-        raise ValueError(
+        return ValueError(
             f"{self.table.path} must have a finite number, or as many numbers as in the other "
             f"rows, in each feature, got {got} in row {part.rows[row]}, column {name!r}{more}: "
-            "fill in such cells, or leave out their rows or columns"
+            "fill in such cells, or leave out their rows or columns, or add --rows table"
         )

@@ -22,7 +22,7 @@ from ..answers import Answers
 from ..corrections import HEADER as CORRECTIONS_HEADER
 from ..corrections import Corrected, Corrections
 from ..outcome import Expected, LabelledCheck, Suggested, reasons
-from ..read.tables import excel_library
+from ..read.stored import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 CONVERTED_AT_ONCE = 10_000  # rows of CSV

@@ -50,7 +50,7 @@ def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
 def test_the_order_is_that_of_the_function(
     files: tuple[Path, Path], tmp_path: Path, batch: int | None
 ) -> None:
-    options = settings(suggest=6, batch=batch)
+    options = settings(suggest=6, batch=batch, rows="embeddings")
     report = classify(*files, tmp_path / "out", options)
     known, new = (torch.from_numpy(np.load(path)["features"]) for path in files)
     want = presence.suggest(known, new, 6).queries

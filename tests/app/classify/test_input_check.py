@@ -112,7 +112,7 @@ def test_missing_numbers_of_rows_to_classify(tmp_path: Path, name: str) -> None:
     """The check finds them, and how many; a column of labels may begin with a capital letter."""
     rows = ["1,2,x", "2,1,x", "8,9,y", "9,8,y", "1,,", "2,2,", ",,"]
     (tmp_path / "a.csv").write_text("\n".join([f"f1,f2,{name}", *rows, ""]))
-    told = refused(tmp_path / "a.csv", "--check")
+    told = refused(tmp_path / "a.csv", "--check", "--rows", "embeddings")
     assert "an empty cell in row 4, column 'f2', and in 1 row after it: fill in" in told
 
 

@@ -133,7 +133,7 @@ def test_names_and_other_formats_of_labelled_rows(
 
 def test_all_rows_as_one_batch(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
-    report = stream(known, new, output, settings(), one_batch=True)
+    report = stream(known, new, output, settings(rows="embeddings"), one_batch=True)
     support, labels, query = (torch.from_numpy(x) for x in (ROWS, LABELS, NEW))
     expected = paddle_ext.adaptive(support, labels, query)
     table = pq.read_table(output)

@@ -68,7 +68,7 @@ def test_the_unit_of_a_column_does_not_matter(tmp_path: Path) -> None:
     salary, found = (512, 487, 501, 493, 704, 301), []
     for unit in (1, 100):
         report = run(tmp_path, table("salary,a,b,label", [str(unit * x) for x in salary]))
-        assert report.notes == ["features: 3 columns, salary to b"]
+        assert report.notes[0] == "features: 3 columns, salary to b"
         found.append(report.answers.probability)
     assert found[0].tolist() == pytest.approx(found[1].tolist(), abs=1e-5)
 
@@ -91,8 +91,9 @@ def test_an_odd_cell_in_the_features_is_an_error(tmp_path: Path, cell: str, row:
     lines = [f"{k % 7},{k % 5},{'xy'[k % 2]}" for k in range(151)]
     lines[row] = f"1.0,{cell},x"
     got = f"'{cell}'" if row == 150 else "an empty cell"
+    rows = "auto" if row == 150 else "embeddings"  # a table may have gaps
     with pytest.raises(ValueError, match=f"got {got} in row {row}, column 'b': fill"):
-        run(tmp_path, "\n".join(["a,b,label", *lines, ""]))
+        run(tmp_path, "\n".join(["a,b,label", *lines, ""]), rows=rows)
 
 
 TABLE = "a,b,label\n1,2,x\n2,1,y\n1.1,2,\n"
@@ -135,7 +136,7 @@ def test_gaps_in_parquet(tmp_path: Path) -> None:
     rows["b"] = [2.5, 2.1, 0.4, 0.2, 2.4, 0.3]
     write_table(path, rows)
     with pytest.raises(ValueError, match=r"got an empty cell in row 5, column 'a': fill"):
-        classify(path, None, tmp_path, settings())
+        classify(path, None, tmp_path, settings(rows="embeddings"))
     rows["a"][-1] = 2.4
     report = classify(write_table(path, rows), None, tmp_path, settings())
     assert answers(report) == ["x", "y"]
@@ -202,7 +203,7 @@ def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str)
     text = "\n".join(["größe,b,label", *lines, ""]).replace(",", separator)
     report = run(tmp_path, text.encode(encoding))
     assert report.answers.class_names == tuple(sorted(set(names)))
-    assert report.notes == ["features: 2 columns, größe to b"]
+    assert report.notes[0] == "features: 2 columns, größe to b"
     assert answers(report)[0] == "Käuzchen"
 
 
