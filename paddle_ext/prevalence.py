@@ -14,9 +14,11 @@ class proportions, this count has the variance ``V = sum_q u (1 - u)``. Three er
   Unlike the others, this error does not vanish where all probabilities are near 0 or 1.
 
 The interval lies between quantiles of a gamma distribution with that variance and the mean N, moved
-towards ``Q / K`` by the weight of the prior, ``1 / (R + 2)``. If N > Q / 2, the interval for Q - N
-is computed and mirrored, so that it stays within 0 and Q. The ends are rounded inwards to whole
-counts, as in mid-P intervals: rounded outwards, the interval would cover more than it should.
+towards ``Q / K`` by the weight of the prior, ``1 / (R + 2)``. The variance is at most twice that of
+a share of which nothing is known, ``N (Q - N) / (k + 1)`` with k as the number of classes present:
+estimate and truth are then two draws. If N > Q / 2, the interval for Q - N is computed and
+mirrored, so that it stays within 0 and Q. The ends are rounded inwards to whole counts, as in mid-P
+intervals: rounded outwards, the interval would cover more than it should.
 
 Queries of no known class are counted by their novelty, which is even in [0, 1] for the n others: of
 those with one above ``1 - RATE``, about ``n RATE`` are so by chance. The rest is their number, and
@@ -37,7 +39,7 @@ from . import check
 
 # The standard deviation s of the shift of a class's logits. docs/presence.md says on which data it
 # was chosen, and how much of the others the intervals cover.
-LOGIT_ERROR = 0.3
+LOGIT_ERROR = 0.45
 RATE = 0.05  # of the queries of known classes that look like strangers
 
 
@@ -124,6 +126,9 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     estimate = estimated_shares(counted, held, Q)
     variance, prior = count_variance(held, label_variance, inexact / Q, Q)
     held = torch.lerp(held, held.mean(-1, keepdim=True), prior)
+    # The inverse of Simpson's index counts a class by how much it holds.
+    present = Q.square() / held.square().sum(-1, keepdim=True).clamp(min=1)
+    variance = torch.minimum(variance, 2 * held * (Q - held) / (present + 1))
     if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
         held = (held + 0.5) * Q / (Q + 1)
         variance = variance + held * (Q - held) / (Q + 2)

@@ -63,12 +63,12 @@ def test_one_query_is_possible() -> None:
 
 
 def test_quantiles_are_those_of_gamma() -> None:
-    """By scipy.stats.gamma, of mean 50 and variance W + (0.3 W)^2: the counts inside.
+    """By scipy.stats.gamma, of mean 50 and variance W + (0.45 W)^2: the counts inside.
 
-    C = 50 x 150 / 200 = 37.5 and r = 20 / 37.5, so that W = 20 (1 + r / (1 - r + 450 / 200^2)).
+    C = 50 x 150 / 200 = 37.5 and r = 15 / 37.5, so that W = 15 (1 + r / (1 - r + 450 / 200^2)).
     """
-    found = from_sums(sums([50, 150], [50, 150], [20, 20]))
-    low, high = 29.07, 75.54
+    found = from_sums(sums([50, 150], [50, 150], [15, 15]))
+    low, high = 31.72, 71.66
     assert found.low.tolist() == [math.ceil(low) / 200, 1 - math.floor(high) / 200]
     assert found.high.tolist() == [math.floor(high) / 200, 1 - math.ceil(low) / 200]
 
@@ -84,6 +84,15 @@ def test_few_labelled_rows_by_hand() -> None:
     assert found.estimate.tolist() == [0.3, 0.7]
     only = from_sums(sums([9], [9], [0], shots=3))  # there is no other class
     assert [x.tolist() for x in only] == [[1.0]] * 3
+
+
+def test_of_no_use_is_no_narrower_than_chance() -> None:
+    """Probabilities that say nothing leave nearly everything possible, but not more than that."""
+    found = from_sums(sums([30] * 5, [30] * 5, [24] * 5, shots=9))
+    deviation = math.sqrt(2 * 30 * 120 / (5 + 1)) / 150
+    assert (found.low < 0.01).all()
+    assert (1.5 * deviation < found.high).all()
+    assert (found.high < 0.2 + 2.5 * deviation).all()
 
 
 def test_intervals_never_shrink_as_the_variance_grows() -> None:
