@@ -5,6 +5,9 @@ the mean absolute error of the shares, times 1000, and how far ahead of the best
 the standard error over batches; the second how many of the classes present lie in their intervals,
 how wide these are, and how many of all candidate classes lie in theirs. With --bootstrap: QuaPy's
 bootstrap on the same batches, next to our intervals at the coverage that it reaches.
+
+A file of tables, NAME/x, NAME/y and NAME/categorical, stands for all of them: columns standardised
+and clipped at 2.5 deviations, a column for each category, and a constant one.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import harness
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +31,8 @@ EXAMPLES = """\
   python benchmarks/prevalence.py dtd_vitb32.npz pets_vitb32.npz clinc150_minilm.npz
   python benchmarks/prevalence.py pets_vitb32.npz --peers '' --shots 2,5,10,20 --n-tasks 50
   python benchmarks/prevalence.py dtd_vitb32.npz --peers '' --bootstrap EMQ --n-tasks 5
+  python benchmarks/prevalence.py tables_given.npz pets_vitb32.npz --peers '' --shots 3,10,30 \
+      --classes 64 --present all --n-query 150 --n-tasks 40
 """
 OURS = "prevalence"
 PEERS = ("EMQ", "KDEyML", "PACC", "CC")
@@ -57,6 +63,7 @@ def options() -> argparse.Namespace:
     add("banks", nargs="+", metavar="BANK", help="a file of features")
     add("--shots", default="10", help="labelled rows of a class (default: 10)")
     add("--n-query", type=int, default=250, help="limit; fewer if classes are small")
+    add("--classes", type=int, help="of more than 10 classes, a random number from 2 to this many")
     add("--present", default="all,5", help="classes present (default: all,5)")
     add("--n-tasks", type=int, default=20, help="per setting (default: 20)")
     add("--peers", default=",".join(PEERS), help=f"default: {','.join(PEERS)}")
@@ -69,7 +76,45 @@ def options() -> argparse.Namespace:
 # --- batches and methods ------------------------------------------------------------------------
 
 
-def batches(bank: FeatureBank, shots: int, present: str, chosen: Any) -> Iterator[Batch]:
+def banks_of(path: str) -> Iterator[tuple[str, FeatureBank]]:
+    """The bank of a file, or the tables in it, with their names."""
+    with np.load(path, allow_pickle=False) as file:
+        names = [name.removesuffix("/x") for name in file.files if name.endswith("/x")]
+        for name in names:
+            x = torch.from_numpy(file[f"{name}/x"]).double()
+            columns = list(x.unbind(1))
+            for column in file[f"{name}/categorical"].tolist():
+                levels = x[:, column].unique()
+                columns[column] = (x[:, [column]] == levels[~levels.isnan()]).double()
+            x = torch.cat([column.view(len(x), -1) for column in columns], 1)
+            x = torch.where(x.isnan(), x.nanmean(0), x)
+            x = ((x - x.mean(0)) / x.std(0))[:, x.std(0) > 0].clamp(-2.5, 2.5)
+            x = torch.nn.functional.pad(x, (0, 1), value=1.0).float()
+            yield name, FeatureBank(x, torch.from_numpy(file[f"{name}/y"]).long())
+    if not names:
+        yield Path(path).stem, FeatureBank.load(path).to(dtype=torch.float32)
+
+
+def some_classes(bank: FeatureBank, most: int | None, shots: int, seed: int) -> FeatureBank:
+    """The bank, without classes that are too small; of more than 10, `most` of them at most."""
+    generator = np.random.default_rng(seed)
+    large = (bank.counts() >= shots + 5).nonzero().view(-1).numpy()
+    if most is not None and len(large) > 10:
+        count = min(len(large), round(2 ** generator.uniform(1, np.log2(most))))
+        large = np.sort(generator.choice(large, count, replace=False))
+    return bank.take_classes(large.tolist())
+
+
+def batches(whole: FeatureBank, shots: int, present: str, chosen: Any) -> Iterator[Batch]:
+    """Batches of a bank; with --classes, each of other classes."""
+    if chosen.classes is not None:
+        rest = argparse.Namespace(**{**vars(chosen), "classes": None, "n_tasks": 1})
+        for number in range(chosen.n_tasks):
+            rest.seed = chosen.seed + number
+            bank = some_classes(whole, chosen.classes, shots, rest.seed)
+            yield from batches(bank, shots, present, rest)
+        return
+    bank = whole
     K = bank.num_classes
     k_eff = K if present == "all" else int(present)
     room = (bank.counts() - shots).sort().values[:k_eff].sum()
@@ -90,7 +135,7 @@ def batches(bank: FeatureBank, shots: int, present: str, chosen: Any) -> Iterato
 
 def readings(found: Solution) -> dict[str, Tensor]:
     """Shares that a solution gives."""
-    counted, held, _ = found.class_sums() / found.labels.shape[-1]
+    counted, held = found.class_sums()[:2] / found.labels.shape[-1]
     before = found.dual.double().softmax(-1)
     return {OURS: found.prevalence().estimate, "counted": counted, "mean": held, "dual": before}
 
@@ -192,10 +237,15 @@ def measured(
     return row, interval
 
 
-def mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def mean_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The means, one for each number of labelled rows."""
     numbers = [name for name in rows[0] if isinstance(rows[0][name], float)]
-    row: dict[str, Any] = {"bank": "mean"}
-    return row | {name: sum(x[name] for x in rows) / len(rows) for name in numbers}
+    found = []
+    for shots in dict.fromkeys(row["shots"] for row in rows):
+        some = [row for row in rows if row["shots"] == shots]
+        mean: dict[str, Any] = {"bank": "mean", "shots": shots}
+        found.append(mean | {name: sum(x[name] for x in some) / len(some) for name in numbers})
+    return found
 
 
 def main() -> None:
@@ -205,18 +255,19 @@ def main() -> None:
     for name in [*peers, *([chosen.bootstrap] if chosen.bootstrap else [])]:
         quantifier(name, chosen.C)
     errors, intervals = [], []
-    for path in chosen.banks:
-        bank = FeatureBank.load(path).to(dtype=torch.float32)
+    for name, bank in chain.from_iterable(map(banks_of, chosen.banks)):
         for shots, present in product(chosen.shots.split(","), chosen.present.split(",")):
-            if int(bank.counts().min()) < int(shots) + 5:
-                print(f"{Path(path).stem}: classes too small for {shots} labelled rows")
+            large = int((bank.counts() >= int(shots) + 5).sum())
+            if large < (bank.num_classes if chosen.classes is None else 2):
+                print(f"{name}: classes too small for {shots} labelled rows")
                 continue
-            where = {"bank": Path(path).stem, "shots": int(shots), "present": present}
+            where = {"bank": name, "shots": int(shots), "present": present}
             row, interval = measured(bank, int(shots), present, chosen, peers)
             errors.append(where | row)
             intervals.append(where | interval)
-    harness.print_table("mean absolute error of the shares x 1000", [*errors, mean_row(errors)])
-    harness.print_table("90 % intervals of classes present", [*intervals, mean_row(intervals)])
+    title = "mean absolute error of the shares x 1000"
+    harness.print_table(title, [*errors, *mean_rows(errors)])
+    harness.print_table("90 % intervals of classes present", [*intervals, *mean_rows(intervals)])
     harness.write_csv(chosen.output / "prevalence.csv", errors)
     harness.write_csv(chosen.output / "prevalence-intervals.csv", intervals)
 

@@ -1,16 +1,30 @@
 """How much of a batch each class is, with intervals. Letters: Q queries, K classes.
 
-With u the probability of a class for each query, the class holds ``N = sum_q u`` queries. Two
-errors add up:
+With u the probability of a class for each query, the class holds ``N = sum_q u`` queries. Given the
+class proportions, this count has the variance ``V = sum_q u (1 - u)``. Three errors add to it:
 
-- Every query is of the class or not, which gives the count the variance ``V = sum_q u (1 - u)``.
-- The mean of a class with few labelled rows is inexact, which shifts all logits of the class
-  together. A shift by d changes N by d V, so a standard deviation s of d adds ``(s V)^2``.
+- The proportions are estimated from the same batch. Of what it would tell about them if all labels
+  were known, the share ``r = V / C`` with ``C = N (Q - N) / Q`` is missing, so that the variance is
+  ``V / (1 - r)``; with a flat prior on the share, ``W = V (1 + r / (1 - r + 12 C / Q^2))``.
+- The logits of a class are off together. A shift by d changes N by d W, so a standard deviation s
+  of d adds ``(s W)^2``.
+- Few labelled rows do not say how often labels are wrong. If the n rows of a class, R of all
+  classes, and the batch lead to expect the share e, by Laplace's rule of succession, that share has
+  the variance ``e (1 - e) / (n + 3)``. It moves queries out of the class, and from others into it.
+  Unlike the others, this error does not vanish where all probabilities are near 0 or 1.
 
-The interval lies between quantiles of a gamma distribution with mean N and variance
-``V + (s V)^2``. If N > Q / 2, the interval for Q - N is computed and mirrored, so that it stays
-within 0 and Q. The ends are rounded inwards to whole counts, as in mid-P intervals: rounded
-outwards, the interval would cover more than it should.
+The interval lies between quantiles of a gamma distribution with that variance and the mean N, moved
+towards ``Q / K`` by the weight of the prior, ``1 / (R + 2)``. The variance is at most twice that of
+a share of which nothing is known, ``N (Q - N) / (k + 1)`` with k as the number of classes present:
+estimate and truth are then two draws. If N > Q / 2, the interval for Q - N is computed and
+mirrored, so that it stays within 0 and Q. The ends are rounded inwards to whole counts, as in mid-P
+intervals: rounded outwards, the interval would cover more than it should.
+
+Queries of no known class are counted by their novelty, which is even in [0, 1] for the n others: of
+those with one above ``1 - RATE``, about ``n RATE`` are so by chance. The rest is their number, and
+is taken from the classes in proportion. Some have a lower novelty, but few one below 1/2, so there
+are no more than the queries below 1/2 leave: the n others are twice as many. Both counts vary like
+a beta-binomial one, because novelty is known only as well as the R labelled rows tell.
 """
 
 from __future__ import annotations
@@ -23,43 +37,50 @@ from torch import Tensor
 
 from . import check
 
-# The standard deviation s of the shift of a class's logits. With it, intervals of 90 % cover 90 %
-# on average over mini-ImageNet, CLINC150 and DTD, 5 to 20 labelled rows a class, 75 to 1000
-# queries, five classes present or all. One value suits any number of labelled rows, because V
-# already depends on that number.
-LOGIT_ERROR = 1.2
+# The standard deviation s of the shift of a class's logits. docs/presence.md says on which data it
+# was chosen, and how much of the others the intervals cover.
+LOGIT_ERROR = 0.45
+RATE = 0.05  # of the queries of known classes that look like strangers
 
 
 class Prevalence(NamedTuple):
-    """The share of each class, between 0 and 1, in float64."""
+    """The share of each class, between 0 and 1, in float64; with novelty, of none as the last."""
 
-    estimate: Tensor  # [.., K], with a sum of 1
-    low: Tensor  # [.., K] lower end of the interval
-    high: Tensor  # [.., K] upper end
+    estimate: Tensor  # [.., K] or [.., K + 1], with a sum of 1
+    low: Tensor  # lower end of the interval
+    high: Tensor  # upper end
 
 
 def sums_of(
-    labels: Tensor, probabilities: Tensor, classes: Tensor | None, held: Tensor | None
+    labels: Tensor,
+    probabilities: Tensor,
+    classes: Tensor | None,
+    held: Tensor | None,
+    among: Tensor | None = None,
 ) -> Tensor:
     """Sums over the queries of labels, probabilities u, and u (1 - u): [.., 3, K] in float64.
 
-    The arguments are fields of `Solution`. If it keeps only the largest probabilities, the sum of
-    u (1 - u) is an upper bound, because it is computed without the squares of the others.
+    The arguments are fields of `Solution`, and which queries to sum [.., Q] bool, by default all.
+    If the solution keeps only the largest probabilities, the sum of u (1 - u) is an upper bound,
+    because it is computed without the squares of the others; so are the others missing in the sum
+    of u over some of the queries.
     """
+    u = probabilities if among is None else probabilities * among.unsqueeze(-1)
     if classes is None or held is None:
-        held = probabilities.sum(-2, dtype=torch.float64)
-        squares = torch.linalg.vector_norm(probabilities, dim=-2, dtype=torch.float64).square()
+        held = u.sum(-2, dtype=torch.float64)
+        squares = torch.linalg.vector_norm(u, dim=-2, dtype=torch.float64).square()
     else:
-        squares = torch.zeros_like(held, dtype=torch.float64).scatter_add_(
-            -1, classes.flatten(-2), probabilities.double().square().flatten(-2)
-        )
-    counted = counts_of(labels, torch.zeros_like(held, dtype=torch.float64))
+        none, at = torch.zeros_like(held, dtype=torch.float64), classes.flatten(-2)
+        squares = none.scatter_add(-1, at, u.double().square().flatten(-2))
+        held = held if among is None else none.scatter_add(-1, at, u.double().flatten(-2))
+    counted = counts_of(labels, torch.zeros_like(held, dtype=torch.float64), among)
     return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
 
 
-def counts_of(labels: Tensor, counts: Tensor) -> Tensor:
+def counts_of(labels: Tensor, counts: Tensor, among: Tensor | None = None) -> Tensor:
     """Count the labels [.., Q] of each class; adds to `counts` [.., K] in place and returns it."""
-    return counts.scatter_add_(-1, labels, counts.new_ones(()).expand_as(labels))
+    ones = counts.new_ones(()).expand_as(labels) if among is None else among.to(counts.dtype)
+    return counts.scatter_add_(-1, labels, ones)
 
 
 def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> Tensor:
@@ -77,7 +98,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
 
     Parameters
     ----------
-    sums : Tensor [.., 3, K]
+    sums : Tensor [.., 4, K] or [.., 9, K + 1]
         `Solution.class_sums`; those of batches with the same labelled rows may be added up.
     coverage, sampling
         As in `Solution.prevalence`.
@@ -95,29 +116,95 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     if coverage == 1.0:
         raise check.ArgumentValueError("coverage", f"must be > 0 and below 1, got {coverage:g}")
     check.flag("sampling", sampling)
-    counted, held, label_variance = sums.double().unbind(-2)
-    Q = counted.sum(-1, keepdim=True).clamp(min=1)
+    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(coverage).double()))
+    sums = sums.double()
+    Q = sums[..., 0, :].sum(-1, keepdim=True).clamp(min=1)
+    strange = None
+    if sums.shape[-2] > 4:
+        sums, strange = without_strangers(sums, Q, z, sampling)
+    counted, held, label_variance, inexact = sums.unbind(-2)
     estimate = estimated_shares(counted, held, Q)
-    variance = label_variance + (LOGIT_ERROR * label_variance).square()
+    variance, prior = count_variance(held, label_variance, inexact / Q, Q)
+    held = torch.lerp(held, held.mean(-1, keepdim=True), prior)
+    # The inverse of Simpson's index counts a class by how much it holds.
+    present = Q.square() / held.square().sum(-1, keepdim=True).clamp(min=1)
+    variance = torch.minimum(variance, 2 * held * (Q - held) / (present + 1))
     if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
         held = (held + 0.5) * Q / (Q + 1)
         variance = variance + held * (Q - held) / (Q + 2)
     mirrored = held > Q / 2
     mean = torch.where(mirrored, Q - held, held).clamp(min=0)
-    tail = (1 - coverage) / 2
-    low, high = gamma_quantile(mean, variance, tail), gamma_quantile(mean, variance, 1 - tail)
+    low, high = (gamma_quantile(mean, variance, x) for x in (-z, z))
     if not sampling:
         nearest = mean.round()
         low, high = torch.minimum(low.ceil(), nearest), torch.maximum(high.floor(), nearest)
         # A class whose expected count is not tiny may hold at least one query.
-        high = torch.maximum(high, (mean > 2 * tail).double())
+        high = torch.maximum(high, (mean > 1 - coverage).double())
     low, high = torch.where(mirrored, Q - high, low) / Q, torch.where(mirrored, Q - low, high) / Q
     low, high = torch.minimum(low.clamp(min=0), estimate), torch.maximum(high, estimate)
-    return Prevalence(estimate, low, high.clamp(max=1))
+    found = Prevalence(estimate, low, high.clamp(max=1))
+    if strange is None:
+        return found
+    return Prevalence._make(torch.cat(pair, -1) for pair in zip(found, strange, strict=True))
 
 
-def gamma_quantile(mean: Tensor, variance: Tensor, share: float) -> Tensor:
-    """The quantile of a gamma distribution, by Wilson and Hilferty's approximation."""
+def count_variance(N: Tensor, V: Tensor, inexact: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
+    """The variance of each class's count [.., K], and the weight of the prior mean [.., 1].
+
+    `inexact` [.., K] is 1 / n for n labelled rows of the class, 0 if labels need no labelled rows.
+    """
+    complete = (N * (Q - N) / Q).clamp(min=1e-9)
+    missing = (V / complete).clamp(max=1)
+    unknown_shares = V * (1 + missing / (1 - missing + 12 * complete / Q.square()))
+    one_row = 1 / (1 / inexact).sum(-1, keepdim=True)  # 1 / R
+    wrong = (V.sum(-1, keepdim=True) / Q + one_row) / (1 + 2 * one_row)
+    moved = N.square() * inexact / (1 + 3 * inexact) * wrong * (1 - wrong)
+    others = moved.sum(-1, keepdim=True) - moved
+    moved = moved * (N.shape[-1] > 1) + others / max(1, N.shape[-1] - 1)
+    variance = unknown_shares + (LOGIT_ERROR * unknown_shares).square() + moved
+    return variance, one_row / (1 + 2 * one_row)
+
+
+def without_strangers(
+    sums: Tensor, Q: Tensor, z: float, sampling: bool
+) -> tuple[Tensor, Prevalence]:
+    """The sums [.., 4, K] without strangers, and their own share, [.., 1] each.
+
+    Queries that could not be judged, and only those, may all be strangers or none.
+    """
+    certain = sums[..., 0, -1:]
+    counted, held, V, inexact, *flagged, ordinary, judged = sums[..., :-1].unbind(-2)
+    seen, familiar, n = (x.sum(-1, keepdim=True) for x in (flagged[0], ordinary, judged))
+    rows = (Q / inexact).sum(-1, keepdim=True)
+
+    def deviation(known: Tensor, share: float) -> Tensor:
+        """Of how many known queries have a novelty in a range of this length."""
+        return (known * share * (1 - share) * (1 + known / (rows + 2))).sqrt()
+
+    number = ((seen - RATE * n) / (1 - RATE)).clamp(min=0)
+    known = (n - number).clamp(min=0)
+    by_chance = gamma_quantile(RATE * known, deviation(known, RATE).square(), z)
+    low = torch.minimum(seen - by_chance, number).clamp(min=0)
+    high = torch.maximum(n - 2 * (familiar - z * deviation(n, 0.5)), number).minimum(n)
+    real = number / seen.clamp(min=1)  # the share of those seen
+    if sampling:
+        drawn = z * z * (number + 0.5) * (Q - number + 0.5) / (Q + 2)
+        low = number - ((number - low).square() + drawn).sqrt()
+        high = number + ((high - number).square() + drawn).sqrt()
+    number, low, high = number + certain, low + certain, high + Q - n
+    rest = [x - real * y for x, y in zip((counted, held, V), flagged, strict=True)]
+    rest[2] = rest[2] + real * (1 - real) * flagged[1]
+    ends = low.clamp(min=0), torch.minimum(high, Q)
+    return torch.stack([*rest, inexact], -2), Prevalence._make(x / Q for x in (number, *ends))
+
+
+def gamma_quantile(mean: Tensor, variance: Tensor, z: float) -> Tensor:
+    """The quantile of a gamma distribution, by Wilson and Hilferty's approximation.
+
+    `z` is that of the normal distribution. Upper quantiles do not fall where the variance is so
+    large that those of the gamma distribution do: all but a few counts would then be near 0.
+    """
     relative = variance.sqrt() / mean.clamp(min=1e-12)  # standard deviation
-    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(2 * share - 1).double()))
+    if z > 0:
+        relative = relative.clamp(max=1.5 * z)
     return mean * (1 - relative.square() / 9 + z * relative / 3).clamp(min=0) ** 3

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import check
-from .prevalence import Prevalence, from_sums, sums_of
+from .prevalence import RATE, Prevalence, counts_of, from_sums, sums_of
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -61,6 +61,8 @@ class Solution(NamedTuple):
     # If only the largest probabilities of each row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
+    # [.., K], by `adaptive`: labelled rows of each class; of near copies only one counts
+    shots: Tensor | None = None
 
     def __repr__(self) -> str:
         return summary(self)
@@ -111,11 +113,13 @@ class Solution(NamedTuple):
             return self.held >= check.real("threshold", threshold, positive=True)
         return classes_present(self.probabilities, threshold)
 
-    def prevalence(self, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
+    def prevalence(
+        self, coverage: float = 0.9, sampling: bool = False, novelty: Tensor | None = None
+    ) -> Prevalence:
         """How much of the batch each class is, with an interval.
 
-        The interval accounts for uncertain labels and for class means from few labelled rows, but
-        not for classes that are missing among the candidates. It is measured in `docs/presence.md`.
+        The interval accounts for uncertain labels and for what few labelled rows do not tell. It is
+        measured in `docs/presence.md`.
 
         Parameters
         ----------
@@ -124,11 +128,15 @@ class Solution(NamedTuple):
         sampling : bool
             Whether the share is that in whatever the batch is a random sample of, rather than in
             the batch itself. Intervals are then wider.
+        novelty : Tensor [.., Q], optional
+            `paddle_ext.presence.novelty` of the queries, NaN where it is not known. With it, the
+            queries of no known class have a share of their own, the last, instead of counting
+            where they are nearest. Those like a known class still count there.
 
         Returns
         -------
         Prevalence
-            `estimate`, `low` and `high`, each [.., K] in float64.
+            `estimate`, `low` and `high`, each [.., K] in float64, or [.., K + 1] with novelty.
 
         Raises
         ------
@@ -151,17 +159,44 @@ class Solution(NamedTuple):
                 "the prevalence needs calibrated probabilities, and those of PADDLE are "
                 "overconfident: use paddle_ext.adaptive"
             )
-        return from_sums(self.class_sums(), coverage, sampling)
+        return from_sums(self.class_sums(novelty), coverage, sampling)
 
-    def class_sums(self) -> Tensor:
+    def class_sums(self, novelty: Tensor | None = None) -> Tensor:
         """The sums from which `prevalence` is computed; those of several batches may be added up.
+
+        Parameters
+        ----------
+        novelty
+            As in `prevalence`.
 
         Returns
         -------
-        Tensor [.., 3, K] float64
-            Labels, probabilities u and u (1 - u), each summed over the queries.
+        Tensor [.., 4, K] or [.., 9, K + 1], float64
+            Labels, probabilities u, u (1 - u), and 1 / n for n labelled rows of the class, each
+            summed over the queries. With novelty also the first three over those that look like
+            strangers, and the labels of those with a novelty up to 1/2, and with any; and a last
+            column for queries that are certainly of no known class, which is 0.
         """
-        return sums_of(self.labels, self.probabilities, self.classes, self.held)
+        fields = self.labels, self.probabilities, self.classes, self.held
+        sums = sums_of(*fields)
+        inexact = torch.zeros_like(sums[..., 0, :])
+        if self.shots is not None:
+            inexact += self.labels.shape[-1] / self.shots
+        sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
+        if novelty is None:
+            return sums
+        if novelty.shape != self.labels.shape:
+            raise check.ArgumentValueError(
+                "novelty", f"must be {list(self.labels.shape)}, got {list(novelty.shape)}"
+            )
+        novelty = novelty.to(sums.device)
+        flagged = sums_of(*fields, novelty > 1 - RATE)
+        counts = [
+            counts_of(self.labels, torch.zeros_like(inexact), among)
+            for among in (novelty <= 0.5, ~novelty.isnan())
+        ]
+        whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
+        return torch.nn.functional.pad(whole, (0, 1))
 
     def doubt(self) -> Tensor:
         """How doubtful each label is: the probability of all other classes.

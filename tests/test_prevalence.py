@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import Solution, reference
+from paddle_ext import Solution, presence, reference
 from paddle_ext.prevalence import from_sums
 
 CLASSES, SHOTS, QUERIES = 12, 5, 80
@@ -31,8 +31,12 @@ def solution(seed: int, present: int = 4, **options: object) -> tuple[Solution, 
     return paddle_ext.adaptive(support, labels, query, **options), true
 
 
-def sums(counted: list[float], held: list[float], spread: list[float]) -> Tensor:
-    return torch.tensor([counted, held, spread], dtype=torch.float64)
+def sums(
+    counted: list[float], held: list[float], spread: list[float], shots: float = math.inf
+) -> Tensor:
+    """Class sums; by default the labels need no labelled rows."""
+    inexact = [sum(counted) / shots] * len(counted)
+    return torch.tensor([counted, held, spread, inexact], dtype=torch.float64)
 
 
 def test_sums_by_hand() -> None:
@@ -59,11 +63,44 @@ def test_one_query_is_possible() -> None:
 
 
 def test_quantiles_are_those_of_gamma() -> None:
-    """By scipy.stats.gamma, of mean 50 and variance 20 + (1.2 x 20)^2: the counts inside."""
-    found = from_sums(sums([50, 150], [50, 150], [20, 20]))
-    low, high = 17.64, 95.72
+    """By scipy.stats.gamma, of mean 50 and variance W + (0.45 W)^2: the counts inside.
+
+    C = 50 x 150 / 200 = 37.5 and r = 15 / 37.5, so that W = 15 (1 + r / (1 - r + 450 / 200^2)).
+    """
+    found = from_sums(sums([50, 150], [50, 150], [15, 15]))
+    low, high = 31.72, 71.66
     assert found.low.tolist() == [math.ceil(low) / 200, 1 - math.floor(high) / 200]
     assert found.high.tolist() == [math.floor(high) / 200, 1 - math.ceil(low) / 200]
+
+
+def test_few_labelled_rows_by_hand() -> None:
+    """Sure labels by 3 rows of each of two classes: one in 8 labels may be wrong.
+
+    The variance is (1/8) (7/8) (60^2 + 140^2) / (3 + 3) and the mean 60 + (100 - 60) / 8.
+    """
+    found = from_sums(sums([60, 140], [60, 140], [0, 0], shots=3))
+    low, high = 35.24, 102.08  # by Wilson and Hilferty's approximation
+    assert found.low.tolist() == [math.ceil(low) / 200, 1 - math.floor(high) / 200]
+    assert found.estimate.tolist() == [0.3, 0.7]
+    only = from_sums(sums([9], [9], [0], shots=3))  # there is no other class
+    assert [x.tolist() for x in only] == [[1.0]] * 3
+
+
+def test_of_no_use_is_no_narrower_than_chance() -> None:
+    """Probabilities that say nothing leave nearly everything possible, but not more than that."""
+    found = from_sums(sums([30] * 5, [30] * 5, [24] * 5, shots=9))
+    deviation = math.sqrt(2 * 30 * 120 / (5 + 1)) / 150
+    assert (found.low < 0.01).all()
+    assert (1.5 * deviation < found.high).all()
+    assert (found.high < 0.2 + 2.5 * deviation).all()
+
+
+def test_intervals_never_shrink_as_the_variance_grows() -> None:
+    widths = []
+    for spread in (0.0, 1.0, 5.0, 9.0, 9.4):
+        found = from_sums(sums([10, 90], [10, 90], [spread, spread]))
+        widths.append(float(found.high[0] - found.low[0]))
+    assert widths == sorted(widths)
 
 
 @pytest.mark.parametrize("sampling", [False, True])
@@ -91,7 +128,87 @@ def test_intervals_cover(present: int) -> None:
         got = found.prevalence()
         inside = (got.low <= true + 1e-9) & (true <= got.high + 1e-9)
         covered.append(inside[true > 0])
-    assert 0.85 < float(torch.cat(covered).double().mean()) < 0.98
+    assert 0.85 < float(torch.cat(covered).double().mean()) < 0.99
+
+
+def two_classes(seed: int, shots: int, copies: bool = False) -> tuple[Solution, float]:
+    """A solution of a table of two classes, and the share of the first."""
+    generator = torch.Generator().manual_seed(seed)
+    share = float(torch.rand((), generator=generator))
+    truth = (torch.rand(150, generator=generator) > share).long()
+    labels = torch.arange(2).repeat(shots)
+    noise = torch.randn(len(labels) + 150, 9, generator=generator)
+    rows = 0.8 * (2 * torch.cat([labels, truth]) - 1).unsqueeze(1) + noise
+    support = rows[: len(labels)]
+    if copies:
+        support = support[:2].repeat(shots, 1) + 0.02 * noise[: len(labels)]
+    support, query = (torch.nn.functional.pad(x, (0, 1), value=1.0) for x in (support, rows[-150:]))
+    return paddle_ext.adaptive(support, labels, query), float((truth == 0).double().mean())
+
+
+@pytest.mark.parametrize(("shots", "copies"), [(1, False), (3, False), (3, True), (30, False)])
+def test_intervals_know_how_few_labels_there_are(shots: int, copies: bool) -> None:
+    """They cover, although nearly all probabilities are near 0 or 1; near copies are one row."""
+    covered, widths = [], []
+    for seed in range(60):
+        found, true = two_classes(seed, shots, copies)
+        got = found.prevalence()
+        covered.append(float(got.low[0]) - 1e-9 <= true <= float(got.high[0]) + 1e-9)
+        widths.append(float(got.high[0] - got.low[0]))
+    assert sum(covered) >= 51
+    assert (sum(widths) / 60 < 0.12) == (shots == 30)
+
+
+# --- queries of no known class --------------------------------------------------------------------
+
+
+def with_strangers(seed: int) -> tuple[Solution, Tensor, Tensor]:
+    """Five known classes of twelve, a batch of them and two others; novelty and true shares."""
+    support, labels, query, shares = batch(seed, 7)
+    known, novel = labels < 5, shares[5:].sum().view(1)
+    found = paddle_ext.adaptive(support[known], labels[known], query)
+    novelty = presence.novelty(found, support[known], labels[known], query)
+    return found, novelty, torch.cat([shares[:5], novel])
+
+
+def test_strangers_have_a_share_of_their_own() -> None:
+    """Without novelty they count where they are nearest, which is wrong by more."""
+    inside, errors = [], []
+    for seed in range(20):
+        found, novelty, true = with_strangers(seed)
+        got, without = found.prevalence(novelty=novelty), found.prevalence()
+        assert got.estimate.shape == (6,)
+        assert float(got.estimate.sum()) == pytest.approx(1.0)
+        inside.append((got.low <= true + 1e-9) & (true <= got.high + 1e-9))
+        errors.append([float((x[:5] - true[:5]).abs().mean()) for x in (got[0], without[0])])
+    assert float(torch.stack(inside)[:, -1].double().mean()) > 0.85
+    with_novelty, without_it = torch.tensor(errors).mean(0).tolist()
+    assert with_novelty < 0.9 * without_it
+
+
+def test_strangers_by_hand() -> None:
+    """Of 100 queries 24 look like strangers, 4 of the 80 others by chance: 20 remain."""
+    found = paddle_ext.adapt(torch.eye(2).repeat_interleave(50, 0) * 100)
+    novelty = torch.linspace(0, 0.94, 100).index_fill(0, torch.arange(24), 0.97)
+    sums_of_both = found.class_sums(novelty)
+    got = from_sums(sums_of_both)
+    torch.testing.assert_close(got.estimate, torch.tensor([0.3, 0.5, 0.2]).double())
+    assert 0.1 < float(got.low[2]) < 0.2 < float(got.high[2]) < 0.8
+    twice = from_sums(2 * sums_of_both)
+    torch.testing.assert_close(twice.estimate, got.estimate)
+    assert float(twice.high[2] - twice.low[2]) < float(got.high[2] - got.low[2])
+    unjudged = found.prevalence(novelty=novelty.index_fill(0, torch.arange(24), math.nan))
+    assert unjudged.estimate[2] == 0.0
+    assert float(unjudged.high[2]) >= 0.24  # nothing is known of these
+
+
+def test_novelty_must_belong_to_the_queries() -> None:
+    found = paddle_ext.adapt(torch.eye(3))
+    with pytest.raises(ValueError, match=r"novelty must be \[3\], got \[2\]"):
+        found.prevalence(novelty=torch.zeros(2))
+
+
+# --- the estimate, and batches together -----------------------------------------------------------
 
 
 def test_proportions_are_the_estimate_and_better_than_before_the_absorb_step() -> None:

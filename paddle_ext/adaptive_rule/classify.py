@@ -52,14 +52,22 @@ def classify(
     is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, cuda=is_cuda)
     if isinstance(query, Tensor) and is_small:
         query = query.to(likelihood.bias.dtype)
-        return posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
+        found, finite = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
+        return with_shots(found, likelihood), finite
     options: Any = {"max_iter": max_iter, "tol": tol, "top": top, "validate": validate}
     options["all_classes"] = all_classes
     if isinstance(query, Tensor):
-        return one_by_one(query, likelihood, added, measures, **options), None
-    assert added is None
-    one = None if measures is None else measures[0]
-    return solve_large(likelihood, query, None, one, **options), None
+        found = one_by_one(query, likelihood, added, measures, **options)
+    else:
+        assert added is None
+        one = None if measures is None else measures[0]
+        found = solve_large(likelihood, query, None, one, **options)
+    return with_shots(found, likelihood), None
+
+
+def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
+    """The solution with what the intervals of `prevalence` need of the labelled rows."""
+    return solution._replace(shots=likelihood.distinct_shots.expand_as(solution.proportions))
 
 
 @on_cpu_without_gpu_code

@@ -16,13 +16,13 @@ from ..adaptive_rule.likelihood import Likelihood
 from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
-from ..prevalence import from_sums
+from ..prevalence import RATE, from_sums
 from ..prior import measures_of
 from ..progress import Progress
 from ..rows import unit_rows
 from ..solution import Solution
 from ..task import Task
-from .answers import LIKELIEST, RATE, Answers
+from .answers import LIKELIEST, Answers
 from .read.samples import (
     Batch,
     Labelled,
@@ -75,8 +75,8 @@ def answer(
         Parents of the classes.
     prior : Tensor [K] or None
         As in `paddle_ext.adaptive`.
-    certain : Tensor [K] or None
-        Numbers of other samples whose classes are certain, for the shares of the classes.
+    certain : Tensor [K + 1] or None
+        Numbers of other samples whose classes are certain, at last of no class, for the shares.
 
     Examples
     --------
@@ -93,7 +93,9 @@ def answer(
     best: list[tuple[Tensor, ...]] = []
     nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
     K = len(labelled.class_names)
-    present, sums = torch.zeros(K, dtype=torch.bool), torch.zeros(3, K, dtype=torch.float64)
+    certain = torch.zeros(K + 1, dtype=torch.float64) if certain is None else certain
+    present, sums = certain[:K] > 0, torch.zeros(9, K + 1, dtype=torch.float64)
+    sums[:2] = certain
     groups = classified(
         labelled,
         batches,
@@ -110,20 +112,20 @@ def answer(
             no_features, digests = torch.empty(len(part.names), 0), part.digests()
             samples.append(part._replace(features=no_features, contents=digests))
         columns = [*solution.probabilities.topk(min(LIKELIEST, K)), solution.doubt()]
+        strangeness = torch.full_like(columns[-1], math.nan)
         if novelty is not None:
             columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))
             strange.add(rows.flatten(0, 1), columns[-1])
-            columns[-1] = columns[-1].view(solution.labels.shape).float()
+            strangeness = columns[-1] = columns[-1].view(solution.labels.shape).float()
         best.append(tuple(x.flatten(0, 1).cpu() for x in columns))
         present |= solution.present().any(0).cpu()
-        sums += solution.class_sums().sum(0).cpu()
+        sums += solution.class_sums(strangeness).sum(0).cpu()
         if hierarchy is not None:
             one = hierarchy.roll_up(solution.probabilities, CONFIDENCE)
             nodes += [str(name or "") for name in one.names()]
             sure.append(one.probability.masked_fill(one.node < 0, math.nan).flatten().cpu())
-    if certain is not None:
-        sums[:2] += certain
-        present |= certain > 0
+    if novelty is None and not certain[K]:
+        sums = sums[:4, :K]  # nothing is known of samples of no known class
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
     whole = concatenated(samples)
     return Answers(

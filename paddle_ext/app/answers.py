@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ..labels import numbered
-from ..prevalence import Prevalence, from_sums
+from ..prevalence import RATE, Prevalence, from_sums
 from .read.samples import Batch
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
+NO_CLASS = "of no known class"  # what the share of such samples is called
 BINS = 10  # of the calibration error
 LIKELIEST = 5  # classes to choose from by a key
-RATE = 0.05  # of samples of known classes that are shown as strangers
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Answers:
         none is. None without a hierarchy.
     node_probability : Tensor [N] or None
     prevalence : Prevalence or None
-        The share of each class in all samples, with 90 % intervals.
+        The share of each class in all samples with a text, if they are texts, with 90 % intervals;
+        last of those of no known class, unless nothing is known of them.
     alike : list of list of int
         Groups of strangers that resemble one another, the largest first.
     digests : list of N str
@@ -113,6 +114,17 @@ class Answers:
         final = self.final()
         return torch.bincount(final[final >= 0], minlength=len(self.class_names))
 
+    def share(self, k: int) -> str:
+        """The share of a class with its 90 % interval, for people; K: of no known class."""
+        if self.prevalence is None or k >= len(self.prevalence.estimate):
+            return ""
+        share, low, high = (100 * float(x[k]) for x in self.prevalence)
+        return f"{share:.1f} % ({low:.1f} to {high:.1f})"
+
+    def unknown(self) -> int:
+        """Samples that the user calls ``unknown``."""
+        return sum(label == UNKNOWN for label in self.corrected.values())
+
     def accuracy(self) -> tuple[float, int, int] | None:
         """Share of correct predictions; numbers of samples with a true and with a foreign class.
 
@@ -160,9 +172,11 @@ class Answers:
 
 
 def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
-    """How many of the labels name each class, [K] float64."""
+    """How many of the labels name each class, and at last none, [K + 1] float64."""
     numbers = numbered([label for label in labels if label != UNKNOWN], class_names)
-    return torch.bincount(numbers, minlength=len(class_names)).double()
+    counts = torch.bincount(numbers, minlength=len(class_names) + 1).double()
+    counts[-1] = len(labels) - len(numbers)
+    return counts
 
 
 def inserted(
@@ -174,8 +188,8 @@ def inserted(
 ) -> Answers:
     """All samples in their order: the `rest`, classified as a batch, and at `places` some `more`.
 
-    The classes and shares of the latter do not count. `counts` [K] are the samples of each class
-    whose label is certain, which are all there are without a `rest`.
+    The classes and shares of the latter do not count. `counts` [K + 1] are those of
+    `label_counts`, of samples whose label is certain, which are all without a `rest`.
     """
     parts = [more] if rest is None else [more, rest]
     other = torch.ones(sum(map(len, parts)), dtype=torch.bool)
@@ -196,8 +210,10 @@ def inserted(
         both = [text for x, n in values for text in ([""] * n if x is None else x)]
         return [both[row] for row in order.tolist()]
 
-    columns: dict[str, Any] = {"present": counts > 0}
-    columns["prevalence"] = from_sums(torch.stack([counts, counts, torch.zeros_like(counts)]))
+    columns: dict[str, Any] = {"present": counts[:-1] > 0}
+    sums = torch.zeros(9, len(counts), dtype=torch.float64)
+    sums[:2] = counts
+    columns["prevalence"] = from_sums(sums)
     if rest is not None:
         columns = {"present": rest.present, "prevalence": rest.prevalence}
         columns["alike"] = [[others[row] for row in group] for group in rest.alike]

@@ -17,8 +17,9 @@ from torch import Tensor
 from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
+from ..prevalence import RATE
 from ..text import plural
-from .answers import RATE, Answers
+from .answers import Answers
 from .corrections import Corrected
 from .read.opening import Source
 from .read.samples import Labelled

@@ -139,6 +139,7 @@ def show_streamed(report: StreamReport) -> None:
 
 
 def show_report(report: Report) -> None:
+    from ..answers import NO_CLASS
     from ..write.page import unsure_note
 
     answers, outcome = report.answers, report.outcome
@@ -146,15 +147,17 @@ def show_report(report: Report) -> None:
     labels = answers.labels[own]
     sure = labels.bincount(answers.probability[own], len(counts))
     sure /= labels.bincount(minlength=len(counts))
-    unknown = sum(label == "unknown" for label in answers.corrected.values())
+    unknown = answers.unknown()
     note = unsure_note(answers) + (f", {unknown} labelled unknown" if unknown else "")
-    more: dict[str, list[str]] = {}
+    more = {"share": [answers.share(k) for k in range(len(counts))]}
     to_check = outcome.to_check_of_class().tolist()
     if any(to_check):
         more["to check"] = [f"{number}" for number in to_check]
     if outcome.accuracy is not None:
         more["expected accuracy"] = [percents(outcome.expected(k)) for k in range(len(counts))]
     show_classes(report, answers.class_names, counts, sure, note, more)
+    if answers.share(len(counts)):
+        show.say(f"{NO_CLASS}: {answers.share(len(counts))}")
     show_unreadable(report.unreadable, ", listed on the page")
     accuracy = answers.accuracy()
     if accuracy is not None:
@@ -186,12 +189,11 @@ def show_classes(
     order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
     cells = []
     for k in order[:MOST_CLASSES]:
-        share = f"{100 * float(counts[k]) / total:.1f} %"
         mean = f"{sure[k]:.2f}" if sure[k] > 0 else ""
-        cells.append([names[k], f"{counts[k]}", share, mean, *(own[k] for own in more.values())])
+        cells.append([names[k], f"{counts[k]}", mean, *(own[k] for own in more.values())])
     classes = f"{len(order)} of {len(names)} classes found{note}"
     title = f"{plural(total, 'sample')}, {classes}, {report.seconds:.1f} s"
-    show.table(["class", "samples", "share", "mean probability", *more], cells, title=title)
+    show.table(["class", "samples", "mean probability", *more], cells, title=title)
     if len(order) > MOST_CLASSES:
         show.say(f"and {len(order) - MOST_CLASSES} other classes")
     for line in report.notes:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...files import replacing
 from ...text import plural, without_controls
-from ..answers import UNKNOWN, Answers
+from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
 from ..outcome import DOUBTFUL, Outcome, ToCheck, by_chance, to_check_words
 from ..read.cache import digest, written_digest
@@ -74,6 +74,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         unsure_note=unsure_note(outcome.answers),
         to_check_words=to_check_words(outcome.to_check()),
         by_chance=max(1, round(by_chance(outcome.answers))),
+        no_class=NO_CLASS,
         seconds=f"{seconds:.1f}",
         unknown=UNKNOWN,
         doubtful=DOUBTFUL,

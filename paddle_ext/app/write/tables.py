@@ -18,7 +18,7 @@ from ...files import replacing
 from ...libraries import library
 from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
-from ..answers import Answers
+from ..answers import NO_CLASS, Answers
 from ..corrections import HEADER as CORRECTIONS_HEADER
 from ..corrections import Corrected, Corrections
 from ..outcome import Expected, LabelledCheck, Suggested, reasons
@@ -169,7 +169,10 @@ def answer_columns(
 
 
 def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
-    """Write the classes, the largest first: shares and expected accuracies, with 90 % intervals."""
+    """Write the classes, the largest first: shares and expected accuracies, with 90 % intervals.
+
+    The last row is for samples of no known class, unless nothing is known of them.
+    """
     shares = answers.prevalence
     if shares is None:
         return
@@ -180,9 +183,11 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
         accuracy = [""] * 3 if own is None else [f"{x:.4f}" for x in own[:3]]
         return [answers.class_names[k], str(counts[k]), *(x[k] for x in numbers), *accuracy]
 
-    accuracies = ("accuracy", "accuracy_low", "accuracy_high")
-    order = shares.estimate.argsort(descending=True, stable=True).tolist()
-    write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), map(row, order))
+    accuracies, K = ("accuracy", "accuracy_low", "accuracy_high"), len(counts)
+    rows = list(map(row, shares.estimate[:K].argsort(descending=True, stable=True).tolist()))
+    if len(shares.estimate) > K:
+        rows.append([NO_CLASS, str(answers.unknown()), *(x[K] for x in numbers), *[""] * 3])
+    write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), rows)
 
 
 def write_labelled(

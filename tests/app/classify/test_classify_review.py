@@ -90,7 +90,10 @@ def test_unknown_is_no_class(files: tuple[Path, Path], tmp_path: Path) -> None:
     rows = table(report.table)
     assert [rows[3]["label"], rows[4]["label"]] == ["unknown", "unknown"]
     shares = table(tmp_path / "out" / "classes.csv")
-    assert sum(int(row["samples"]) for row in shares) == 38
+    assert sum(int(row["samples"]) for row in shares) == 40
+    assert shares[-1]["class"] == "of no known class"
+    assert shares[-1]["samples"] == "2"
+    assert float(shares[-1]["low"]) >= 2 / 40
     told = said(*files, "--output", tmp_path / "out")
     assert "40 samples, 2 of 6 classes found, 2 labelled unknown" in told
 

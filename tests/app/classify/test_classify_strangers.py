@@ -139,6 +139,25 @@ def test_expected_accuracy_of_two_labels_is_not_trusted(tmp_path: Path) -> None:
     )
 
 
+def test_strangers_have_one_share_everywhere(strange_run: tuple[str, Path]) -> None:
+    """In the terminal, on the page and in classes.csv; and the classes are without them."""
+    told, out = strange_run
+    rows = table(out / "classes.csv")
+    page = (out / "answers.html").read_text(encoding="utf-8")
+    for row in rows:
+        share, low, high = (100 * float(row[name]) for name in ("share", "low", "high"))
+        words = f"{share:.1f} % ({low:.1f} to {high:.1f})"
+        if int(row["samples"]):
+            assert words in told
+            assert f"share {words}" in page
+    assert rows[-1]["class"] == "of no known class"
+    assert f"of no known class: {words}" in told
+    assert f"Of no known class: {words} of the samples" in page
+    assert low <= 100 * len(STRANGE) / len(table(out / "answers.csv")) <= high
+    assert share > 5
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1.0, abs=1e-3)
+
+
 def test_expected_accuracy(strange_run: tuple[str, Path], tmp_path: Path) -> None:
     """From the labelled samples, each classified by the others: one of 24 has a wrong label."""
     told, out = strange_run
