@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from . import check
-from .prevalence import Prevalence, from_sums, sums_of
+from .groups import Groups
+from .prevalence import Prevalence, estimated_shares, from_sums, sums_of
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -60,6 +61,9 @@ class Solution(NamedTuple):
     # If only the largest probabilities of each row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
+    # With `groups=`: labels and probabilities are [Q, ..] in the order of the queries, all else
+    # [G, ..] in the order of `groups.names`
+    groups: Groups | None = None
 
     def __repr__(self) -> str:
         return summary(self)
@@ -108,6 +112,9 @@ class Solution(NamedTuple):
         """
         if self.held is not None:
             return self.held >= check.real("threshold", threshold, positive=True)
+        if self.groups is not None:
+            held = self.class_sums()[:, 1]
+            return held >= check.real("threshold", threshold, positive=True)
         return classes_present(self.probabilities, threshold)
 
     def prevalence(self, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
@@ -160,7 +167,43 @@ class Solution(NamedTuple):
         Tensor [.., 3, K] float64
             Labels, probabilities u and u (1 - u), each summed over the queries.
         """
+        if self.groups is not None:
+            return sums_by_group(self, self.groups)
         return sums_of(self.labels, self.probabilities, self.classes, self.held)
+
+    def over_all(self) -> Solution:
+        """The solution of all groups as one batch, which asks the same of all queries together.
+
+        Labels and probabilities stay. The proportions are those of all queries, the concentration
+        is the median of the groups', and the bound their sum. Without groups it is the same.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
+        >>> found = paddle_ext.adapt(logits, groups=["south", "south", "north", "north"])
+        >>> found.groups.names, found.present()
+        (['north', 'south'], tensor([[False,  True],
+                [ True, False]]))
+        >>> found.over_all().present()
+        tensor([True, True])
+        """
+        if self.groups is None:
+            return self
+        sums = self.class_sums().sum(0)
+        shares = estimated_shares(sums[0], sums[1], len(self.labels)).to(self.proportions)
+        a, bound, used = self.concentration, self.bound, self.prior_used
+        return self._replace(
+            proportions=shares,
+            dual=shares.clamp(min=torch.finfo(shares.dtype).tiny).log(),
+            iterations=self.iterations.amax(),
+            criterion=self.criterion.amax(),
+            concentration=None if a is None else a.median(),
+            bound=None if bound is None else bound.sum(),
+            prior_used=None if used is None else used.any(),
+            held=None if self.held is None else self.held.sum(0),
+            groups=None,
+        )
 
     def doubt(self) -> Tensor:
         """How doubtful each label is: the probability of all other classes.
@@ -199,7 +242,8 @@ class Solution(NamedTuple):
     def logits_without(self, dual_share: float) -> Tensor:
         """Logits, up to a constant per query, minus this share of the dual; [.., Q, K]."""
         u = self.probabilities  # zeros in it are numbers that underflowed
-        preference = dual_share * self.dual_weight * self.dual.unsqueeze(-2)
+        dual = self.dual.unsqueeze(-2) if self.groups is None else self.dual[self.groups.of_row]
+        preference = dual_share * self.dual_weight * dual
         return u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
 
     def looks_mixed(self) -> Tensor:
@@ -221,6 +265,19 @@ class Solution(NamedTuple):
         return (distinct(nearest, K) >= MIXED_CLASSES) & (many | change)
 
 
+def sums_by_group(solution: Solution, groups: Groups) -> Tensor:
+    """`Solution.class_sums` of each group, [G, 3, K]; the order of summation is fixed."""
+    G, K = solution.proportions.shape
+    counted = (groups.of_row * K + solution.labels).bincount(minlength=G * K).view(G, K).double()
+    u, held = solution.probabilities.double(), solution.held
+    if solution.classes is None or held is None:
+        held, squares = groups.sums(u), groups.sums(u.square())
+    else:
+        places = (groups.of_row.unsqueeze(-1) * K + solution.classes).flatten()
+        squares = torch.zeros_like(held).view(-1).scatter_add_(0, places, u.square().flatten())
+    return torch.stack([counted, held, (held - squares.view(G, K)).clamp(min=0)], -2)
+
+
 def distinct(labels: Tensor, num_classes: int) -> Tensor:
     """The number of classes with a label, [.., Q] -> [..]."""
     seen = torch.zeros(*labels.shape[:-1], num_classes, dtype=torch.bool, device=labels.device)
@@ -231,6 +288,8 @@ def summary(solution: Solution) -> str:
     """A short summary; for several tasks it gives the smallest and the largest value of each."""
     (*batch, Q), K = solution.labels.shape, solution.proportions.shape[-1]
     words = [*(f"{B} tasks" for B in batch), f"{Q} queries", f"{K} classes"]
+    if solution.groups is not None:
+        words.insert(0, f"{len(solution.groups.names)} groups")
     plain = type(solution.labels) is Tensor and solution.labels.device.type in ("cpu", "cuda")
     if plain and solution.labels.numel():  # a torch.compile tensor has no values
         present = solution.present().sum(-1)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..groups import Groups
 from ..large.passes import is_large
 from ..large.sources import Rows, TensorRows
 from ..native import load as native
@@ -19,7 +20,9 @@ from ..native.call import DTYPES, call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
 from ..solution import Solution
 from ..solvers.adapt import adapt_table, solution_of
+from ..solvers.groups import each_alone
 from ..task import merged
+from .groups import classify_groups
 from .large import solve_large
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
@@ -35,6 +38,8 @@ def classify(
     added: Tensor | None = None,
     *,
     measures: Tensor | None = None,
+    groups: Groups | None = None,
+    share: bool = True,
     max_iter: int = 100,
     tol: float = 1e-3,
     all_classes: bool = True,
@@ -47,7 +52,16 @@ def classify(
     priors on the proportions to choose from, the first even. `validate` checks a large batch for
     non-finite values. Also returns [B] bool: True if the queries of a batch are finite, False is
     inconclusive; None if that was not checked.
+
+    With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
+    group have their own proportions, and learn from the other groups unless `share` is False.
+    `measures` are then [G or 1, n, K].
     """
+    if groups is not None:
+        assert isinstance(query, Tensor)
+        extra = None if added is None else added[0]
+        shared: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
+        return by_group(query[0], likelihood, extra, measures, groups, share, **shared), None
     is_small = all_classes and not is_large(query.shape[-2], likelihood.bias.shape[-1])
     if isinstance(query, Tensor) and is_small:
         query = query.to(likelihood.bias.dtype)
@@ -59,6 +73,30 @@ def classify(
     assert added is None
     one = None if measures is None else measures[0]
     return solve_large(likelihood, query, None, one, **options), None
+
+
+def by_group(
+    query: Tensor,
+    likelihood: Likelihood,
+    added: Tensor | None,
+    measures: Tensor | None,
+    groups: Groups,
+    share: bool,
+    **options: Any,
+) -> Solution:
+    """Classify the rows [Q, D] of groups; arguments as in `classify`."""
+    if share and len(groups.names) > 1:
+        top = None if options["all_classes"] else options["top"]
+        return classify_groups(
+            query, likelihood, groups, added, measures, max_iter=options["max_iter"], top=top
+        )
+
+    def solve(rows: Tensor, places: Tensor) -> Solution:
+        own = measures if measures is None or len(measures) == 1 else measures[places]
+        extra = None if added is None else added[rows]
+        return classify(likelihood, query[rows], extra, measures=own, **options)[0]
+
+    return each_alone(groups, solve)
 
 
 @on_cpu_without_gpu_code
