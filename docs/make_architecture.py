@@ -51,6 +51,7 @@ LAYERS = {
         "prevalence.py": "shares of classes",
         "scaling.py": "how features are scaled",
         "prior.py": "what is known of shares",
+        "groups.py": "rows that belong together",
         "rows.py": "arithmetic of rows",
         "arrays.py": "arrays in files of any program",
         "parquet.py": "columns of Parquet files",

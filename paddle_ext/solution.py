@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import check
-from .prevalence import RATE, Prevalence, counts_of, from_sums, sums_of
+from .groups import Groups
+from .prevalence import RATE, Prevalence, estimated_shares, from_sums, sums_of
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -63,6 +65,9 @@ class Solution(NamedTuple):
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
     # [.., K], by `adaptive`: labelled rows of each class; of near copies only one counts
     shots: Tensor | None = None
+    # With `groups=`: labels and probabilities are [Q, ..] in the order of the queries, all else
+    # [G, ..] in the order of `groups.names`
+    groups: Groups | None = None
 
     def __repr__(self) -> str:
         return summary(self)
@@ -111,6 +116,9 @@ class Solution(NamedTuple):
         """
         if self.held is not None:
             return self.held >= check.real("threshold", threshold, positive=True)
+        if self.groups is not None:
+            held = self.class_sums()[:, 1]
+            return held >= check.real("threshold", threshold, positive=True)
         return classes_present(self.probabilities, threshold)
 
     def prevalence(
@@ -178,10 +186,13 @@ class Solution(NamedTuple):
             column for queries that are certainly of no known class, which is 0.
         """
         fields = self.labels, self.probabilities, self.classes, self.held
-        sums = sums_of(*fields)
+        sum_up = partial(sums_of, *fields)
+        if self.groups is not None:
+            sum_up = partial(sums_by_group, self, self.groups)
+        sums = sum_up()
         inexact = torch.zeros_like(sums[..., 0, :])
         if self.shots is not None:
-            inexact += self.labels.shape[-1] / self.shots
+            inexact += sums[..., 0, :].sum(-1, keepdim=True) / self.shots
         sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
         if novelty is None:
             return sums
@@ -190,13 +201,45 @@ class Solution(NamedTuple):
                 "novelty", f"must be {list(self.labels.shape)}, got {list(novelty.shape)}"
             )
         novelty = novelty.to(sums.device)
-        flagged = sums_of(*fields, novelty > 1 - RATE)
-        counts = [
-            counts_of(self.labels, torch.zeros_like(inexact), among)
-            for among in (novelty <= 0.5, ~novelty.isnan())
-        ]
-        whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
+        flagged = sum_up(novelty > 1 - RATE)
+        counts = [sum_up(among)[..., :1, :] for among in (novelty <= 0.5, ~novelty.isnan())]
+        whole = torch.cat([sums, flagged, *counts], -2)
         return torch.nn.functional.pad(whole, (0, 1))
+
+    def over_all(self) -> Solution:
+        """The solution of all groups as one batch, which asks the same of all queries together.
+
+        Labels and probabilities stay. The proportions are those of all queries, the concentration
+        is the median of the groups', and the bound their sum. Without groups it is the same.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
+        >>> found = paddle_ext.adapt(logits, groups=["south", "south", "north", "north"])
+        >>> found.groups.names, found.present()
+        (['north', 'south'], tensor([[False,  True],
+                [ True, False]]))
+        >>> found.over_all().present()
+        tensor([True, True])
+        """
+        if self.groups is None:
+            return self
+        sums = self.class_sums().sum(0)
+        shares = estimated_shares(sums[0], sums[1], len(self.labels)).to(self.proportions)
+        a, bound, used = self.concentration, self.bound, self.prior_used
+        return self._replace(
+            proportions=shares,
+            dual=shares.clamp(min=torch.finfo(shares.dtype).tiny).log(),
+            iterations=self.iterations.amax(),
+            criterion=self.criterion.amax(),
+            concentration=None if a is None else a.median(),
+            bound=None if bound is None else bound.sum(),
+            prior_used=None if used is None else used.any(),
+            held=None if self.held is None else self.held.sum(0),
+            shots=None if self.shots is None else self.shots[0],
+            groups=None,
+        )
 
     def doubt(self) -> Tensor:
         """How doubtful each label is: the probability of all other classes.
@@ -262,7 +305,8 @@ class Solution(NamedTuple):
     def logits_without(self, dual_share: float) -> Tensor:
         """Logits, up to a constant per query, minus this share of the dual; [.., Q, K]."""
         u = self.probabilities  # zeros in it are numbers that underflowed
-        preference = dual_share * self.dual_weight * self.dual.unsqueeze(-2)
+        dual = self.dual.unsqueeze(-2) if self.groups is None else self.dual[self.groups.of_row]
+        preference = dual_share * self.dual_weight * dual
         return u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
 
     def looks_mixed(self) -> Tensor:
@@ -289,6 +333,24 @@ def counted_shares(proportions: Tensor, count: int) -> Tensor:
     return proportions.clamp(min=PRESENT / max(1, count))
 
 
+def sums_by_group(solution: Solution, groups: Groups, among: Tensor | None = None) -> Tensor:
+    """`sums_of` each group, [G, 3, K]; the order of summation is fixed."""
+    G, K = solution.proportions.shape
+    u, held, places = solution.probabilities.double(), solution.held, groups.of_row * K
+    weights = None if among is None else among.double()
+    counted = (places + solution.labels).bincount(weights, minlength=G * K).view(G, K).double()
+    if weights is not None:
+        u = u * weights.unsqueeze(-1)
+    if solution.classes is None or held is None:
+        held, squares = groups.sums(u), groups.sums(u.square())
+    else:
+        at = (places.unsqueeze(-1) + solution.classes).flatten()
+        none = torch.zeros(G * K, dtype=torch.float64, device=u.device)
+        squares = none.scatter_add(0, at, u.square().flatten()).view(G, K)
+        held = held if among is None else none.scatter_add(0, at, u.flatten()).view(G, K)
+    return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
+
+
 def distinct(labels: Tensor, num_classes: int) -> Tensor:
     """The number of classes with a label, [.., Q] -> [..]."""
     seen = torch.zeros(*labels.shape[:-1], num_classes, dtype=torch.bool, device=labels.device)
@@ -299,6 +361,8 @@ def summary(solution: Solution) -> str:
     """A short summary; for several tasks it gives the smallest and the largest value of each."""
     (*batch, Q), K = solution.labels.shape, solution.proportions.shape[-1]
     words = [*(f"{B} tasks" for B in batch), f"{Q} queries", f"{K} classes"]
+    if solution.groups is not None:
+        words.insert(0, f"{len(solution.groups.names)} groups")
     plain = type(solution.labels) is Tensor and solution.labels.device.type in ("cpu", "cuda")
     if plain and solution.labels.numel():  # a torch.compile tensor has no values
         present = solution.present().sum(-1)

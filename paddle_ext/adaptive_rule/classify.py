@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..groups import Groups
 from ..large.passes import is_large
 from ..large.sources import Rows, TensorRows
 from ..native import load as native
@@ -18,7 +19,9 @@ from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
 from ..solution import Solution
 from ..solvers.adapt import adapt_table, solution_of
+from ..solvers.groups import each_alone
 from ..task import merged
+from .groups import classify_groups
 from .large import solve_large
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
@@ -34,6 +37,8 @@ def classify(
     added: Tensor | None = None,
     *,
     measures: Tensor | None = None,
+    groups: Groups | None = None,
+    share: bool = True,
     max_iter: int = 100,
     tol: float = 1e-3,
     all_classes: bool = True,
@@ -46,7 +51,16 @@ def classify(
     priors on the proportions to choose from, the first even. `validate` checks a large batch for
     non-finite values. Also returns [B] bool: True if the queries of a batch are finite, False is
     inconclusive; None if that was not checked.
+
+    With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
+    group have their own proportions, and learn from the other groups unless `share` is False.
+    `measures` are then [G or 1, n, K].
     """
+    if groups is not None:
+        assert isinstance(query, Tensor)
+        extra = None if added is None else added[0]
+        shared: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
+        return by_group(query[0], likelihood, extra, measures, groups, share, **shared), None
     (*tasks, Q), K = query.shape[:-1], likelihood.bias.shape[-1]
     is_cuda = query.device.type == "cuda"
     is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, cuda=is_cuda)
@@ -68,6 +82,31 @@ def classify(
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
     """The solution with what the intervals of `prevalence` need of the labelled rows."""
     return solution._replace(shots=likelihood.distinct_shots.expand_as(solution.proportions))
+
+
+def by_group(
+    query: Tensor,
+    likelihood: Likelihood,
+    added: Tensor | None,
+    measures: Tensor | None,
+    groups: Groups,
+    share: bool,
+    **options: Any,
+) -> Solution:
+    """Classify the rows [Q, D] of groups; arguments as in `classify`."""
+    if share and len(groups.names) > 1:
+        top = None if options["all_classes"] else options["top"]
+        found = classify_groups(
+            query, likelihood, groups, added, measures, max_iter=options["max_iter"], top=top
+        )
+        return with_shots(found, likelihood)
+
+    def solve(rows: Tensor, places: Tensor) -> Solution:
+        own = measures if measures is None or len(measures) == 1 else measures[places]
+        extra = None if added is None else added[rows]
+        return classify(likelihood, query[rows], extra, measures=own, **options)[0]
+
+    return each_alone(groups, solve)
 
 
 @on_cpu_without_gpu_code

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..groups import GroupNames
 from ..large.arguments import Source, check_top, comes_in_chunks, queries_of, returns_all
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
-from ..solvers.adapt import no_tasks
+from ..solvers.adapt import groups_of_one_batch, no_tasks
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from .classify import classify
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
@@ -31,6 +32,8 @@ def adaptive(
     metric: str = "auto",
     label_noise: float | str = 0.0,
     prior: Tensor | None = None,
+    groups: GroupNames | None = None,
+    share: bool = True,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -64,7 +67,16 @@ def adaptive(
         labelled row is then the probability that its label is right. All labels are trusted with
         0.0, with one row per class, and with "auto" if labelled rows times classes exceed 2^26.
     prior : Tensor or array [K] or [B, K], optional
-        What is known of the class proportions, as in `paddle_ext.adapt`.
+        What is known of the class proportions, as in `paddle_ext.adapt`; with groups [K] or [G, K].
+    groups : Tensor, array or sequence [Q], optional
+        The group of each query, an integer or a string, such as its place or its day: groups have
+        proportions of their own and share the labelled rows. The queries are [Q, D] in a tensor;
+        labels and probabilities are in their order, and the fields of the solution that describe a
+        batch are [G, ..], in the order of `solution.groups.names`. See docs/groups.md.
+    share : bool
+        Whether groups also learn from each other: how few classes a group has, which small ones
+        cannot tell alone, which classes are common, and where the classes lie. With False, or with
+        a single group, each is a task of its own.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -104,6 +116,9 @@ def adaptive(
     top = check_top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
     from_file = comes_in_chunks(query)
+    check.flag("share", share)
+    if groups is not None and from_file:
+        raise ValueError("groups must be None for queries from a file, got groups")
     check.dense(support, support_labels, support if from_file else cast(Tensor, query))
     rows = cast(Tensor, query) if not from_file else queries_of(query, support)
     if validate:
@@ -111,9 +126,13 @@ def adaptive(
         num_classes = check.dense_values(support, support_labels, visible, num_classes)
     assert num_classes is not None
     *batch, Q, _ = rows.shape
+    tasks, grouped = batch[0] if batch else None, None
+    if groups is not None:
+        grouped = groups_of_one_batch(groups, cast(Tensor, query))
+        tasks = len(grouped.names)
     measures = None
     if prior is not None:
-        measures = measures_of(prior, num_classes, batch[0] if batch else None, support).values
+        measures = measures_of(prior, num_classes, tasks, support).values
     options: dict[str, Any] = {
         "max_iter": max_iter,
         "tol": tol,
@@ -126,6 +145,11 @@ def adaptive(
     labelled = batched(detached(support, computing_dtype(support)), 3)
     labels = batched(detached(support_labels, torch.int64), 2)
     with torch.no_grad(), without_autocast(support):
+        if grouped is not None:
+            likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
+            one = cast(Tensor, rows).detach().unsqueeze(0)
+            options |= {"groups": grouped, "share": share}
+            return classify(likelihood, one, measures=measures, **options)[0]
         if isinstance(rows, Tensor):
             rows = batched(rows.detach(), 3)
             task = Task(labelled, labels, rows, num_classes, measures=measures)

@@ -300,6 +300,7 @@ SCHEMA = {
     "Tensor": "Tensor",
     "Source": "Tensor",  # other sources are not for torch.compile
     "Tensor | None": "Tensor?",
+    "GroupNames | None": "Tensor?",  # other names are not for torch.compile
     "Sequence[float]": "float[]",
     "bool": "bool",
     "bool | None": "bool?",

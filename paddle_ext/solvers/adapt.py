@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
+from ..groups import GroupNames, Groups, groups_of
 from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import adapt_large, is_large
 from ..native import load as native
@@ -18,6 +20,7 @@ from ..native.devices import on_cpu_without_gpu_code
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
+from .groups import each_alone, shared_proportions, solution_of_groups
 
 
 @solver(Solution)
@@ -26,6 +29,8 @@ def adapt(
     *,
     weight: float = 1.0,
     prior: Tensor | None = None,
+    groups: GroupNames | None = None,
+    share: bool = True,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -62,6 +67,15 @@ def adapt(
         of any sum; 0 for an impossible class. Then ``pi ~ Dirichlet(K a p)`` a priori, with `p` the
         prior and `a` learned, but only if the batch is more likely with the prior than without, so
         that a wrong prior hardly costs anything. Impossible classes stay impossible either way.
+        With groups [G, K] is a prior for each, in the order of the sorted groups.
+    groups : Tensor, array or sequence [Q], optional
+        The group of each row, an integer or a string, such as its place or its day: each has
+        proportions of its own. The logits are [Q, K]; the fields of the solution that describe a
+        batch are [G, ..], in the order of `solution.groups.names`. docs/groups.md has the
+        equations.
+    share : bool
+        Whether groups learn from each other how few classes a group has, which small ones cannot
+        tell alone. With False, or with a single group, each is a task of its own.
     max_iter : int
         Limit on iterations.
     tol : float
@@ -114,17 +128,63 @@ def adapt(
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
     top = check_top(return_assignments, top)
+    check.flag("share", share)
     logits, prior = check.tensors(logits, prior)
     check.logits(logits)
     *batch, Q, K = logits.shape
+    grouped = None if groups is None else groups_of_one_batch(groups, logits)
+    tasks = batch[0] if batch else None
     measures, all_possible = None, True
     if prior is not None and not isinstance(logits, FakeTensor):
-        measures, all_possible = measures_of(prior, K, batch[0] if batch else None, logits)
+        tasks = tasks if grouped is None else len(grouped.names)
+        measures, all_possible = measures_of(prior, K, tasks, logits)
     if validate:
-        check_values(logits, None if all_possible else measures)
+        check_values(logits, None if all_possible else measures, grouped)
     all_classes = returns_all(return_assignments, Q, K)
+    if grouped is not None:
+        best = None if all_classes else top
+        options: Any = {"weight": weight, "max_iter": max_iter, "tol": tol, "top": best}
+        return adapt_groups(logits, grouped, measures, share, **options)
     outputs = call_adapt(logits, weight, max_iter, tol, measures, None if all_classes else top)
     return solution_of(outputs, prior)
+
+
+def groups_of_one_batch(groups: GroupNames, rows: Tensor) -> Groups:
+    """Check the groups of these rows, which have no batch dimension."""
+    if isinstance(rows, FakeTensor):
+        raise TypeError("groups must be None for torch.compile, got groups")
+    if rows.dim() != 2:
+        raise ValueError(
+            "groups must be None for a batch of tasks, whose rows are groups already, got groups"
+            f" and shape {list(rows.shape)}"
+        )
+    return groups_of(groups, len(rows), rows.device)
+
+
+def adapt_groups(
+    logits: Tensor,
+    groups: Groups,
+    measures: Tensor | None,
+    share: bool,
+    *,
+    weight: float,
+    max_iter: int,
+    tol: float,
+    top: int | None,
+) -> Solution:
+    """`adapt` for checked groups."""
+    if not share or len(groups.names) == 1:
+
+        def solve(rows: Tensor, places: Tensor) -> Solution:
+            own = measures if measures is None or len(measures) == 1 else measures[places]
+            return solution_of(call_adapt(logits[rows], weight, max_iter, tol, own, top), own)
+
+        return each_alone(groups, solve)
+    logits = logits.to(computing_dtype(logits)).clamp(min=torch.finfo(logits.dtype).min)
+    weights = torch.full_like(groups.sizes, weight, dtype=torch.float64)
+    found = shared_proportions(logits, groups, weights, math.inf, measures, max_iter=max_iter)
+    shares = (found.counts + found.prior) / (found.counts + found.prior).sum(-1, keepdim=True)
+    return solution_of_groups(groups, found, shares, top)
 
 
 def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:
@@ -248,7 +308,9 @@ def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
     return solution_of(allocate(logits, table), None)
 
 
-def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
+def check_values(
+    logits: Tensor, measures: Tensor | None = None, groups: Groups | None = None
+) -> None:
     """Raise unless all logits are finite or -inf and every row has a possible class.
 
     Probabilities are refused too. On CUDA this synchronises once, and again if all are in [0, 1].
@@ -260,6 +322,8 @@ def check_values(logits: Tensor, measures: Tensor | None = None) -> None:
         best = logits.amax(-1)
     else:
         impossible = (measures[:, :1] == 0)[() if logits.dim() == 3 else 0]
+        if groups is not None and len(measures) > 1:
+            impossible = (measures[:, 0] == 0)[groups.of_row]
         best = logits.masked_fill(impossible, -math.inf).amax(-1)
     least, most, lowest = check.numbers_of([*torch.aminmax(best), logits.amin()])
     largest = check.LARGEST_FEATURE[logits.dtype]

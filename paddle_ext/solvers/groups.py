@@ -1,0 +1,272 @@
+"""Class proportions of many groups of rows, which learn from each other how few classes they have.
+
+Letters: Q rows, G groups, K classes; n rows of a group. The equations are in docs/groups.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.special import digamma
+
+from ..groups import Groups
+from ..native import load as native
+from ..prevalence import estimated_shares
+from ..solution import Solution
+
+PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
+# How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
+# variance of a share is large, so that two neighbours are told apart equally well everywhere.
+CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
+MIXTURE_STEPS = 50  # of the mixture of these chances, and
+MEAN_STEPS = 30  # of the concentration of the mean proportions
+MEAN_ROUNDS = 2  # of estimating the mean proportions
+STEPS = 5  # of the proportions: in more, what a row says of the others comes back to it
+
+
+class Shared(NamedTuple):
+    """The proportions of groups that share what they know."""
+
+    probabilities: Tensor  # [Q, K]
+    counts: Tensor  # [G, K] float64: N, the rows that each class holds, by their weight
+    prior: Tensor  # [G, K] float64: the parameters of the Dirichlet distribution
+    concentration: Tensor  # [G] float64: a, the mean of these parameters
+    iterations: Tensor  # [G] int32
+    criterion: Tensor  # [G] float64
+    bound: Tensor  # [G] float64
+    prior_used: Tensor | None = None  # [G] bool
+
+    @property
+    def dual(self) -> Tensor:
+        """The mean log proportions, [G, K] float64."""
+        own = self.counts + self.prior
+        possible = own > 0
+        dual = digamma(own.masked_fill(~possible, 1.0)) - digamma(own.sum(-1, keepdim=True))
+        mean_log: Tensor = dual.masked_fill(~possible, native.module.IMPOSSIBLE)
+        return mean_log
+
+
+def shared_proportions(
+    logits: Tensor,
+    groups: Groups,
+    weight: Tensor,
+    labelled_rows: float,
+    measures: Tensor | None,
+    *,
+    max_iter: int,
+) -> Shared:
+    """The probabilities of rows with these logits [Q, K], and the proportions of their groups.
+
+    `weight` [G] float64 is that of a row in the counts of its group, `labelled_rows` how many rows
+    the logits rest on, and `measures` [G or 1, 2, K] are even weights of the classes, 0 for an
+    impossible one, and a prior of the caller, which a group uses if it is likelier with it.
+    """
+    K = logits.shape[-1]
+    sizes = groups.sizes.double()
+    even = logits.new_ones(1, K, dtype=torch.float64) if measures is None else measures[:, 0]
+    even = even.double()
+    measure = even
+    for _ in range(MEAN_ROUNDS):
+        found = fit(logits, groups, weight, measure, max_iter)
+        total, drawn = weight * sizes, K * found.concentration
+        draws = drawn * (digamma(drawn + total) - digamma(drawn))
+        held = (found.counts * (draws / total).unsqueeze(-1)).sum(0)
+        measure = even * mean_proportions(held, labelled_rows)
+        measure = measure * K / measure.sum(-1, keepdim=True)
+    found = fit(logits, groups, weight, measure, max_iter)
+    if measures is None:
+        return found
+    own = measures[:, 1].double()
+    other = fit(logits, groups, weight, own, max_iter, least=found.concentration)
+    used = other.bound > found.bound
+    of_rows = torch.where(used[groups.of_row, None], other.probabilities, found.probabilities)
+    both = zip(found[1:-1], other[1:-1], strict=True)
+    chosen: list[Any] = [torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both]
+    return Shared(of_rows, *chosen)._replace(prior_used=used)
+
+
+def fit(
+    logits: Tensor,
+    groups: Groups,
+    weight: Tensor,
+    measure: Tensor,
+    max_iter: int,
+    least: Tensor | None = None,
+) -> Shared:
+    """The proportions of groups under Dirichlet priors with this measure [G or 1, K], of mean 1."""
+    K = logits.shape[-1]
+    t = (logits + of_each(measure.log().to(logits.dtype), groups)).softmax(-1)
+    chance = mixed_chances(pair_evidence(t, measure / K, groups))
+    low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
+    a = ((1 - chance) / (K * chance)).clamp(low, high)
+    if least is not None:
+        a = torch.maximum(a, least)
+    prior = a.unsqueeze(-1) * measure
+    u, counts, iterations, criterion = iterate(logits, t, groups, weight, prior, max_iter)
+    found = Shared(u, counts, prior, a, iterations, criterion, a)
+    return found._replace(bound=bound_of(logits, groups, weight, found))
+
+
+def of_each(x: Tensor, groups: Groups) -> Tensor:
+    """Values [G or 1, K] of groups for each of their rows."""
+    return x if len(x) == 1 else x[groups.of_row]
+
+
+def pair_evidence(t: Tensor, mean: Tensor, groups: Groups) -> Tensor:
+    """The log evidence of each of `CHANCES`, from pairs of rows of a group, [G, 17] float64."""
+    starts, sizes = groups.starts[groups.of_row], groups.sizes[groups.of_row]
+    place = torch.empty_like(groups.order)
+    place[groups.order] = torch.arange(len(place), device=place.device)
+    place -= starts
+    apart = t / of_each(mean.clamp(min=1e-30).to(t.dtype), groups)
+    chances = torch.tensor(CHANCES, dtype=torch.float64, device=t.device).unsqueeze(-1)
+    total = torch.zeros(len(t), len(CHANCES), dtype=torch.float64, device=t.device)
+    few = sizes - 1 <= PARTNERS
+    partners = (sizes - 1).clamp(max=PARTNERS)
+    for j in range(PARTNERS):
+        shift = torch.where(few, j + 1, 1 + j * (sizes - 1) // PARTNERS)
+        partner = groups.order[starts + (place + shift) % sizes]
+        together = (apart * t[partner]).sum(-1).double().clamp(min=1e-30)
+        logs = torch.log1p(chances * (together - 1)).clamp(min=-69.0)
+        total += (logs * ((j < partners) / (2.0 * partners.clamp(min=1)))).mT
+    return groups.sums(total)
+
+
+def mixed_chances(evidence: Tensor) -> Tensor:
+    """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`."""
+    likely = torch.exp(evidence - evidence.amax(-1, keepdim=True))
+    shares = likely.new_full((likely.shape[-1],), 1 / likely.shape[-1])
+    for _ in range(MIXTURE_STEPS):
+        own = likely * shares
+        shares = (own / own.sum(-1, keepdim=True)).mean(0)
+    own = likely * shares
+    return (own / own.sum(-1, keepdim=True)) @ likely.new_tensor(CHANCES)
+
+
+def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
+    """The mean proportions of groups, times K, from the draws that each class holds, [K]."""
+    K = len(held)
+    if math.isfinite(labelled_rows):
+        held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
+    b, total = held.new_ones(()), held.sum()
+    trigamma = torch.special.polygamma
+    low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
+    for _ in range(MEAN_STEPS):
+        slope = (digamma(held + b) - digamma(b)).sum()
+        slope = b * (slope + K * (digamma(K * b) - digamma(total + K * b)))
+        curvature = (trigamma(1, held + b) - trigamma(1, b)).sum()
+        curvature = curvature + K**2 * (trigamma(1, K * b) - trigamma(1, total + K * b))
+        curvature = slope + b.square() * curvature
+        step = torch.where(curvature < 0, -slope / curvature, slope.sign()).clamp(-1, 1)
+        b = (b * step.exp()).clamp(low, high)
+    return (held + b) * K / (total + K * b)
+
+
+def iterate(
+    logits: Tensor,
+    u: Tensor,
+    groups: Groups,
+    weight: Tensor,
+    prior: Tensor,
+    max_iter: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Probabilities [Q, K] from those of single rows, counts [G, K], iterations and criterion."""
+    real, rows = logits.dtype, groups.of_row
+    possible = of_each((prior > 0), groups)
+    masked = logits.masked_fill(~possible, -math.inf)
+    likelihood = (masked - masked.amax(-1, keepdim=True)).exp()
+    of_row = weight.to(real)[rows].unsqueeze(-1)
+    alone, column = prior.to(real), weight.unsqueeze(-1)
+    counts = column * groups.sums(u).double()
+    iterations = torch.zeros_like(groups.sizes, dtype=torch.int32)
+    criterion = torch.zeros_like(weight)
+    for _ in range(min(STEPS, max_iter)):
+        total = counts + prior
+        certain = ((total + 0.5) / (total + 1)).to(real)
+        others = torch.maximum((total.to(real)[rows] - of_row * u), alone[rows])
+        u = likelihood * others * certain[rows]
+        u = u / u.sum(-1, keepdim=True)
+        before, counts = counts, column * groups.sums(u).double()
+        criterion = (counts - before).abs().amax(-1)
+        iterations += 1
+    return u, counts, iterations, criterion
+
+
+def bound_of(logits: Tensor, groups: Groups, weight: Tensor, found: Shared) -> Tensor:
+    """A lower bound of the log evidence of each group, as in `paddle_ext.adapt`, [G]."""
+    dual, prior = found.dual, found.prior
+    z = logits + dual.to(logits.dtype)[groups.of_row]
+    counts = weight.unsqueeze(-1) * groups.sums(z.softmax(-1)).double()
+    rows = weight * groups.sums(z.logsumexp(-1, keepdim=True)).squeeze(-1).double()
+    own = prior.masked_fill(prior == 0, 1.0)
+    classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * dual
+    whole, total = prior.sum(-1), weight * groups.sizes
+    return rows + torch.lgamma(whole) - torch.lgamma(total + whole) + classes.sum(-1)
+
+
+def solution_of_groups(
+    groups: Groups, found: Shared, shares: Tensor | None, top: int | None
+) -> Solution:
+    """The solution of groups, with only the `top` largest probabilities of each row, if given.
+
+    `shares` [G, K] are its proportions; by default the estimate of `Solution.prevalence`.
+    """
+    u, G = found.probabilities, len(groups.names)
+    numbers = found.dual, found.criterion, found.concentration, found.bound
+    dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
+    whole = Solution(
+        u.argmax(-1),
+        u,
+        dual,
+        dual,
+        found.iterations,
+        criterion,
+        concentration=a,
+        bound=bound,
+        prior_used=found.prior_used,
+        groups=groups,
+    )
+    held = None
+    if shares is None or top is not None:
+        counted, held = whole.class_sums()[:, :2].unbind(1)
+        shares = (
+            estimated_shares(counted, held, groups.sizes.view(G, 1)) if shares is None else shares
+        )
+    whole = whole._replace(proportions=shares.to(u.dtype))
+    if top is None:
+        return whole
+    best, classes = u.topk(min(top, u.shape[-1]), -1)
+    return whole._replace(probabilities=best, classes=classes, held=held)
+
+
+def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> Solution:
+    """Solve each group as a task of its own; groups of one size are a batch of tasks.
+
+    `solve` is given the rows of some groups, [B, n], and the places of these groups, [B].
+    """
+    by_size: dict[str, list[Tensor]] = {}
+    rows, places, first = [], [], None
+    starts = groups.starts
+    for size in sorted(set(groups.sizes.tolist())):
+        at = (groups.sizes == size).nonzero().squeeze(-1)
+        index = groups.order[starts[at].unsqueeze(-1) + torch.arange(size, device=at.device)]
+        first = solve(index, at)
+        rows.append(index.flatten())
+        places.append(at)
+        for name, x in first._asdict().items():
+            if isinstance(x, Tensor):
+                flat = x.flatten(0, 1) if name in OF_ROWS else x
+                by_size.setdefault(name, []).append(flat)
+    assert first is not None
+    back = {True: torch.cat(rows).argsort(), False: torch.cat(places).argsort()}
+    together: dict[str, Any] = {
+        name: torch.cat(parts)[back[name in OF_ROWS]] for name, parts in by_size.items()
+    }
+    return first._replace(**together, groups=groups)
+
+
+OF_ROWS = ("labels", "probabilities", "classes")  # fields of a solution that have a value per row
