@@ -265,12 +265,19 @@ def test_corrections_of_named_classes(tmp_path: Path) -> None:
     path = tmp_path / "corrected.csv"
     path.write_text("name,label\n0,b\n")
     options = {"names": tmp_path / "text.npz", "corrected": path}
-    report = classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
-    assert report.answers.corrected == {0: "b"}
-    assert len(report.answers) == 4
-    path.write_text("name,label\n0,bb\n")
-    with pytest.raises(ValueError, match=r"among the names of the classes, got 'bb'"):
-        classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
+    write_table(tmp_path / "new.csv", feature_columns(np.eye(4)[[0, 2, 2, 1]] + 0.1))
+    for name in ("new.npz", "new.csv"):
+        report = classify(tmp_path / name, None, tmp_path, settings(**options))
+        assert (report.answers.corrected, len(report.answers)) == ({0: "b"}, 4)
+    np.savez(tmp_path / "wide.npz", features=np.eye(3, 9))
+    others = (
+        ("new.npz", "bb", "names of the classes, got 'bb'"),
+        ("wide.npz", "b", "as many feat"),
+    )
+    for name, label, message in others:
+        path.write_text(f"name,label\n0,{label}\n")
+        with pytest.raises(ValueError, match=message):
+            classify(tmp_path / name, None, tmp_path, settings(**options))
 
 
 # --- photos ---------------------------------------------------------------------------------------
