@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from .. import check
 from ..text import plain_cell, plural
+from .answering import check_batch
 from .answers import UNKNOWN
 from .label_studio import read_label_studio
 from .read.opening import Source, classes_of
@@ -195,10 +196,12 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     source.labelled = before = source.classes_by(in_use, trusted)
     remaining = None
     if samples.names:
+        check_batch(samples, before.features.shape[1], before.source, source.name)
         remaining = count - len(labels)
         there = has_text(samples.texts) if source.embeds_texts else [True] * len(labels)
         wanted = [yes and label != UNKNOWN for yes, label in zip(there, labels, strict=True)]
-        in_use = concatenated([in_use, selected_from(samples._replace(truth=labels), wanted)])
+        added = selected_from(samples._replace(truth=labels), wanted)
+        in_use = concatenated([in_use, added]) if in_use.names else added
         trusted += [True] * sum(wanted)
         source.labelled = source.classes_by(in_use, trusted)
 

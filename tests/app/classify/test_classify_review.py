@@ -187,8 +187,7 @@ def test_photographs_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"file,label\n{one},moth\n{two},moth\n")
     said(labelled, new, "--output", tmp_path, "--corrected", tmp_path / "a.csv")
     for more in ((), ("--corrected", tmp_path / "corrected.csv")):
-        told = said(labelled, site2, "--output", tmp_path, *more)
-        assert "(1 more of samples that are not in these data)" in told
+        assert "(1 more of samples that are" in said(labelled, site2, "--output", tmp_path, *more)
         sources = {row["file"]: row["source"] for row in table(tmp_path / "answers.csv")}
         assert (sources[one], sources[two]) == ("predicted", "corrected")
     assert "corrected labels: 2: 2 from" in said(labelled, new, "--output", tmp_path)
@@ -265,16 +264,20 @@ def test_bad_corrections(files: tuple[Path, Path], tmp_path: Path, text: str, me
 
 def test_corrections_of_named_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["a", "b", "c"])
-    np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
-    path = tmp_path / "corrected.csv"
+    new, path = np.eye(4)[[0, 2, 2, 1]] + 0.1, tmp_path / "corrected.csv"
+    files = [tmp_path / "new.npz", write_table(tmp_path / "new.csv", feature_columns(new))]
+    np.savez(files[0], features=new)
+    np.savez(tmp_path / "wide.npz", features=np.eye(3, 9))
     path.write_text("name,label\n0,b\n")
-    options = {"names": tmp_path / "text.npz", "corrected": path}
-    report = classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
-    assert report.answers.corrected == {0: "b"}
-    assert len(report.answers) == 4
+    options = settings(names=tmp_path / "text.npz", corrected=path)
+    for file in files:
+        answers = classify(file, None, tmp_path, options).answers
+        assert (answers.corrected, len(answers)) == ({0: "b"}, 4)
+    with pytest.raises(ValueError, match="must have as many features as"):
+        classify(tmp_path / "wide.npz", None, tmp_path, options)
     path.write_text("name,label\n0,bb\n")
     with pytest.raises(ValueError, match=r"among the names of the classes, got 'bb'"):
-        classify(tmp_path / "new.npz", None, tmp_path, settings(**options))
+        classify(files[0], None, tmp_path, options)
 
 
 # --- photos ---------------------------------------------------------------------------------------
