@@ -68,11 +68,7 @@ def test_the_unit_of_a_column_does_not_matter(tmp_path: Path) -> None:
     salary, found = (512, 487, 501, 493, 704, 301), []
     for unit in (1, 100):
         report = run(tmp_path, table("salary,a,b,label", [str(unit * x) for x in salary]))
-<<<<<<< HEAD
         assert report.notes[0] == "features: 3 columns, salary to b"
-=======
-        assert report.notes[:-1] == ["features: 3 columns, salary to b"]
->>>>>>> words
         found.append(report.answers.probability)
     assert found[0].tolist() == pytest.approx(found[1].tolist(), abs=1e-5)
 
@@ -207,11 +203,7 @@ def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str)
     text = "\n".join(["größe,b,label", *lines, ""]).replace(",", separator)
     report = run(tmp_path, text.encode(encoding))
     assert report.answers.class_names == tuple(sorted(set(names)))
-<<<<<<< HEAD
     assert report.notes[0] == "features: 2 columns, größe to b"
-=======
-    assert report.notes[:-1] == ["features: 2 columns, größe to b"]
->>>>>>> words
     assert answers(report)[0] == "Käuzchen"
 
 
