@@ -23,8 +23,10 @@ from ..rows import class_means, evenly_spread
 ROWS = ("auto", "table", "embeddings")
 MOST_ROWS = 1024  # labelled rows, and as many unlabelled ones, used for statistics of columns
 FIRST_ROWS = 16  # rows of a first look, which often suffices to recognise embeddings
-TABLE = 64  # fewer columns than this are a table, unless the labels contradict,
-SHARE = 8  # and so are more, if the effective ones are fewer than a share of 1/8
+TABLE = 64  # rows with as many effective columns as this are embeddings
+# Unless the labels contradict, rows are a table with fewer effective columns than 4 + D/8, or with
+# fewer columns than 64 that are not centred: their mean has a quarter of the squared length.
+FEW, SHARE, CENTRED = 4, 8, 0.25
 ODDS = math.log(20)  # the labels contradict by odds of 20 to 1
 RIDGES = (1.0, 0.1, 0.01)  # added to the variances of standardised columns to decorrelate them
 ROWS_A_COLUMN = 4  # needed to estimate the correlations
@@ -106,7 +108,9 @@ def columns_for(
     centre = class_means(support.double() / largest, labels, num_classes).mean(0) * largest
     ways = list(prepared(centre, scale, sample))
     if auto:
-        embeddings = TABLE <= D <= SHARE * effective
+        unit = sample / deviation.amax()
+        centred = unit.mean(0).square().sum() < CENTRED * unit.square().sum(-1).mean()
+        embeddings = effective >= FEW + D / SHARE and (D >= TABLE or bool(centred))
         ways.insert(0 if embeddings else len(ways), Columns())
     if not num_classes < len(labels) <= MOST_LEFT_OUT // num_classes:
         return ways[0]
