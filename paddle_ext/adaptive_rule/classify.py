@@ -47,7 +47,9 @@ def classify(
     non-finite values. Also returns [B] bool: True if the queries of a batch are finite, False is
     inconclusive; None if that was not checked.
     """
-    is_small = all_classes and not is_large(query.shape[-2], likelihood.bias.shape[-1])
+    (*tasks, Q), K = query.shape[:-1], likelihood.bias.shape[-1]
+    is_cuda = query.device.type == "cuda"
+    is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, cuda=is_cuda)
     if isinstance(query, Tensor) and is_small:
         query = query.to(likelihood.bias.dtype)
         return posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)

@@ -51,7 +51,32 @@ def call_native(
     typed: bool = True,
     run: str = "solve",
 ) -> list[Tensor]:
-    """Make a native call and return its results; none if a task is too large for its code.
+    """Make a native call, run it and return its results; none if a task is too large for its code.
+
+    Arguments as in `prepare`.
+    """
+    call, results = prepare(
+        make, options, like, inputs, outputs, early=early, sizing=sizing, typed=typed, run=run
+    )
+    call()
+    return results
+
+
+def prepare(
+    make: Callable[..., Any],
+    options: Mapping[str, Any],
+    like: Tensor,
+    inputs: Inputs,
+    outputs: Outputs = NOTHING,
+    *,
+    early: Inputs = NOTHING,
+    sizing: Mapping[str, int] = NOTHING,
+    typed: bool = True,
+    run: str = "solve",
+) -> tuple[Callable[[], None], list[Tensor]]:
+    """Make a native call that can be run several times, and allocate its results.
+
+    The caller keeps the inputs alive. If a task is too large for the code, there are no results.
 
     Parameters
     ----------
@@ -77,7 +102,7 @@ def call_native(
     """
     _, first = next(iter(outputs.values()), None) or (None, ())
     if isinstance(like, FakeTensor) or 0 in first:
-        return allocate(like, outputs)
+        return nothing, allocate(like, outputs)
     device = like.get_device()
     addresses = {name: pointer(*x, device) for name, x in early.items()}
     if typed:
@@ -85,18 +110,26 @@ def call_native(
     call = make(target=target(like), **options, **addresses)
     size = call.workspace(**sizing)
     if size < 0:
-        return []
+        return nothing, []
     new = allocator(like) if outputs or size else None  # once: on CUDA it asks for the device
     results = allocate(like, outputs, new)
     addresses = {name: pointer(*x, device) for name, x in inputs.items()}
     made = iter(results)
     for name, wanted in outputs.items():
         addresses[name] = 0 if wanted is None else next(made).data_ptr()
-    if size:  # 0: the call takes none
-        memory = workspace(size, like, new)
+    memory = workspace(size, like, new) if size else None  # 0: the call takes none
+    if memory is not None:
         addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
-    getattr(call, run)(**addresses)
-    return results
+    method = getattr(call, run)
+
+    def run_it(kept: Tensor | None = memory) -> None:
+        method(**addresses)
+
+    return run_it, results
+
+
+def nothing() -> None:
+    """The call of no tasks."""
 
 
 # --- inputs -------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def call_adapt(
     outputs = adapt_table((*batch, Q), K, computing_dtype(logits), top)
     if B == 0 or isinstance(logits, FakeTensor):
         return allocate(logits, outputs)
-    if top is not None or is_large(Q, K):
+    if top is not None or is_large(B, Q, K, cuda=logits.is_cuda):
         return adapt_one_by_one(logits, weight, max_iter, tol, measures, top)
     logits, priors = packed_features(logits), 0
     if measures is not None:
