@@ -13,7 +13,7 @@ declare -A extras=([ray]=ray [spark]=spark [encoders]=clip,open-clip,text)
 declare -A tests=(
     [ray]="tests/integrations/test_batch_engines.py -k not(spark)"
     [spark]="tests/integrations/test_batch_engines.py -k not(ray)"
-    [encoders]="tests/app/classify tests/app/cli/test_cli_names.py tests/test_examples.py"
+    [encoders]="tests/app/classify tests/test_examples.py"
 )
 
 declare -A needs=(
