@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import FeatureBank, Solution, TaskSampler
+from paddle_ext import FeatureBank, Solution, TaskSampler, presence
+from paddle_ext.prevalence import Prevalence
 
 EXAMPLES = """\
   python benchmarks/prevalence.py dtd_vitb32.npz pets_vitb32.npz clinc150_minilm.npz
@@ -47,7 +48,15 @@ class Batch(NamedTuple):
     support: Tensor
     labels: Tensor
     query: Tensor
-    shares: Tensor  # [K] float64
+    shares: Tensor  # [K] float64, or [K + 1] with --strange
+    strange: bool = False  # whether the last share is of no known class
+
+    def found(self, solution: Solution, coverage: float = 0.9) -> Prevalence:
+        """What we say about the shares."""
+        if not self.strange:
+            return solution.prevalence(coverage)
+        novelty = presence.novelty(solution, self.support, self.labels, self.query)
+        return solution.prevalence(coverage, novelty=novelty)
 
 
 class Found(NamedTuple):
@@ -65,6 +74,7 @@ def options() -> argparse.Namespace:
     add("--n-query", type=int, default=250, help="limit; fewer if classes are small")
     add("--classes", type=int, help="of more than 10 classes, a random number from 2 to this many")
     add("--present", default="all,5", help="classes present (default: all,5)")
+    add("--strange", type=int, default=0, help="of these, so many have no label (default: 0)")
     add("--n-tasks", type=int, default=20, help="per setting (default: 20)")
     add("--peers", default=",".join(PEERS), help=f"default: {','.join(PEERS)}")
     add("--C", type=float, default=100.0, help="of their logistic regression (default: 100)")
@@ -95,12 +105,14 @@ def banks_of(path: str) -> Iterator[tuple[str, FeatureBank]]:
         yield Path(path).stem, FeatureBank.load(path).to(dtype=torch.float32)
 
 
-def some_classes(bank: FeatureBank, most: int | None, shots: int, seed: int) -> FeatureBank:
-    """The bank, without classes that are too small; of more than 10, `most` of them at most."""
+def some_classes(
+    bank: FeatureBank, most: int | None, shots: int, seed: int, fewest: int
+) -> FeatureBank:
+    """The bank without classes that are too small; of more than 10, `fewest` and 2 to `most`."""
     generator = np.random.default_rng(seed)
     large = (bank.counts() >= shots + 5).nonzero().view(-1).numpy()
     if most is not None and len(large) > 10:
-        count = min(len(large), round(2 ** generator.uniform(1, np.log2(most))))
+        count = min(len(large), fewest + round(2 ** generator.uniform(1, np.log2(most))))
         large = np.sort(generator.choice(large, count, replace=False))
     return bank.take_classes(large.tolist())
 
@@ -111,7 +123,7 @@ def batches(whole: FeatureBank, shots: int, present: str, chosen: Any) -> Iterat
         rest = argparse.Namespace(**{**vars(chosen), "classes": None, "n_tasks": 1})
         for number in range(chosen.n_tasks):
             rest.seed = chosen.seed + number
-            bank = some_classes(whole, chosen.classes, shots, rest.seed)
+            bank = some_classes(whole, chosen.classes, shots, rest.seed, chosen.strange)
             yield from batches(bank, shots, present, rest)
         return
     bank = whole
@@ -130,11 +142,20 @@ def batches(whole: FeatureBank, shots: int, present: str, chosen: Any) -> Iterat
     for number in range(chosen.n_tasks):
         rows, labels, query, truth = (x[0] for x in sampler.batch(number, 1))
         shares = torch.bincount(truth, minlength=K).double() / len(truth)
-        yield Batch(bank.features[rows], labels, bank.features[query], shares)
+        known = labels < K - chosen.strange
+        rows, labels = rows[known], labels[known]
+        if chosen.strange:
+            novel = shares[K - chosen.strange :].sum().view(1)
+            shares = torch.cat([shares[: K - chosen.strange], novel])
+        support, queries = bank.features[rows], bank.features[query]
+        yield Batch(support, labels, queries, shares, chosen.strange > 0)
 
 
-def readings(found: Solution) -> dict[str, Tensor]:
+def readings(found: Solution, batch: Batch) -> dict[str, Tensor]:
     """Shares that a solution gives."""
+    if batch.strange:
+        nobody = torch.nn.functional.pad(found.prevalence().estimate, (0, 1))
+        return {OURS: batch.found(found).estimate, "without novelty": nobody}
     counted, held = found.class_sums()[:2] / found.labels.shape[-1]
     before = found.dual.double().softmax(-1)
     return {OURS: found.prevalence().estimate, "counted": counted, "mean": held, "dual": before}
@@ -198,7 +219,7 @@ def standard_error(x: Tensor) -> float:
 def at_coverage(wanted: float, solved: list[tuple[Solution, Batch]]) -> list[float]:
     """Coverage and width of our narrowest intervals that cover this much."""
     for level in LEVELS:
-        reached = means([covered(found.prevalence(level), batch) for found, batch in solved])
+        reached = means([covered(batch.found(found, level), batch) for found, batch in solved])
         if reached[0] >= wanted:
             break
     return reached
@@ -208,14 +229,17 @@ def measured(
     bank: FeatureBank, shots: int, present: str, chosen: Any, peers: list[str]
 ) -> tuple[dict[str, float], dict[str, float]]:
     errors: dict[str, list[float]] = {}
-    solved, widths, theirs, every = [], [], [], []
+    solved, widths, theirs, every, last = [], [], [], [], []
     for number, batch in enumerate(batches(bank, shots, present, chosen)):
         harness.progress(f"batch {number + 1} of {chosen.n_tasks}")
         found = paddle_ext.adaptive(batch.support, batch.labels, batch.query)
         solved.append((found, batch))
-        widths.append(covered(found.prevalence(), batch))
-        every.append(100 * float(inside(found.prevalence(), batch).double().mean()))
-        for name, shares in readings(found).items():
+        ours = batch.found(found)
+        widths.append(covered(ours, batch))
+        within = 100 * inside(ours, batch).double()
+        every.append(float(within.mean()))
+        last.append(torch.stack([within[-1], 100 * (ours.high - ours.low)[-1]])[None])
+        for name, shares in readings(found, batch).items():
             errors.setdefault(name, []).append(error(shares, batch))
         for name in peers:
             errors.setdefault(name, []).append(error(peer_shares(name, batch, chosen.C), batch))
@@ -229,6 +253,9 @@ def measured(
         row |= {"ahead": float(ahead.mean()), "standard error": standard_error(ahead)}
     interval = dict(zip(("covered %", "width %"), means(widths), strict=True))
     interval["of all classes %"] = sum(every) / len(every)
+    if chosen.strange:
+        names = ("of no known class: covered %", "of no known class: width %")
+        interval |= dict(zip(names, means(last), strict=True))
     if theirs:
         reached = means(theirs)
         same = at_coverage(reached[0], solved)

@@ -116,6 +116,10 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     if coverage == 1.0:
         raise check.ArgumentValueError("coverage", f"must be > 0 and below 1, got {coverage:g}")
     check.flag("sampling", sampling)
+    if sums.dim() < 2 or sums.shape[-2] not in (4, 9):
+        raise check.ArgumentValueError(
+            "sums", f"must be [.., 4, K] or [.., 9, K + 1], got {list(sums.shape)}"
+        )
     z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(coverage).double()))
     sums = sums.double()
     Q = sums[..., 0, :].sum(-1, keepdim=True).clamp(min=1)

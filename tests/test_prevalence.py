@@ -206,6 +206,8 @@ def test_novelty_must_belong_to_the_queries() -> None:
     found = paddle_ext.adapt(torch.eye(3))
     with pytest.raises(ValueError, match=r"novelty must be \[3\], got \[2\]"):
         found.prevalence(novelty=torch.zeros(2))
+    with pytest.raises(ValueError, match=r"sums must be \[.., 4, K\] or \[.., 9, K \+ 1\], got"):
+        from_sums(torch.zeros(3, 5))
 
 
 # --- the estimate, and batches together -----------------------------------------------------------
