@@ -86,10 +86,9 @@ def by_group(
 ) -> Solution:
     """Classify the rows [Q, D] of groups; arguments as in `classify`."""
     if share and len(groups.names) > 1:
-        top = None if options["all_classes"] else options["top"]
-        return classify_groups(
-            query, likelihood, groups, added, measures, max_iter=options["max_iter"], top=top
-        )
+        best = options["top"] if not options.pop("all_classes") else None
+        options["top"] = best
+        return classify_groups(query, likelihood, groups, added, measures, **options)
 
     def solve(rows: Tensor, places: Tensor) -> Solution:
         own = measures if measures is None or len(measures) == 1 else measures[places]
