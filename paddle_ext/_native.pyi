@@ -113,6 +113,20 @@ class AdaptCall:
         workspace: int, workspace_bytes: int,
     ) -> None: ...
 
+def groups_call(
+    *, target: Target, dtype: int, B: int, Q: int, K: int, partners: int, C: int, max_iter: int,
+    tol: float,
+) -> GroupsCall: ...
+
+@final
+class GroupsCall:
+    def workspace(self) -> int: ...
+    def solve(
+        self, *, rows: int, order: int, starts: int, inverse: int, chances: int, evidence: int,
+        prior: int, weight: int, probabilities: int, counts: int, criterion: int, iterations: int,
+        workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
 def labelled_call(
     *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int,
 ) -> LabelledCall: ...

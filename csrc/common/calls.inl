@@ -121,6 +121,30 @@ CALL(Adapt, adapt, solve, CPU_TASKS, CUDA) {
     OWN(const volatile int*, stop);  // on CUDA: 1 once the call is cancelled; or null
 };
 
+// Groups of rows that share what they know (docs/groups.md): the evidence of pairs of rows, or the
+// proportions of each group. One group is one task.
+CALL(Groups, groups, solve, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // real: float32 or float64
+    MAKE(int64_t, B, Q, K);
+    MAKE(int64_t, partners);  // rows of its group that a row is compared with, at most
+    MAKE(int64_t, C);         // chances that two rows are one draw; 0 for the proportions
+    MAKE(int, max_iter);
+    MAKE(double, tol);
+    RUN(const void*, rows);         // [Q, K] real: probabilities of each row alone
+    RUN(const int64_t*, order);     // [Q] the rows, group by group
+    RUN(const int64_t*, starts);    // [B + 1] of the groups in `order`
+    RUN(const void*, inverse);      // [B, K] real: 1 / mean proportions
+    RUN(const double*, chances);    // [C]
+    RUN(double*, evidence);         // out [B, C] of each chance
+    RUN(const double*, prior);      // [B, K] parameters of the Dirichlet distribution
+    RUN(const double*, weight);     // [B] of a row in the counts
+    RUN(void*, probabilities);      // out [Q, K] real
+    RUN(double*, counts);           // out [B, K]
+    RUN(double*, criterion);        // out [B]
+    RUN(int32_t*, iterations);      // out [B]
+    MEMORY();
+};
+
 // Statistics of the labelled rows of `adaptive`, before calibration.
 CALL(Labelled, labelled, solve, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
@@ -471,4 +495,4 @@ CALL(Task, tasks, sample, CPU, NO_CUDA) {
 
 // Those of CPU_TASKS.
 ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
-           LikelihoodParams, PosteriorParams);
+           LikelihoodParams, PosteriorParams, GroupsParams);

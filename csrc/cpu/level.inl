@@ -45,13 +45,14 @@ static int64_t bytes_of(const Params& p) {
 #include "cpu/likelihood_task.inl"
 #include "cpu/posterior_task.inl"
 #include "cpu/assign_task.inl"
+#include "cpu/groups_task.inl"
 
 constexpr CpuKernels kKernels = {
     PADDLE_EXT_LEVEL_NAME,
     kAssignKernels,
     {coordinates_rows<float>, coordinates_rows<double>},
     {kPaddleKernels, kSinkhornKernels, kTimKernels, kAdaptKernels, kLabelledKernels,
-     kCalibrateKernels, kLikelihoodKernels, kPosteriorKernels},
+     kCalibrateKernels, kLikelihoodKernels, kPosteriorKernels, kGroupsKernels},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

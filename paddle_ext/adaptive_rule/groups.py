@@ -36,6 +36,7 @@ def classify_groups(
     measures: Tensor | None = None,
     *,
     max_iter: int,
+    tol: float,
     top: int | None,
 ) -> Solution:
     """Classify rows [Q, D] in groups that share what they know; `added` [Q, K] are further logits.
@@ -50,7 +51,9 @@ def classify_groups(
     if added is not None:
         logits += added
     weight = 2 * likelihood.rows / (2 * likelihood.rows + groups.sizes.double())
-    found = shared_proportions(logits, groups, weight, likelihood.rows, measures, max_iter=max_iter)
+    found = shared_proportions(
+        logits, groups, weight, likelihood.rows, measures, max_iter=max_iter, tol=tol
+    )
     del logits
     u = absorbed(query, likelihood, groups, weight, found, added)
     return solution_of_groups(groups, found._replace(probabilities=u), None, top)

@@ -182,7 +182,9 @@ def adapt_groups(
         return each_alone(groups, solve)
     logits = logits.to(computing_dtype(logits)).clamp(min=torch.finfo(logits.dtype).min)
     weights = torch.full_like(groups.sizes, weight, dtype=torch.float64)
-    found = shared_proportions(logits, groups, weights, math.inf, measures, max_iter=max_iter)
+    found = shared_proportions(
+        logits, groups, weights, math.inf, measures, max_iter=max_iter, tol=tol
+    )
     shares = (found.counts + found.prior) / (found.counts + found.prior).sum(-1, keepdim=True)
     return solution_of_groups(groups, found, shares, top)
 

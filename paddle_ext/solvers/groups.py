@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.special import digamma
 
 from ..groups import Groups
 from ..native import load as native
+from ..native.call import DTYPES, Inputs, Outputs, call_native, packed
 from ..prevalence import estimated_shares
 from ..solution import Solution
 
@@ -25,7 +27,6 @@ CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
 MIXTURE_STEPS = 50  # of the mixture of these chances, and
 MEAN_STEPS = 30  # of the concentration of the mean proportions
 MEAN_ROUNDS = 2  # of estimating the mean proportions
-STEPS = 5  # of the proportions: in more, what a row says of the others comes back to it
 
 
 class Shared(NamedTuple):
@@ -58,6 +59,7 @@ def shared_proportions(
     measures: Tensor | None,
     *,
     max_iter: int,
+    tol: float,
 ) -> Shared:
     """The probabilities of rows with these logits [Q, K], and the proportions of their groups.
 
@@ -71,17 +73,19 @@ def shared_proportions(
     even = even.double()
     measure = even
     for _ in range(MEAN_ROUNDS):
-        found = fit(logits, groups, weight, measure, max_iter)
+        found = fit(logits, groups, weight, measure, max_iter, tol)
         total, drawn = weight * sizes, K * found.concentration
         draws = drawn * (digamma(drawn + total) - digamma(drawn))
         held = (found.counts * (draws / total).unsqueeze(-1)).sum(0)
         measure = even * mean_proportions(held, labelled_rows)
         measure = measure * K / measure.sum(-1, keepdim=True)
-    found = fit(logits, groups, weight, measure, max_iter)
+    found = fit(logits, groups, weight, measure, max_iter, tol)
+    found = found._replace(bound=bound_of(logits, groups, weight, found))
     if measures is None:
         return found
     own = measures[:, 1].double()
-    other = fit(logits, groups, weight, own, max_iter, least=found.concentration)
+    other = fit(logits, groups, weight, own, max_iter, tol, least=found.concentration)
+    other = other._replace(bound=bound_of(logits, groups, weight, other))
     used = other.bound > found.bound
     of_rows = torch.where(used[groups.of_row, None], other.probabilities, found.probabilities)
     both = zip(found[1:-1], other[1:-1], strict=True)
@@ -95,45 +99,79 @@ def fit(
     weight: Tensor,
     measure: Tensor,
     max_iter: int,
+    tol: float,
     least: Tensor | None = None,
 ) -> Shared:
     """The proportions of groups under Dirichlet priors with this measure [G or 1, K], of mean 1."""
     K = logits.shape[-1]
-    t = (logits + of_each(measure.log().to(logits.dtype), groups)).softmax(-1)
-    chance = mixed_chances(pair_evidence(t, measure / K, groups))
+    preferred = measure.log().clamp(min=native.module.IMPOSSIBLE).to(logits.dtype)
+    t = (logits + (preferred if len(preferred) == 1 else preferred[groups.of_row])).softmax(-1)
+    mean = measure / K
+    chance = mixed_chances(pair_evidence(t, mean, groups))
     low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
         a = torch.maximum(a, least)
-    prior = a.unsqueeze(-1) * measure
-    u, counts, iterations, criterion = iterate(logits, t, groups, weight, prior, max_iter)
-    found = Shared(u, counts, prior, a, iterations, criterion, a)
-    return found._replace(bound=bound_of(logits, groups, weight, found))
+    G, Q, double = len(groups.names), len(t), torch.float64
+    prior = packed((a.unsqueeze(-1) * measure).expand(G, K))
+    inputs = {"prior": (prior, double, (G, K)), "weight": (weight, double, (G,))}
+    outputs = {
+        "probabilities": (t.dtype, (Q, K)),
+        "counts": (double, (G, K)),
+        "criterion": (double, (G,)),
+        "iterations": (torch.int32, (G,)),
+    }
+    options = {"max_iter": max_iter, "tol": tol}
+    u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **options)
+    return Shared(u, counts, prior, a, iterations, moved, bound=moved)  # the bound is not known yet
 
 
-def of_each(x: Tensor, groups: Groups) -> Tensor:
-    """Values [G or 1, K] of groups for each of their rows."""
-    return x if len(x) == 1 else x[groups.of_row]
+def call_groups(
+    rows: Tensor, groups: Groups, mean: Tensor, inputs: Inputs, outputs: Outputs, **options: Any
+) -> list[Tensor]:
+    """Call the native code for groups of rows with these probabilities [Q, K], each row alone.
+
+    `mean` [G or 1, K] are the mean proportions under which they are; `inputs` and `outputs` those
+    of the pairs, or of the proportions.
+    """
+    (Q, K), G, real = rows.shape, len(groups.names), rows.dtype
+    inverse = torch.where(mean > 0, mean.clamp(min=torch.finfo(real).tiny).reciprocal(), 0.0)
+    double, int64 = torch.float64, torch.int64
+    both: Inputs = {
+        "rows": (packed(rows), real, (Q, K)),
+        "order": (groups.order, int64, (Q,)),
+        "starts": (groups.starts, int64, (G + 1,)),
+        "inverse": (packed(inverse.to(real).expand(G, K)), real, (G, K)),
+        "chances": (None, double, ()),
+        "prior": (None, double, ()),
+        "weight": (None, double, ()),
+    }
+    absent = dict.fromkeys(("evidence", "probabilities", "counts", "criterion", "iterations"))
+    options = {"C": 0, "max_iter": 1, "tol": 0.0, **options}
+    make = partial(
+        native.module.groups_call,
+        dtype=DTYPES[real],
+        B=G,
+        Q=Q,
+        K=K,
+        partners=PARTNERS,
+        **options,
+    )
+    return call_native(make, rows, {**both, **inputs}, {**outputs, **without(absent, outputs)})
 
 
-def pair_evidence(t: Tensor, mean: Tensor, groups: Groups) -> Tensor:
+def without(absent: dict[str, None], outputs: Outputs) -> dict[str, None]:
+    """The outputs that are not computed."""
+    return {name: None for name in absent if name not in outputs}
+
+
+def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
     """The log evidence of each of `CHANCES`, from pairs of rows of a group, [G, 17] float64."""
-    starts, sizes = groups.starts[groups.of_row], groups.sizes[groups.of_row]
-    place = torch.empty_like(groups.order)
-    place[groups.order] = torch.arange(len(place), device=place.device)
-    place -= starts
-    apart = t / of_each(mean.clamp(min=1e-30).to(t.dtype), groups)
-    chances = torch.tensor(CHANCES, dtype=torch.float64, device=t.device).unsqueeze(-1)
-    total = torch.zeros(len(t), len(CHANCES), dtype=torch.float64, device=t.device)
-    few = sizes - 1 <= PARTNERS
-    partners = (sizes - 1).clamp(max=PARTNERS)
-    for j in range(PARTNERS):
-        shift = torch.where(few, j + 1, 1 + j * (sizes - 1) // PARTNERS)
-        partner = groups.order[starts + (place + shift) % sizes]
-        together = (apart * t[partner]).sum(-1).double().clamp(min=1e-30)
-        logs = torch.log1p(chances * (together - 1)).clamp(min=-69.0)
-        total += (logs * ((j < partners) / (2.0 * partners.clamp(min=1)))).mT
-    return groups.sums(total)
+    chances = torch.tensor(CHANCES, dtype=torch.float64, device=rows.device)
+    count = len(CHANCES)
+    inputs = {"chances": (chances, torch.float64, (count,))}
+    outputs = {"evidence": (torch.float64, (len(groups.names), count))}
+    return call_groups(rows, groups, mean, inputs, outputs, C=count)[0]
 
 
 def mixed_chances(evidence: Tensor) -> Tensor:
@@ -164,36 +202,6 @@ def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
         step = torch.where(curvature < 0, -slope / curvature, slope.sign()).clamp(-1, 1)
         b = (b * step.exp()).clamp(low, high)
     return (held + b) * K / (total + K * b)
-
-
-def iterate(
-    logits: Tensor,
-    u: Tensor,
-    groups: Groups,
-    weight: Tensor,
-    prior: Tensor,
-    max_iter: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Probabilities [Q, K] from those of single rows, counts [G, K], iterations and criterion."""
-    real, rows = logits.dtype, groups.of_row
-    possible = of_each((prior > 0), groups)
-    masked = logits.masked_fill(~possible, -math.inf)
-    likelihood = (masked - masked.amax(-1, keepdim=True)).exp()
-    of_row = weight.to(real)[rows].unsqueeze(-1)
-    alone, column = prior.to(real), weight.unsqueeze(-1)
-    counts = column * groups.sums(u).double()
-    iterations = torch.zeros_like(groups.sizes, dtype=torch.int32)
-    criterion = torch.zeros_like(weight)
-    for _ in range(min(STEPS, max_iter)):
-        total = counts + prior
-        certain = ((total + 0.5) / (total + 1)).to(real)
-        others = torch.maximum((total.to(real)[rows] - of_row * u), alone[rows])
-        u = likelihood * others * certain[rows]
-        u = u / u.sum(-1, keepdim=True)
-        before, counts = counts, column * groups.sums(u).double()
-        criterion = (counts - before).abs().amax(-1)
-        iterations += 1
-    return u, counts, iterations, criterion
 
 
 def bound_of(logits: Tensor, groups: Groups, weight: Tensor, found: Shared) -> Tensor:

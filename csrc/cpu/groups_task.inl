@@ -1,0 +1,114 @@
+// `groups` for one SIMD level: one group on one thread, its rows in the cache for all steps.
+
+template <typename T>
+struct GroupTask {
+    Arena& arena;
+    const GroupsParams& p;
+    int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
+    T* total = arena.take<T>(Kp);   // counts and prior
+    T* least = arena.take<T>(Kp);   // the prior alone
+    T* factor = arena.take<T>(Kp);  // from the probability of a row alone to its likelihood
+    T* row = arena.take<T>(Kp);
+    double* next = arena.take<double>(Kp);
+    double* product = arena.take<double>(p.C);
+};
+
+// The evidence of each chance that two rows are one draw. All pairs have the same weight, so that
+// one logarithm does for the product of many.
+template <typename T>
+static void pair_evidence(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n) {
+    const GroupsParams& p = t.p;
+    const T *const rows = static_cast<const T*>(p.rows), *const inverse = t.factor;
+    const int64_t partners = std::min(p.partners, n - 1);
+    double* const sums = p.evidence + group * p.C;
+    std::fill_n(sums, p.C, 0.0);
+    std::fill_n(t.product, p.C, 1.0);
+    for (int64_t i = 0; i < n && partners > 0; ++i) {
+        const T* const own = rows + order[i] * t.K;
+        for (int64_t k = 0; k < t.K; ++k) t.row[k] = own[k] * inverse[k];
+        for (int64_t j = 0; j < partners; ++j) {
+            const int64_t other = order[(i + partner_shift(j, n, p.partners)) % n];
+            const double more = std::max(double(dot(t.row, rows + other * t.K, t.K)), 1e-30) - 1;
+            for (int64_t c = 0; c < p.C; ++c) {
+                t.product[c] *= 1 + p.chances[c] * more;
+                if (t.product[c] > 1e-200 && t.product[c] < 1e200) continue;
+                sums[c] += std::log(t.product[c]);
+                t.product[c] = 1;
+            }
+        }
+        if (given_up(i, double(partners) * double(t.K))) return;
+    }
+    const double weight = 0.5 / double(std::max<int64_t>(partners, 1));
+    for (int64_t c = 0; c < p.C; ++c) sums[c] = (sums[c] + std::log(t.product[c])) * weight;
+}
+
+template <typename T>
+static void group_task(const GroupsParams& p, int64_t group, void* scratch, int = 1) {
+    Arena arena(scratch);
+    GroupTask<T> t{arena, p};
+    const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
+    const int64_t* const order = p.order + p.starts[group];
+    const T* const inverse = static_cast<const T*>(p.inverse) + group * K;
+    if (p.C > 0) {
+        std::copy_n(inverse, K, t.factor);
+        return pair_evidence(t, group, order, n);
+    }
+    double *const counts = p.counts + group * K, weight = p.weight[group], moved = 0;
+    const double* const prior = p.prior + group * K;
+    std::fill_n(counts, K, 0.0);
+    std::fill_n(t.row, t.Kp, T(0));
+    for (int64_t i = 0; i < n; ++i) {
+        const T* const from = static_cast<const T*>(p.rows) + order[i] * K;
+        std::copy_n(from, K, static_cast<T*>(p.probabilities) + order[i] * K);
+        for (int64_t k = 0; k < K; ++k) counts[k] += weight * double(from[k]);
+    }
+    int steps = 0;
+    // After n - 1 steps a row knows of all others; in more, what it says comes back to it.
+    for (const int most = int(std::min<int64_t>(p.max_iter, n - 1)); steps < most; ++steps) {
+        for (int64_t k = 0; k < K; ++k) {
+            t.total[k] = T(counts[k] + prior[k]);
+            t.least[k] = T(prior[k]);
+            t.factor[k] = T(certainty(counts[k] + prior[k])) * inverse[k];
+            t.next[k] = 0;
+        }
+        for (int64_t i = 0; i < n; ++i) {
+            const T* __restrict__ from = static_cast<const T*>(p.rows) + order[i] * K;
+            T* __restrict__ u = static_cast<T*>(p.probabilities) + order[i] * K;
+            for (int64_t k = 0; k < K; ++k) {
+                const T others = std::max(t.total[k] - T(weight) * u[k], t.least[k]);
+                t.row[k] = from[k] * t.factor[k] * others;
+            }
+            Vec<T> sums = splat(T(0));
+            for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) sums += load(t.row + k);
+            const T share = 1 / horizontal_sum<T>(sums);
+            for (int64_t k = 0; k < K; ++k) {
+                u[k] = t.row[k] * share;
+                t.next[k] += weight * double(u[k]);
+            }
+        }
+        moved = 0;
+        for (int64_t k = 0; k < K; ++k) {
+            moved = std::max(moved, std::fabs(t.next[k] - counts[k]));
+            counts[k] = t.next[k];
+        }
+        if (given_up(steps, double(n) * double(K))) return;
+        if (p.tol > 0 && !(moved > p.tol)) {
+            ++steps;
+            break;
+        }
+    }
+    p.criterion[group] = moved;
+    p.iterations[group] = steps;
+}
+
+static Work groups_work(const GroupsParams& p) {
+    const double entries = double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B);
+    return {p.B, entries * double(p.C > 0 ? p.partners : 30), 0};
+}
+
+constexpr TaskKernels<GroupsParams> kGroupsKernels = {
+    "rows",
+    groups_work,
+    {bytes_of<GroupTask<float>>, bytes_of<GroupTask<double>>},
+    {group_task<float>, group_task<double>},
+};
