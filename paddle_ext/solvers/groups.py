@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch.special import digamma
 
 from ..groups import Groups
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, Outputs, call_native, packed
+from ..native.call import Inputs, Outputs, call_native, packed
 from ..prevalence import estimated_shares
 from ..solution import Solution
 
@@ -146,23 +145,12 @@ def call_groups(
         "prior": (None, double, ()),
         "weight": (None, double, ()),
     }
-    absent = dict.fromkeys(("evidence", "probabilities", "counts", "criterion", "iterations"))
-    options = {"C": 0, "max_iter": 1, "tol": 0.0, **options}
-    make = partial(
-        native.module.groups_call,
-        dtype=DTYPES[real],
-        B=G,
-        Q=Q,
-        K=K,
-        partners=PARTNERS,
-        **options,
-    )
-    return call_native(make, rows, {**both, **inputs}, {**outputs, **without(absent, outputs)})
-
-
-def without(absent: dict[str, None], outputs: Outputs) -> dict[str, None]:
-    """The outputs that are not computed."""
-    return {name: None for name in absent if name not in outputs}
+    every = dict.fromkeys(("evidence", "probabilities", "counts", "criterion", "iterations"))
+    sizes = {"B": G, "Q": Q, "K": K, "partners": PARTNERS, "C": 0, "max_iter": 1, "tol": 0.0}
+    # The first output must be one that is computed.
+    wanted: Outputs = {**outputs, **{name: None for name in every if name not in outputs}}
+    make = native.module.groups_call
+    return call_native(make, {**sizes, **options}, rows, {**both, **inputs}, wanted)
 
 
 def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
