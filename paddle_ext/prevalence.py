@@ -1,17 +1,14 @@
 """How much of a batch each class is, with intervals. Letters: Q queries, K classes.
 
 With u the probability of a class for each query, the class holds ``N = sum_q u`` queries. Given the
-class proportions, this count has the variance ``V = sum_q u (1 - u)``. Three errors add to it:
+class proportions, this count has the variance ``V = sum_q u (1 - u)``. docs/presence.md says why
+three errors add to it:
 
-- The proportions are estimated from the same batch. Of what it would tell about them if all labels
-  were known, the share ``r = V / C`` with ``C = N (Q - N) / Q`` is missing, so that the variance is
-  ``V / (1 - r)``; with a flat prior on the share, ``W = V (1 + r / (1 - r + 12 C / Q^2))``.
-- The logits of a class are off together. A shift by d changes N by d W, so a standard deviation s
-  of d adds ``(s W)^2``.
-- Few labelled rows do not say how often labels are wrong. If the n rows of a class, R of all
-  classes, and the batch lead to expect the share e, by Laplace's rule of succession, that share has
-  the variance ``e (1 - e) / (n + 3)``. It moves queries out of the class, and from others into it.
-  Unlike the others, this error does not vanish where all probabilities are near 0 or 1.
+- The proportions are estimated from the same batch: with ``C = N (Q - N) / Q``, ``r = V / C`` and a
+  flat prior on the share, V becomes ``W = V (1 + r / (1 - r + 12 C / Q^2))``.
+- A shift of all logits of a class by d changes N by d W; a standard deviation s adds ``(s W)^2``.
+- Few labelled rows, n of the class and R in all, do not say which share e of the labels is wrong:
+  it has the variance ``e (1 - e) / (n + 3)``, even where all probabilities are near 0 or 1.
 
 The interval lies between quantiles of a gamma distribution with that variance and the mean N, moved
 towards ``Q / K`` by the weight of the prior, ``1 / (R + 2)``. The variance is at most twice that of
@@ -20,11 +17,7 @@ estimate and truth are then two draws. If N > Q / 2, the interval for Q - N is c
 mirrored, so that it stays within 0 and Q. The ends are rounded inwards to whole counts, as in mid-P
 intervals: rounded outwards, the interval would cover more than it should.
 
-Queries of no known class are counted by their novelty, which is even in [0, 1] for the n others: of
-those with one above ``1 - RATE``, about ``n RATE`` are so by chance. The rest is their number, and
-is taken from the classes in proportion. Some have a lower novelty, but few one below 1/2, so there
-are no more than the queries below 1/2 leave: the n others are twice as many. Both counts vary like
-a beta-binomial one, because novelty is known only as well as the R labelled rows tell.
+Queries of no known class are counted by their novelty, which is even in [0, 1] for all others.
 """
 
 from __future__ import annotations
@@ -174,22 +167,20 @@ def without_strangers(
 ) -> tuple[Tensor, Prevalence]:
     """The sums [.., 4, K] without strangers, and their own share, [.., 1] each.
 
-    Queries that could not be judged, and only those, may all be strangers or none.
+    They are what looks strange beyond chance, and at most what ordinary queries leave, which are
+    twice as many as those with a novelty below 1/2. Both counts are beta-binomial, because novelty
+    is known as well as the R labelled rows tell. Nothing is known of queries not judged.
     """
     certain = sums[..., 0, -1:]
     counted, held, V, inexact, *flagged, ordinary, judged = sums[..., :-1].unbind(-2)
     seen, familiar, n = (x.sum(-1, keepdim=True) for x in (flagged[0], ordinary, judged))
     rows = (Q / inexact).sum(-1, keepdim=True)
-
-    def deviation(known: Tensor, share: float) -> Tensor:
-        """Of how many known queries have a novelty in a range of this length."""
-        return (known * share * (1 - share) * (1 + known / (rows + 2))).sqrt()
-
     number = ((seen - RATE * n) / (1 - RATE)).clamp(min=0)
     known = (n - number).clamp(min=0)
-    by_chance = gamma_quantile(RATE * known, deviation(known, RATE).square(), z)
-    low = torch.minimum(seen - by_chance, number).clamp(min=0)
-    high = torch.maximum(n - 2 * (familiar - z * deviation(n, 0.5)), number).minimum(n)
+    spread = RATE * (1 - RATE) * known * (1 + known / (rows + 2))
+    low = torch.minimum(seen - gamma_quantile(RATE * known, spread, z), number).clamp(min=0)
+    half = (n / 4 * (1 + n / (rows + 2))).sqrt()
+    high = torch.maximum(n - 2 * (familiar - z * half), number).minimum(n)
     real = number / seen.clamp(min=1)  # the share of those seen
     if sampling:
         drawn = z * z * (number + 0.5) * (Q - number + 0.5) / (Q + 2)
