@@ -22,7 +22,7 @@ from ..solution import Solution
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
 # How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
-# variance of a share is large, so that two neighbours are told apart equally well everywhere.
+# variance of a share is large, so that neighbours differ equally clearly everywhere.
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
 MIXTURE_STEPS = 50  # of the mixture of these chances, and
 MEAN_STEPS = 30  # of the concentration of the mean proportions
