@@ -143,7 +143,7 @@ def shared(
         if math.isfinite(labelled_rows):
             held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
         b, one, low = torch.ones(1, 1).double(), torch.ones(1, K).double(), torch.tensor(LEAST)
-        for _ in range(30):
+        for _ in range(12):
             b = next_concentration(b, held, float(held.sum()), one, low.double())
         m = even * (held + b)
         m = m * K / m.sum(-1, keepdim=True)

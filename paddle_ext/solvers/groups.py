@@ -25,7 +25,7 @@ PARTNERS = 16  # rows of its group that a row is compared with; all if there are
 # variance of a share is large, so that neighbours differ equally clearly everywhere.
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
 MIXTURE_STEPS = 50  # of the mixture of these chances, and
-MEAN_STEPS = 30  # of the concentration of the mean proportions
+MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
 MEAN_ROUNDS = 2  # of estimating the mean proportions
 
 
@@ -176,13 +176,13 @@ def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
 
 def mixed_chances(evidence: Tensor) -> Tensor:
     """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`."""
+    G, count = evidence.shape
     likely = torch.exp(evidence - evidence.amax(-1, keepdim=True))
-    shares = likely.new_full((likely.shape[-1],), 1 / likely.shape[-1])
+    of_each, shares = likely.mT / G, likely.new_full((count,), 1 / count)
     for _ in range(MIXTURE_STEPS):
-        own = likely * shares
-        shares = (own / own.sum(-1, keepdim=True)).mean(0)
+        shares = shares * (of_each @ (likely @ shares).reciprocal_())
     own = likely * shares
-    return (own / own.sum(-1, keepdim=True)) @ likely.new_tensor(CHANCES)
+    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1)
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
