@@ -28,6 +28,10 @@ MOST_TOP = 64
 # The queries times classes of a task solved by one thread or thread block; more go in chunks.
 MOST_IN_ONE_BLOCK = 2**22
 
+# On CUDA, where the blocks of this many tasks run at the same time, the queries times (classes +
+# 128) of one task from which on the whole device, in chunks, is quicker than its block.
+BLOCKS_AT_A_TIME, MOST_BLOCK_WORK = 128, 3 * 2**18
+
 # The numbers in the largest matrix of such a chunk: on a GPU, enough to hide the cost of launches.
 CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
 

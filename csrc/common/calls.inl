@@ -294,6 +294,7 @@ CALL(Count, count, count, CPU, CUDA) {
     MAKE(int64_t, B, N, K);
     RUN(const void*, likelihood);  // [B, N, K]
     RUN(const void*, weights);     // [B, K] real
+    RUN(const int32_t*, running);  // [B] tasks where it is not 1 are left out; or null: none
     RUN(double*, held);            // [B, K] incremented by the sums of the probabilities
     RUN(double*, faint);           // [B] incremented by the number of rows that lost precision
     MEMORY();
@@ -311,13 +312,18 @@ CALL(Dual, dual, update, CPU, CUDA) {
     MAKE(double, tol);
     MAKE(double, dual_weight);  // of the dual in the logits
     MAKE(double, least);        // concentration
-    RUN(const double*, held);   // [B, K] sums of the queries' probabilities
+    RUN(double*, held);         // [B, K] sums of the queries' probabilities; 0 after it, with weights
     RUN(const double*,
         away);  // [B, K] how far prototypes moved, or null: the largest change of a count
     RUN(const double*, unit);     // [B] of these distances; the criterion is their mean
     RUN(const double*, base);     // [B, K] the bias without the dual, or null
     RUN(const double*, measure);  // [B, K] of the Dirichlet prior; null: 1 for all classes
     RUN(void*, bias);             // out [B, K] real, with the base
+    // For `count`, or null: out [B, K] real, the next weights relative to the dual `anchor` [B, K],
+    // and [B] rows that lost precision
+    RUN(void*, weights);
+    RUN(const double*, anchor);
+    RUN(const double*, faint);
     // in and out
     RUN(double*, counts);         // [B, K] of the iteration before
     RUN(double*, dual);           // [B, K]
@@ -325,7 +331,7 @@ CALL(Dual, dual, update, CPU, CUDA) {
     RUN(double*, concentration);  // [B]
     RUN(double*, criterion);      // [B]
     RUN(int32_t*, iterations);    // [B]
-    RUN(int32_t*, running);       // [B] 1 or 0
+    RUN(int32_t*, running);       // [B] 1, 0 if stopped, -1 if stopped because rows are faint
 };
 
 // Rows for tensor cores, which multiply halves: a row in the task's coordinates,

@@ -68,4 +68,20 @@ PADDLE_EXT_HD void set_bias(const DualParams& p, int64_t at) {
     }
 }
 
+PADDLE_EXT_HD bool is_stopped(const CountParams& p, int64_t task) {
+    return p.running != nullptr && p.running[task] != 1;
+}
+
+// The next weight of class `at` relative to the anchor, divided by exp(most). Subnormal numbers are
+// slow, and negligible here.
+PADDLE_EXT_HD void set_weight(const DualParams& p, int64_t at, double most) {
+    const double weight = exp(p.dual_weight * p.dual[at] - p.anchor[at] - most);
+    if (p.dtype == DType::kFloat64) {
+        static_cast<double*>(p.weights)[at] = weight < 1e-300 ? 0.0 : weight;
+    } else {
+        static_cast<float*>(p.weights)[at] = weight < 1e-37 ? 0.0f : float(weight);
+    }
+    p.held[at] = 0;
+}
+
 }  // namespace paddle_ext

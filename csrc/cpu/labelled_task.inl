@@ -1,4 +1,4 @@
-// `labelled` and `coordinates` for one SIMD level. The algebra is in common/labelled.h.
+// `labelled` and `coordinates` for one SIMD level. The algebra is in common/adaptive.h.
 
 constexpr int64_t kTogether = 4;  // rows added at once, so that the sum is loaded less often
 
@@ -266,7 +266,7 @@ constexpr TaskKernels<LabelledParams> kLabelledKernels = {
 
 // --- calibrate -----------------------------------------------------------------------------------
 //
-// `calibrate` for one SIMD level: one task on one thread. The algebra is in common/calibrate.h.
+// `calibrate` for one SIMD level: one task on one thread. The algebra is in common/adaptive.h.
 //
 // Distances are packed, a row in each lane, so that no sum over classes runs across lanes.
 

@@ -103,7 +103,7 @@ void run_cpu(const CountParams& p, int threads) {
     over_parts(
         p.B, p.N, workers, all,
         [&](int64_t task, int64_t first, int64_t end, int, AssignSums& sums) {
-            level.count_rows[at](p, task, first, end, sums);
+            if (!is_stopped(p, task)) level.count_rows[at](p, task, first, end, sums);
         },
         [&](int64_t task, const AssignSums& sums) {
             for (int64_t k = 0; k < p.K; ++k) p.held[task * p.K + k] += sums.held[k];
@@ -192,6 +192,10 @@ void run_cpu(const SumsParams& p, int threads) {
 namespace {
 
 void end_iteration(const DualParams& p, int64_t task) {
+    if (p.weights != nullptr && p.faint[task] > 0) {
+        p.running[task] = -1;
+        return;
+    }
     const double* const held = p.held + task * p.K;
     double* const counts = p.counts + task * p.K;
     double* const dual = p.dual + task * p.K;
@@ -219,6 +223,13 @@ void end_iteration(const DualParams& p, int64_t task) {
         if (p.away != nullptr) away += p.away[task * p.K + k];
     }
     if (p.away != nullptr) moved = away / double(p.K) * p.unit[task];
+    if (p.weights != nullptr) {
+        double most = Range<double>::kMinusInfinity;
+        for (int64_t k = 0; k < p.K; ++k) {
+            most = std::max(most, p.dual_weight * dual[k] - p.anchor[task * p.K + k]);
+        }
+        for (int64_t k = 0; k < p.K; ++k) set_weight(p, task * p.K + k, most);
+    }
     p.concentration[task] = proportions.concentration;
     p.criterion[task] = moved;
     p.iterations[task] += 1;
@@ -229,7 +240,7 @@ void end_iteration(const DualParams& p, int64_t task) {
 
 void run_cpu(const DualParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) {
-        if (p.running[task] != 0) end_iteration(p, task);
+        if (p.running[task] == 1) end_iteration(p, task);
     }
 }
 

@@ -1,5 +1,5 @@
 // Labelled rows left out of their classes, in the metric of the feature scale and in the full
-// metric, for one SIMD level. The algebra is in common/likelihood.h.
+// metric, for one SIMD level. The algebra is in common/adaptive.h.
 
 constexpr int64_t kOffsetRows = 128;  // of many at once
 
@@ -10,7 +10,7 @@ struct JudgedScratch {
     int64_t task;
     int64_t S = p.S, K = p.K, D = p.D, M = std::min(S, D);
     int64_t C = p.full ? factor_columns(M) : 0;             // columns of the factor
-    bool by_rows = p.full && S < D;                         // see common/likelihood.h
+    bool by_rows = p.full && S < D;                         // see common/adaptive.h
     int64_t N = by_rows || p.every ? S : std::min(S, p.R);  // rows judged: all, or to calibrate
     int64_t step = by_rows ? D : std::max(D, C);            // from one to the next
     int64_t Kp = round_up(K, Simd<T>::kPanel);
@@ -229,7 +229,7 @@ static void mix(const JudgedScratch<T>& s, int64_t row, T share, T* __restrict__
 // --- likelihood ----------------------------------------------------------------------------------
 //
 // `likelihood` for one SIMD level: one task, its products on several threads. The algebra is in
-// common/likelihood.h.
+// common/adaptive.h.
 
 template <typename T>
 struct LikelihoodScratch {

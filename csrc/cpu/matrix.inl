@@ -127,7 +127,7 @@ static void multiply_closed(const T* a, int64_t a_step, int64_t N, const T* pane
 
 // --- Cholesky factors and substitution -----------------------------------------------------------
 //
-// Cholesky factors and substitution for one SIMD level, in the blocks of common/likelihood.h, so that
+// Cholesky factors and substitution for one SIMD level, in the blocks of common/adaptive.h, so that
 // nearly all work is matrix products.
 
 // The lower triangle of a symmetric block becomes the inverse of its Cholesky factor; above it, zero.
@@ -189,7 +189,7 @@ struct Substitution {
 };
 
 // Factors the lower triangle of a matrix [M', M'] that is the unit matrix from M on, as in
-// common/likelihood.h.
+// common/adaptive.h.
 template <typename T>
 static void factorise(T* a, int64_t M, const Substitution<T>& by) {
     const int64_t columns = by.columns;

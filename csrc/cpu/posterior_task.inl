@@ -19,7 +19,7 @@ struct PosteriorScratch {
     int64_t E = D + C;                     // numbers of a row: its features, then Z x
     int64_t Kp = round_up(K, Simd<T>::kPanel), Qp = round_up(Q, Simd<T>::kPanel);
     int64_t task, at;             // and its likelihood
-    bool by_rows = p.size.N > K;  // see common/likelihood.h
+    bool by_rows = p.size.N > K;  // see common/adaptive.h
     bool has_products = has_gram(double(Q), double(D), double(K));
     T plain = 1, projected = 0;       // a product in the metric: plain x.y + projected (Z x).(Z y)
     CoordinatesParams coordinates{};  // for this task only, like the next ones

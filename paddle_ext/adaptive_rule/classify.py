@@ -6,7 +6,6 @@ in docs/adaptive.md.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ..groups import Groups
 from ..large.passes import is_large
 from ..large.sources import Rows, TensorRows
 from ..native import load as native
-from ..native.call import DTYPES, call_native, packed
+from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
 from ..solution import Solution
 from ..solvers.adapt import adapt_table, solution_of
@@ -62,7 +61,9 @@ def classify(
         extra = None if added is None else added[0]
         shared: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
         return by_group(query[0], likelihood, extra, measures, groups, share, **shared), None
-    is_small = all_classes and not is_large(query.shape[-2], likelihood.bias.shape[-1])
+    (*tasks, Q), K = query.shape[:-1], likelihood.bias.shape[-1]
+    is_cuda = query.device.type == "cuda"
+    is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, cuda=is_cuda)
     if isinstance(query, Tensor) and is_small:
         query = query.to(likelihood.bias.dtype)
         return posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
@@ -157,22 +158,22 @@ def posterior(
             shape = (B, *shape[1:])
             x = x.expand(shape)
         tables[name] = None if x is None else packed(x), dtype, shape
-    make = partial(
-        native.module.posterior_call,
-        dtype=DTYPES[real],
-        sizes=(B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
-        weight=likelihood.weight_of(Q),
-        temper=likelihood.temper,
-        mean_shots=likelihood.mean_shots,
-        max_iter=max_iter,
-        tol=tol,
-        priors=priors,
-    )
+    options = {
+        "sizes": (B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
+        "weight": likelihood.weight_of(Q),
+        "temper": likelihood.temper,
+        "mean_shots": likelihood.mean_shots,
+        "max_iter": max_iter,
+        "tol": tol,
+        "priors": priors,
+    }
     early = {name: tables[name] for name in EARLY}
     early["added"] = added, real, (B, Q, K)
     early["measures"] = measures, real, (B, priors, K)
     inputs = {NATIVE_TENSORS[name].name or name: tables[name] for name in LATER}
     inputs["query"] = query, real, (B, Q, D)
     outputs = {**adapt_table((B, Q), K, real, None), "finite": (torch.bool, (B,))}
-    *results, finite = call_native(make, query, inputs, outputs, early=early)
+    *results, finite = call_native(
+        native.module.posterior_call, options, query, inputs, outputs, early=early
+    )
     return solution_of(results, measures), finite

@@ -118,16 +118,15 @@ class LikelihoodScores:
 class AbsorbedScores:
     """Logits after the absorb step; implements `passes.Scores`."""
 
-    def __init__(self, before: LikelihoodScores, sums: Tensor, step: AbsorbStep) -> None:
+    def __init__(self, before: LikelihoodScores, weights: Tensor, step: AbsorbStep) -> None:
         self.before, self.step = before, step
         likelihood = self.likelihood = before.likelihood
         self.form = before.form
-        if sums.is_cuda:
+        if weights.is_cuda:
             self.form = TwoHalves(before.transform, sums_of_two=True)
-        moved = torch.cat([likelihood.weights, likelihood.in_metric(sums)], 1)
-        self.operand = self.form.prototypes(moved)
+        self.operand = self.form.prototypes(torch.cat([likelihood.weights, weights], 1))
         self.projection = self.correction = None
-        if sums.is_cuda and likelihood.projection is not None:
+        if weights.is_cuda and likelihood.projection is not None:
             self.projection = self.form.prototypes(likelihood.projection[0])
         if likelihood.correction is not None:
             self.correction = self.form.prototypes(likelihood.correction[:-1].mT.unsqueeze(0))
@@ -166,7 +165,7 @@ class AbsorbedScores:
 def absorb_step_of(
     likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
 ) -> tuple[AbsorbStep, Tensor]:
-    """The absorb step, and the sums of labelled rows and weighted queries by class, [1, K, D].
+    """The absorb step, and sums of labelled rows and weighted queries times the metric, [1, K, D].
 
     `held` [1, K] are the sums of the queries' probabilities, `sums` [1, K, D] of the weighted
     queries, and `mass` [1, K] of their weights.
@@ -175,7 +174,8 @@ def absorb_step_of(
     a, K = state.concentration, held.shape[-1]
     shots = likelihood.shots.double()
     all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
-    square = (likelihood.in_metric(all_sums) * all_sums).sum(-1)
+    weights = likelihood.in_metric(all_sums)
+    square = (weights * all_sums).sum(-1)
     excess = likelihood.excess(mass.to(real)) - likelihood.excess()
     half = likelihood.sharpness.unsqueeze(-1) / 2
     constant = likelihood.bias + half * (likelihood.squares + excess)
@@ -201,7 +201,7 @@ def absorb_step_of(
         total=(counts + prior).to(real)[0],
         prior=prior.masked_fill(~possible, 1.0).to(real)[0],
     )
-    return step, all_sums
+    return step, weights
 
 
 def solve_large(
@@ -230,8 +230,8 @@ def solve_large(
     sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, squared=True)
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
-    step, all_sums = absorb_step_of(likelihood, state, held, moved, trust * mass, total)
-    absorbed = AbsorbedScores(scores, all_sums, step)
+    step, weights = absorb_step_of(likelihood, state, held, moved, trust * mass, total)
+    absorbed = AbsorbedScores(scores, weights, step)
     found = classify_rows(absorbed, None, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
     solution = solution_of(found, state, estimated_shares(counted, found.held, total))

@@ -8,14 +8,13 @@ equations are in docs/adaptive.md.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..native import load as native
-from ..native.call import DTYPES, call_native, packed, packed_int64
+from ..native.call import call_native, packed, packed_int64
 from ..native.coordinates import as_split
 from ..native.devices import on_cpu_without_gpu_code
 from ..rows import evenly_spread, products
@@ -80,7 +79,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
     (B, S, D), K, R = support.shape, num_classes, rows
     support, labels = packed(support), packed_int64(labels)
     real = support.dtype
-    make = partial(native.module.labelled_call, dtype=DTYPES[real], B=B, S=S, K=K, D=D, R=R)
+    options = {"B": B, "S": S, "K": K, "D": D, "R": R}
     inputs = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
     outputs = {
         "first": (real, (B, S)),
@@ -92,7 +91,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
         "count": (torch.int64, (B,)),
         "scale": (real, (B, D)),
     }
-    return Labelled(*call_native(make, support, inputs, outputs))
+    return Labelled(*call_native(native.module.labelled_call, options, support, inputs, outputs))
 
 
 @on_cpu_without_gpu_code
@@ -106,22 +105,16 @@ def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> Calibration:
     B, R, K = distances.shape
     distances, labels, count = packed(distances), packed_int64(labels), packed_int64(count)
     real = distances.dtype
-    make = partial(
-        native.module.calibrate_call,
-        dtype=DTYPES[real],
-        B=B,
-        R=R,
-        K=K,
-        centre=PRIOR_SHARPNESS,
-        spread=SHARPNESS_SPREAD,
-    )
+    options = {"B": B, "R": R, "K": K, "centre": PRIOR_SHARPNESS, "spread": SHARPNESS_SPREAD}
     inputs = {
         "distances": (distances, real, (B, R, K)),
         "labels": (labels, torch.int64, (B, R)),
         "count": (count, torch.int64, (B,)),
     }
     outputs = {"sharpness": (real, (B,)), "objective": (real, (B,)), "drawn": (real, (B, K))}
-    return Calibration(*call_native(make, distances, inputs, outputs))
+    return Calibration(
+        *call_native(native.module.calibrate_call, options, distances, inputs, outputs)
+    )
 
 
 @on_cpu_without_gpu_code
@@ -142,19 +135,17 @@ def learned(
     full = uses_full_metric(metric, S, K)
     support, labels = packed(support), packed_int64(labels)
     real = support.dtype
-    make = partial(
-        native.module.likelihood_call,
-        dtype=DTYPES[real],
-        B=B,
-        S=S,
-        K=K,
-        D=D,
-        R=calibration_count(S, K, full),
-        full=full,
-        every=left_out,
-        prior_sharpness=PRIOR_SHARPNESS,
-        spread=SHARPNESS_SPREAD,
-    )
+    options = {
+        "B": B,
+        "S": S,
+        "K": K,
+        "D": D,
+        "R": calibration_count(S, K, full),
+        "full": full,
+        "every": left_out,
+        "prior_sharpness": PRIOR_SHARPNESS,
+        "spread": SHARPNESS_SPREAD,
+    }
     early = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
     N = S + K if full and S < D else K
     block = native.module.FACTOR_BLOCK
@@ -165,7 +156,7 @@ def learned(
         NATIVE_TENSORS[x].name or x: None if x in absent else kinds[x] for x in kinds
     }
     outputs["left_out"] = (real, (B, S, K)) if left_out else None
-    results = call_native(make, support, {}, outputs, early=early)
+    results = call_native(native.module.likelihood_call, options, support, {}, outputs, early=early)
     distances = results.pop() if left_out else None
     tensors: Any = dict(zip((x for x in kinds if x not in absent), results, strict=True))
     return Likelihood(**tensors, temper=1.0, rows=S), distances

@@ -194,7 +194,8 @@ def solved_by(factor: Tensor, right: Tensor) -> Tensor:
     solved = torch.empty_like(right)
     for start in range(0, M, module.FACTOR_BLOCK):
         here = slice(start, min(start + module.FACTOR_BLOCK, M))
-        left = right[:, here] - factor[:, here, :start] @ solved[:, :start]
+        before = factor[:, here, :start], solved[:, :start]
+        left = torch.baddbmm(right[:, here], *before, alpha=-1)
         solved[:, here] = factor[:, here, here] @ left
     return solved
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -159,8 +158,8 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
             "least": (least, real, (B, D)),
             "most": (most, real, (B, D)),
         }
-        make = partial(native.module.survey_call, dtype=DTYPES[rows.dtype], B=B, N=N, D=D)
-        call_native(make, rows, tensors, run="add")
+        options = {"B": B, "N": N, "D": D}
+        call_native(native.module.survey_call, options, rows, tensors, run="add")
     if validate:
         check_summable(least, most, queries.features)
     return Survey(queries.N, sums, squares, least, most, length)
@@ -211,20 +210,18 @@ def place(
         "unit": (double, (B,)),
         "spread": (double, (B,)),
     }
-    make = partial(
-        native.module.place_call,
-        dtype=DTYPES[support.dtype],
-        written=DTYPES[real],
-        B=B,
-        S=S,
-        K=K,
-        D=D,
-        shared=sets < B,
-        scaling=check.SCALINGS[scaling],
-        total=float(surveyed.total),
-    )
+    options = {
+        "written": DTYPES[real],
+        "B": B,
+        "S": S,
+        "K": K,
+        "D": D,
+        "shared": sets < B,
+        "scaling": check.SCALINGS[scaling],
+        "total": float(surveyed.total),
+    }
     means, shots, scale, centre, unit, spread = call_native(
-        make, support, tensors, outputs, run="place"
+        native.module.place_call, options, support, tensors, outputs, run="place"
     )
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
@@ -256,16 +253,17 @@ def slope_of(
         "spread": (placed.spread, double, (B,)),
         "leads": (leads, double, (B, 2)),
     }
-    make = partial(
-        native.module.slope_call,
-        B=B,
-        scaling=check.SCALINGS[scaling],
-        total=float(total),
-        temperature=temperature,
-        steepest=steepest,
-    )
+    options = {
+        "B": B,
+        "scaling": check.SCALINGS[scaling],
+        "total": float(total),
+        "temperature": temperature,
+        "steepest": steepest,
+    }
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
-    slope, unit = call_native(make, placed.unit, tensors, outputs, run="find")
+    slope, unit = call_native(
+        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False, run="find"
+    )
     return slope, unit
 
 
@@ -372,17 +370,8 @@ class DistanceScores:
             "base": (self.bias, double, (B, K)),
             "operand": (operand, operand.dtype, (B, K, max(form.pieces, 1) * D)),
         }
-        make = partial(
-            native.module.move_call,
-            dtype=DTYPES[real],
-            B=B,
-            K=K,
-            D=D,
-            parts=parts,
-            width=width,
-            pieces=form.pieces,
-        )
-        call_native(make, self.w, tensors, early=early, run="move")
+        options = {"B": B, "K": K, "D": D, "parts": parts, "width": width, "pieces": form.pieces}
+        call_native(native.module.move_call, options, self.w, tensors, early=early, run="move")
         self.operand = operand if form.pieces else laid_out(operand)
 
     def lengths(self, part: slice) -> Tensor | None:

@@ -16,20 +16,33 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..limits import CHUNK_NUMBERS, MOST_IN_ONE_BLOCK, MOST_STORED_LIKELIHOODS
+from ..limits import (
+    BLOCKS_AT_A_TIME,
+    CHUNK_NUMBERS,
+    MOST_BLOCK_WORK,
+    MOST_IN_ONE_BLOCK,
+    MOST_STORED_LIKELIHOODS,
+)
 from ..native import load as native
 from ..native.call import packed
 from .products import Form
 from .sources import Rows, TensorRows
-from .steps import State, Top, assign, count, is_captured
+from .steps import Counter, State, Top, assign, is_captured
+
+# Iterations that are launched before the host asks whether the task has stopped: those after the
+# stop do nothing.
+AHEAD = 4
 
 # Some rows of a task: their indices, products with the prototypes, lengths, and the terms to sum.
 Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
 
 
-def is_large(Q: int, K: int) -> bool:
-    """Whether a task is too large for one thread block."""
-    return Q * K > MOST_IN_ONE_BLOCK
+def is_large(tasks: int, Q: int, K: int, *, cuda: bool) -> bool:
+    """Whether tasks are solved one after the other, in chunks, and not each by one thread block."""
+    if Q * K > MOST_IN_ONE_BLOCK:
+        return True
+    work = Q * (K + 128)
+    return cuda and work > MOST_BLOCK_WORK * min(tasks, BLOCKS_AT_A_TIME)
 
 
 class Queries:
@@ -168,6 +181,15 @@ class Recomputed:
         assign_all(self.scores, dual, in_place, held=held)
         return held
 
+    def iterate(self, state: State, max_iter: int, is_lost: Callable[[int], bool]) -> None:
+        """Iterate the dual until every task has stopped, or `is_lost` of the iterations done."""
+        for done in range(max_iter):
+            if is_lost(done):
+                break
+            state.update(self.held(state.dual_weight * state.dual))
+            if not state.any_running():
+                break
+
 
 class Stored:
     """Sums probabilities by class from stored likelihoods; float16 on CUDA.
@@ -178,33 +200,47 @@ class Stored:
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
-        dtype = stored_dtype(scores)
-        self.likelihood = torch.empty(scores.shape, dtype=dtype, device=scores.slope.device)
-        self.compute(torch.zeros_like(scores.bias))
+        dtype, device = stored_dtype(scores), scores.slope.device
+        self.counter = Counter(torch.empty(scores.shape, dtype=dtype, device=device))
+        self.compute(self.counter.anchor)
 
     def compute(self, anchor: Tensor) -> None:
         def stored(part: slice, products: Tensor) -> dict[str, Any]:
-            return {"probabilities": self.likelihood[:, part]}
+            return {"probabilities": self.counter.likelihood[:, part]}
 
-        self.anchor = anchor
+        self.counter.anchor.copy_(anchor)
         assign_all(self.scores, anchor, stored, normalise=False)
 
     def held(self, dual: Tensor) -> Tensor:
-        held, faint = self.count(dual)
-        if bool(faint.any()):
-            self.compute(dual.clone())
-            held, _ = self.count(dual)
-        return held
+        count = self.counter.call()
+        self.counter.start(dual)
+        count()
+        if bool(self.counter.faint.any()):
+            self.compute(dual)
+            self.counter.start(dual)
+            count()
+        return self.counter.held.clone()
 
-    def count(self, dual: Tensor) -> tuple[Tensor, Tensor]:
-        held = torch.zeros_like(self.anchor)
-        faint = torch.zeros_like(held[:, 0])
-        weights = dual - self.anchor
-        weights = torch.exp(weights - weights.amax(-1, keepdim=True)).to(self.scores.slope.dtype)
-        # Subnormal numbers are slow, and negligible here.
-        weights.masked_fill_(weights < torch.finfo(weights.dtype).tiny, 0)
-        count(self.likelihood, weights, held, faint)
-        return held, faint
+    def iterate(self, state: State, max_iter: int, is_lost: Callable[[int], bool]) -> None:
+        """As in `Recomputed`, for one task; the GPU runs ahead of what the host has read."""
+        self.counter.start(state.dual)
+        count = self.counter.call(state.running)
+        update = state.update_call(self.counter.held, counter=self.counter)
+        done, ahead = 0, AHEAD if state.running.is_cuda else 1
+        while done < max_iter and not is_lost(done):
+            count()
+            update()
+            done += 1
+            if done % ahead and done < max_iter:
+                continue
+            running = int(state.running)
+            if running == 0:
+                break
+            if running < 0:
+                self.compute(state.dual)
+                self.counter.start(state.dual)
+                state.running.fill_(1)
+                done = int(state.iterations)
 
 
 def stored_dtype(scores: Scores) -> torch.dtype:
@@ -261,32 +297,17 @@ def best_prior(
 
     first, least = native.module.FIRST_CONCENTRATION, native.module.MIN_CONCENTRATION
     best, chosen = new_state(None if measures is None else measures[0], first, least), 0
-    iterate_dual(counter, best, max_iter)
+    counter.iterate(best, max_iter, lambda done: False)
     if measures is None or len(measures) == 1:
         return counter, best, 0
     least, most = float(best.concentration), bound_of(best)
     for number, measure in enumerate(measures[1:], 1):
         state = new_state(measure, native.module.MAX_CONCENTRATION, least)
-        iterate_dual(counter, state, max_iter, Race(partial(bound_of, state), most))
+        counter.iterate(state, max_iter, Race(partial(bound_of, state), most))
         bound = bound_of(state)
         if bound > most:
             best, chosen, most = state, number, bound
     return counter, best, chosen
-
-
-def iterate_dual(
-    counter: Stored | Recomputed,
-    state: State,
-    max_iter: int,
-    is_lost: Callable[[int], bool] = lambda done: False,
-) -> None:
-    """Iterate the dual until every task has stopped, or `is_lost` of the iterations done."""
-    for done in range(max_iter):
-        if is_lost(done):
-            break
-        state.update(counter.held(state.dual_weight * state.dual))
-        if not state.any_running():
-            break
 
 
 class Race:

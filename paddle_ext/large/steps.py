@@ -6,8 +6,8 @@ Letters: B tasks, N rows of each in a chunk, K classes, D features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import check
 from ..limits import LEAST_PRIOR_WEIGHT
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, call_native
+from ..native.call import DTYPES, Inputs, call_native, prepare
 
 
 def is_captured(x: Tensor) -> bool:
@@ -89,39 +89,59 @@ def assign(
         "top_classes": (classes, torch.int64, (B, N, best)),
         "leads": (leads, torch.float64, (B, 2)),
     }
-    make = partial(
-        native.module.assign_call,
-        dtype=DTYPES[real],
-        written=DTYPES[written],
-        B=B,
-        N=N,
-        K=K,
-        stride=stride,
-        top=best,
-        normalise=normalise,
-        weigh=weigh,
-        squared=squared,
-    )
-    call_native(make, products, tensors, run="assign")
-
-
-def count(likelihood: Tensor, weights: Tensor, held: Tensor, faint: Tensor) -> None:
-    """Add up probabilities by class from likelihoods [B, N, K] that `assign` wrote.
-
-    The likelihoods of classes are multiplied by `weights` [B, K], float64 if they are, else
-    float32. `held` [B, K] and `faint` [B], float64, are incremented: by the probabilities, and by
-    the number of rows in which likelihoods that matter have lost precision.
-    """
-    B, N, K = likelihood.shape
-    given = likelihood.dtype
-    tensors: Inputs = {
-        "likelihood": (likelihood, given, (B, N, K)),
-        "weights": (weights, torch.promote_types(given, torch.float32), (B, K)),
-        "held": (held, torch.float64, (B, K)),
-        "faint": (faint, torch.float64, (B,)),
+    options = {
+        "written": DTYPES[written],
+        "B": B,
+        "N": N,
+        "K": K,
+        "stride": stride,
+        "top": best,
+        "normalise": normalise,
+        "weigh": weigh,
+        "squared": squared,
     }
-    make = partial(native.module.count_call, dtype=DTYPES[given], B=B, N=N, K=K)
-    call_native(make, likelihood, tensors, run="count")
+    call_native(native.module.assign_call, options, products, tensors, run="assign")
+
+
+class Counter:
+    """Adds up probabilities by class from likelihoods [B, N, K] that `assign` wrote.
+
+    Each class's likelihoods are multiplied by a weight, exp(dual - anchor) up to a factor.
+    """
+
+    def __init__(self, likelihood: Tensor) -> None:
+        B, _, K = likelihood.shape
+        self.likelihood = likelihood
+        real = torch.promote_types(likelihood.dtype, torch.float32)
+        self.weights = torch.ones(B, K, dtype=real, device=likelihood.device)
+        # What a count is added to: the sums of the probabilities, and the number of rows in which
+        # likelihoods that matter have lost precision.
+        self.held = torch.zeros_like(self.weights, dtype=torch.float64)
+        self.faint = torch.zeros_like(self.held[:, 0])
+        self.anchor = torch.zeros_like(self.held)
+
+    def start(self, dual: Tensor) -> None:
+        """Set the weights for this dual [B, K], and what is counted to 0."""
+        weights = dual - self.anchor
+        weights = torch.exp(weights - weights.amax(-1, keepdim=True)).to(self.weights.dtype)
+        # Subnormal numbers are slow, and negligible here.
+        weights.masked_fill_(weights < torch.finfo(weights.dtype).tiny, 0)
+        self.weights.copy_(weights)
+        self.held.zero_()
+        self.faint.zero_()
+
+    def call(self, running: Tensor | None = None) -> Callable[[], None]:
+        """A native call that counts; tasks whose `running` [B] int32 is not 1 are left out."""
+        B, N, K = self.likelihood.shape
+        tensors: Inputs = {
+            "likelihood": (self.likelihood, self.likelihood.dtype, (B, N, K)),
+            "weights": (self.weights, self.weights.dtype, (B, K)),
+            "running": (running, torch.int32, (B,)),
+            "held": (self.held, torch.float64, (B, K)),
+            "faint": (self.faint, torch.float64, (B,)),
+        }
+        options = {"B": B, "N": N, "K": K}
+        return prepare(native.module.count_call, options, self.likelihood, tensors, run="count")[0]
 
 
 @dataclass(frozen=True)
@@ -159,19 +179,17 @@ class AbsorbStep:
             "total": (self.total, real, (K,)),
             "prior": (self.prior, real, (K,)),
         }
-        make = partial(
-            native.module.absorb_call,
-            dtype=DTYPES[real],
-            N=N,
-            K=K,
-            weight=self.weight,
-            trust=self.trust,
-            temper=self.temper,
-            slope=self.slope,
-            sharper=self.sharper,
-            share=self.share,
-        )
-        call_native(make, products, tensors, run="step")
+        options = {
+            "N": N,
+            "K": K,
+            "weight": self.weight,
+            "trust": self.trust,
+            "temper": self.temper,
+            "slope": self.slope,
+            "sharper": self.sharper,
+            "share": self.share,
+        }
+        call_native(native.module.absorb_call, options, products, tensors, run="step")
 
 
 def split(
@@ -200,16 +218,9 @@ def split(
         "metric": (metric, single, (B, D)),
         "own": (own, single, (B, N)),
     }
-    make = partial(
-        native.module.split_call,
-        dtype=DTYPES[rows.dtype],
-        B=B,
-        N=N,
-        D=D,
-        pieces=pieces,
-        unit=metric is not None,
-    )
-    (out,) = call_native(make, rows, tensors, {"out": (half, (B, N, pieces * D))}, run="split")
+    options = {"B": B, "N": N, "D": D, "pieces": pieces, "unit": metric is not None}
+    outputs = {"out": (half, (B, N, pieces * D))}
+    (out,) = call_native(native.module.split_call, options, rows, tensors, outputs, run="split")
     return out
 
 
@@ -225,17 +236,10 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
         "rows": (x, real, (B, N, D)),
         "sums": (sums, real, (B, K, D)),
     }
-    make = partial(
-        native.module.sums_call,
-        dtype=DTYPES[real],
-        B=B,
-        N=N,
-        K=K,
-        D=D,
-        threshold=threshold,
-        most=most,
+    options = {"B": B, "N": N, "K": K, "D": D, "threshold": threshold, "most": most}
+    (above,) = call_native(
+        native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}, run="add"
     )
-    (above,) = call_native(make, u, tensors, {"found": (torch.int64, (1,))}, run="add")
     return int(above) <= most
 
 
@@ -280,7 +284,7 @@ class State:
         self.concentration = self.counts.new_full((B,), first)
         self.criterion = torch.zeros_like(self.concentration)
         self.iterations = torch.zeros(B, dtype=torch.int32, device=device)
-        self.running = torch.ones_like(self.iterations)
+        self.running = torch.ones_like(self.iterations)  # 0: stopped, -1: its count was faint
 
     def update(self, held: Tensor, moved: Moved | None = None) -> None:
         """End an iteration; `held` [B, K] float64 are its sums of probabilities by class.
@@ -288,8 +292,20 @@ class State:
         The criterion is how far prototypes have moved or, without `moved`, the largest change of a
         count.
         """
+        self.update_call(held, moved)()
+
+    def update_call(
+        self, held: Tensor, moved: Moved | None = None, counter: Counter | None = None
+    ) -> Callable[[], None]:
+        """A native call that ends an iteration, and prepares the next count of `counter`."""
         B, K = self.counts.shape
-        real = torch.float32 if moved is None else moved.bias.dtype
+        real = torch.float32
+        weights = anchor = faint = None
+        if counter is not None:
+            weights, anchor, faint = counter.weights, counter.anchor, counter.faint
+            real = weights.dtype
+        if moved is not None:
+            real = moved.bias.dtype
         away = unit = base = bias = None
         if moved is not None:
             away, unit, base, bias = moved.away, moved.unit, moved.base, moved.bias
@@ -301,6 +317,9 @@ class State:
             "base": (base, double, (B, K)),
             "measure": (self.measure, double, (B, K)),
             "bias": (bias, real, (B, K)),
+            "weights": (weights, real, (B, K)),
+            "anchor": (anchor, double, (B, K)),
+            "faint": (faint, double, (B,)),
             "counts": (self.counts, double, (B, K)),
             "dual": (self.dual, double, (B, K)),
             "before": (self.before, double, (B, K)),
@@ -309,20 +328,20 @@ class State:
             "iterations": (self.iterations, int32, (B,)),
             "running": (self.running, int32, (B,)),
         }
-        make = partial(
-            native.module.dual_call,
-            dtype=DTYPES[real],
-            B=B,
-            K=K,
-            prior=self.prior,
-            total=self.total,
-            weight=self.weight,
-            epsilon=self.epsilon,
-            tol=self.tol,
-            dual_weight=self.dual_weight,
-            least=self.least,
-        )
-        call_native(make, self.counts, tensors, run="update")
+        options = {
+            "dtype": DTYPES[real],
+            "B": B,
+            "K": K,
+            "prior": self.prior,
+            "total": self.total,
+            "weight": self.weight,
+            "epsilon": self.epsilon,
+            "tol": self.tol,
+            "dual_weight": self.dual_weight,
+            "least": self.least,
+        }
+        make = native.module.dual_call
+        return prepare(make, options, self.counts, tensors, typed=False, run="update")[0]
 
     def proportions(self, counts: Tensor) -> Tensor:
         """Proportions of the classes, from the weighted sums of probabilities, [B, K]."""

@@ -41,21 +41,49 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 def call_native(
     make: Callable[..., Any],
+    options: Mapping[str, Any],
     like: Tensor,
     inputs: Inputs,
     outputs: Outputs = NOTHING,
     *,
     early: Inputs = NOTHING,
     sizing: Mapping[str, int] = NOTHING,
+    typed: bool = True,
     run: str = "solve",
 ) -> list[Tensor]:
-    """Make a native call and return its results; none if a task is too large for its code.
+    """Make a native call, run it and return its results; none if a task is too large for its code.
+
+    Arguments as in `prepare`.
+    """
+    call, results = prepare(
+        make, options, like, inputs, outputs, early=early, sizing=sizing, typed=typed, run=run
+    )
+    call()
+    return results
+
+
+def prepare(
+    make: Callable[..., Any],
+    options: Mapping[str, Any],
+    like: Tensor,
+    inputs: Inputs,
+    outputs: Outputs = NOTHING,
+    *,
+    early: Inputs = NOTHING,
+    sizing: Mapping[str, int] = NOTHING,
+    typed: bool = True,
+    run: str = "solve",
+) -> tuple[Callable[[], None], list[Tensor]]:
+    """Make a native call that can be run several times, and allocate its results.
+
+    The caller keeps the inputs alive. If a task is too large for the code, there are no results.
 
     Parameters
     ----------
     make : callable
-        A function of the native module such as `adapt_call`, with all its options except for the
-        target and what is in `early`.
+        A function of the native module, such as `adapt_call`.
+    options : mapping
+        What it takes, except for the target, the dtype of `like`, and what is in `early`.
     like : Tensor
         Says where to run: on its device.
     inputs : mapping
@@ -67,28 +95,40 @@ def call_native(
         Inputs that `make` takes.
     sizing : mapping
         What the size of the workspace depends on, besides the options.
+    typed : bool
+        Whether the dtype that `make` takes is that of `like`.
     run : str
         The method of the call that runs it.
     """
     _, first = next(iter(outputs.values()), None) or (None, ())
     if isinstance(like, FakeTensor) or 0 in first:
-        return allocate(like, outputs)
+        return nothing, allocate(like, outputs)
     device = like.get_device()
     addresses = {name: pointer(*x, device) for name, x in early.items()}
-    call = make(target=target(like), **addresses)
+    if typed:
+        addresses["dtype"] = DTYPES[like.dtype]
+    call = make(target=target(like), **options, **addresses)
     size = call.workspace(**sizing)
     if size < 0:
-        return []
+        return nothing, []
     results = allocate(like, outputs)
     addresses = {name: pointer(*x, device) for name, x in inputs.items()}
     new = iter(results)
     for name, wanted in outputs.items():
         addresses[name] = 0 if wanted is None else next(new).data_ptr()
-    if size:  # 0: the call takes none
-        memory = workspace(size, like)
+    memory = workspace(size, like) if size else None  # 0: the call takes none
+    if memory is not None:
         addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
-    getattr(call, run)(**addresses)
-    return results
+    method = getattr(call, run)
+
+    def run_it(kept: Tensor | None = memory) -> None:
+        method(**addresses)
+
+    return run_it, results
+
+
+def nothing() -> None:
+    """The call of no tasks."""
 
 
 # --- inputs -------------------------------------------------------------------------------------

@@ -5,13 +5,11 @@ Letters: B tasks, N rows, D features.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from . import load as native
-from .call import DTYPES, call_native, packed
+from .call import call_native, packed
 from .devices import on_cpu_without_gpu_code
 
 
@@ -50,16 +48,8 @@ def rewritten(
         "centre": (centre, own, each),
         "scale": (scale, own, each),
     }
-    make = partial(
-        native.module.coordinates_call,
-        dtype=DTYPES[own],
-        B=B,
-        N=N,
-        D=D,
-        shared=shared,
-        split=dtype is not own,
-    )
-    (x,) = call_native(make, rows, inputs, {"x": (dtype, shape)})
+    options = {"B": B, "N": N, "D": D, "shared": shared, "split": dtype is not own}
+    (x,) = call_native(native.module.coordinates_call, options, rows, inputs, {"x": (dtype, shape)})
     return x
 
 

@@ -6,7 +6,6 @@ task is the same on every machine, in any batch and on any number of threads or 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -166,24 +165,24 @@ class TaskSampler:
         check.integer("start + count", start + B, least=0, most=LAST_TASK)
         pools, shots = self._pools, self.shots or 0
         S = self.num_classes * shots
-        make = partial(
-            native.module.tasks_call,
-            B=B,
-            Q=self.n_query,
-            K=self._classes,
-            M=len(pools.rows),
-            num_classes=self.num_classes,
-            k_eff=self.k_eff,
-            shots=shots,
-            sampling=SAMPLINGS[self.sampling],
-            alpha=self.alpha,
-            seed=self.seed,
-            start=start,
-        )
+        options = {
+            "B": B,
+            "Q": self.n_query,
+            "K": self._classes,
+            "M": len(pools.rows),
+            "num_classes": self.num_classes,
+            "k_eff": self.k_eff,
+            "shots": shots,
+            "sampling": SAMPLINGS[self.sampling],
+            "alpha": self.alpha,
+            "seed": self.seed,
+            "start": start,
+        }
         of_classes = torch.int32, (self._classes,)
         of_support, of_query = ((torch.int64, (B, size)) for size in (S, self.n_query))
         query_index, query_labels, support_index, support_labels = call_native(
-            make,
+            native.module.tasks_call,
+            options,
             self.labels,
             {
                 "labels": (self.labels, torch.int64, self.labels.shape),
@@ -199,6 +198,7 @@ class TaskSampler:
                 "support_index": of_support,
                 "support_labels": of_support,
             },
+            typed=False,
             run="sample",
         )
         if self.shots is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ..groups import GroupNames, Groups, groups_of
 from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import adapt_large, is_large
 from ..native import load as native
-from ..native.call import DTYPES, Outputs, allocate, call_native, packed, packed_features, solver
+from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
 from ..native.devices import on_cpu_without_gpu_code
 from ..prior import measures_of
 from ..rows import computing_dtype
@@ -238,27 +237,25 @@ def call_adapt(
     outputs = adapt_table((*batch, Q), K, computing_dtype(logits), top)
     if B == 0 or isinstance(logits, FakeTensor):
         return allocate(logits, outputs)
-    if top is not None or is_large(Q, K):
+    if top is not None or is_large(B, Q, K, cuda=logits.is_cuda):
         return adapt_one_by_one(logits, weight, max_iter, tol, measures, top)
     logits, priors = packed_features(logits), 0
     if measures is not None:
         measures, priors = packed(measures.expand(B, -1, K)), measures.shape[1]
-    make = partial(
-        native.module.adapt_call,
-        dtype=DTYPES[logits.dtype],
-        B=B,
-        Q=Q,
-        K=K,
-        weight=weight,
-        max_iter=max_iter,
-        tol=tol,
-        priors=priors,
-    )
+    options = {
+        "B": B,
+        "Q": Q,
+        "K": K,
+        "weight": weight,
+        "max_iter": max_iter,
+        "tol": tol,
+        "priors": priors,
+    }
     inputs = {
         "logits": (logits, logits.dtype, (*batch, Q, K)),
         "measures": (measures, computing_dtype(logits), (B, priors, K)),
     }
-    return call_native(make, logits, inputs, outputs)
+    return call_native(native.module.adapt_call, options, logits, inputs, outputs)
 
 
 def adapt_table(of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None) -> Outputs:

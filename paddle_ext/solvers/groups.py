@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch.special import digamma
 
 from ..groups import Groups
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, Outputs, call_native, packed
+from ..native.call import Inputs, Outputs, call_native, packed
 from ..prevalence import estimated_shares
 from ..solution import Solution
 
@@ -131,47 +130,32 @@ def call_groups(
 ) -> list[Tensor]:
     """Call the native code for groups of rows with these probabilities [Q, K], each row alone.
 
-    `mean` [G or 1, K] are the mean proportions under which they are; `inputs` and `outputs` those
-    of the pairs, or of the proportions.
+    `mean` [G or 1, K] are the mean proportions; inputs and outputs those of the pairs, or of the
+    proportions.
     """
     (Q, K), G, real = rows.shape, len(groups.names), rows.dtype
     inverse = torch.where(mean > 0, mean.clamp(min=torch.finfo(real).tiny).reciprocal(), 0.0)
-    double, int64 = torch.float64, torch.int64
-    both: Inputs = {
+    none = dict.fromkeys(("chances", "prior", "weight"), (None, torch.float64, ()))
+    every: Inputs = {
         "rows": (packed(rows), real, (Q, K)),
-        "order": (groups.order, int64, (Q,)),
-        "starts": (groups.starts, int64, (G + 1,)),
+        "order": (groups.order, torch.int64, (Q,)),
+        "starts": (groups.starts, torch.int64, (G + 1,)),
         "inverse": (packed(inverse.to(real).expand(G, K)), real, (G, K)),
-        "chances": (None, double, ()),
-        "prior": (None, double, ()),
-        "weight": (None, double, ()),
+        **none,
+        **inputs,
     }
-    absent = dict.fromkeys(("evidence", "probabilities", "counts", "criterion", "iterations"))
-    options = {"C": 0, "max_iter": 1, "tol": 0.0, **options}
-    make = partial(
-        native.module.groups_call,
-        dtype=DTYPES[real],
-        B=G,
-        Q=Q,
-        K=K,
-        partners=PARTNERS,
-        **options,
-    )
-    return call_native(make, rows, {**both, **inputs}, {**outputs, **without(absent, outputs)})
-
-
-def without(absent: dict[str, None], outputs: Outputs) -> dict[str, None]:
-    """The outputs that are not computed."""
-    return {name: None for name in absent if name not in outputs}
+    names = ("evidence", "probabilities", "counts", "criterion", "iterations")
+    wanted = {**outputs, **{name: None for name in names if name not in outputs}}
+    sizes: Any = {"B": G, "Q": Q, "K": K, "partners": PARTNERS, "C": 0, "max_iter": 1, "tol": 0.0}
+    return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
 
 
 def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
     """The log evidence of each of `CHANCES`, from pairs of rows of a group, [G, 17] float64."""
     chances = torch.tensor(CHANCES, dtype=torch.float64, device=rows.device)
-    count = len(CHANCES)
-    inputs = {"chances": (chances, torch.float64, (count,))}
-    outputs = {"evidence": (torch.float64, (len(groups.names), count))}
-    return call_groups(rows, groups, mean, inputs, outputs, C=count)[0]
+    inputs = {"chances": (chances, torch.float64, tuple(chances.shape))}
+    outputs = {"evidence": (torch.float64, (len(groups.names), len(chances)))}
+    return call_groups(rows, groups, mean, inputs, outputs, C=len(chances))[0]
 
 
 def mixed_chances(evidence: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import cast
 
 import torch
@@ -22,7 +21,7 @@ from ..large.arguments import (
     solve_large,
 )
 from ..native import load as native
-from ..native.call import DTYPES, call_native, packed_features, packed_int64, solver
+from ..native.call import call_native, packed_features, packed_int64, solver
 from ..rows import computing_dtype
 from ..solution import Solution
 
@@ -300,7 +299,7 @@ def call_paddle(
     support: Tensor,
     labels: Tensor,
     K: int,
-    options: Options,
+    o: Options,
     prototypes: bool,
     support_index: Tensor | None = None,
     query_index: Tensor | None = None,
@@ -310,23 +309,21 @@ def call_paddle(
     All tasks share a support whose labels have shape [S]. With indices, query and support are one
     bank [N, D].
     """
-    lam, scaling, temperature, epsilon, max_iter, tol = options
+    lam, scaling, temperature, epsilon, max_iter, tol = o
     of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
     of_support, D = tuple(labels.shape), query.shape[-1]
     Q, N = of_query[-1], 0 if query_index is None else len(query)
     dtype = query.dtype
-    make = partial(
-        native.module.paddle_call,
-        dtype=DTYPES[dtype],
-        sizes=(of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N),
-        support_shared=len(of_support) < len(of_query),
-        lam=float(Q) if lam is None else lam,
-        scaling=scaling,
-        temperature=temperature,
-        epsilon=epsilon,
-        max_iter=max_iter,
-        tol=tol,
-    )
+    options = {
+        "sizes": (of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N),
+        "support_shared": len(of_support) < len(of_query),
+        "lam": float(Q) if lam is None else lam,
+        "scaling": scaling,
+        "temperature": temperature,
+        "epsilon": epsilon,
+        "max_iter": max_iter,
+        "tol": tol,
+    }
     inputs = {
         "support": (support, dtype, (N, D) if N else (*of_support, D)),
         "support_labels": (labels, torch.int64, of_support),
@@ -338,4 +335,4 @@ def call_paddle(
     others = {"prototypes": (real, (K, D)) if prototypes else None}
     outputs = output_table(of_query, K, real, None, others)
     sizing = {"prototypes": 64 if prototypes else 0}  # any address, which is not followed
-    return call_native(make, query, inputs, outputs, sizing=sizing)
+    return call_native(native.module.paddle_call, options, query, inputs, outputs, sizing=sizing)

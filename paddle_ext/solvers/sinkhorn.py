@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import check
 from ..limits import LARGEST_FLOAT
 from ..native import load as native
-from ..native.call import DTYPES, call_native, packed, solver
+from ..native.call import call_native, packed, solver
 from ..rows import computing_dtype
 from ..solution import Transport
 
@@ -99,18 +98,16 @@ def sinkhorn(
     real = computing_dtype(cost)
     # Unlike features, a half-precision cost is copied even on CUDA.
     cost, row_mass, col_mass = (packed(x.to(real)) for x in (cost, row_mass, col_mass))
-    make = partial(
-        native.module.sinkhorn_call,
-        dtype=DTYPES[real],
-        B=batch[0] if batch else 1,
-        Q=Q,
-        K=K,
-        row_mass_shared=row_mass.dim() <= len(batch),
-        col_mass_shared=col_mass.dim() <= len(batch),
-        sharpness=min(1.0 / reg, LARGEST_FLOAT),
-        max_iter=max_iter,
-        tol=tol,
-    )
+    options = {
+        "B": batch[0] if batch else 1,
+        "Q": Q,
+        "K": K,
+        "row_mass_shared": row_mass.dim() <= len(batch),
+        "col_mass_shared": col_mass.dim() <= len(batch),
+        "sharpness": min(1.0 / reg, LARGEST_FLOAT),
+        "max_iter": max_iter,
+        "tol": tol,
+    }
     inputs = {
         "cost": (cost, real, (*batch, Q, K)),
         "row_mass": (row_mass, real, (*batch, Q)[-row_mass.dim() :]),
@@ -121,7 +118,7 @@ def sinkhorn(
         "iterations": (torch.int32, tuple(batch)),
         "residual": (real, tuple(batch)),
     }
-    return Transport(*call_native(make, cost, inputs, outputs))
+    return Transport(*call_native(native.module.sinkhorn_call, options, cost, inputs, outputs))
 
 
 def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:

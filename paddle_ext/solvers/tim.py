@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import cast
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from .. import check
 from ..native import load as native
-from ..native.call import DTYPES, call_native, packed_features, packed_int64, solver
+from ..native.call import call_native, packed_features, packed_int64, solver
 from ..rows import computing_dtype
 from ..solution import TimSolution
 
@@ -133,23 +132,21 @@ def tim(
     *batch, Q, D = query.shape
     of_support, of_query = tuple(labels.shape), (*batch, Q)
     dtype, real = query.dtype, computing_dtype(query)
-    make = partial(
-        native.module.tim_call,
-        dtype=DTYPES[dtype],
-        B=batch[0] if batch else 1,
-        Q=Q,
-        S=of_support[-1],
-        K=K,
-        D=D,
-        support_shared=len(of_support) < len(of_query),
-        solver=SOLVERS.index(solver),
-        normalize=normalize,
-        temperature=temperature,
-        weights=weights,
-        alphas=alphas,
-        learning_rate=learning_rate,
-        max_iter=max_iter,
-    )
+    options = {
+        "B": batch[0] if batch else 1,
+        "Q": Q,
+        "S": of_support[-1],
+        "K": K,
+        "D": D,
+        "support_shared": len(of_support) < len(of_query),
+        "solver": SOLVERS.index(solver),
+        "normalize": normalize,
+        "temperature": temperature,
+        "weights": weights,
+        "alphas": alphas,
+        "learning_rate": learning_rate,
+        "max_iter": max_iter,
+    }
     inputs = {
         "support": (support, dtype, (*of_support, D)),
         "support_labels": (labels, torch.int64, of_support),
@@ -161,7 +158,7 @@ def tim(
         "prototypes": (real, (*batch, K, D)),
         "losses": (real, (max_iter, *batch)) if return_losses else None,
     }
-    return TimSolution(*call_native(make, query, inputs, outputs))
+    return TimSolution(*call_native(native.module.tim_call, options, query, inputs, outputs))
 
 
 def without_tiny(support: Tensor, query: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-// The factor of the full metric on CUDA, and rows solved for with it; see common/likelihood.h.
+// The factor of the full metric on CUDA, and rows solved for with it; see common/adaptive.h.
 //
 // Blocks of columns from left to right: each tile of 64 x 64 numbers loses the products of the
 // columns before, then is multiplied by the inverse of the factor's diagonal block. One block of

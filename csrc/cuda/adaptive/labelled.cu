@@ -1,4 +1,4 @@
-// `labelled` and `coordinates` on CUDA; the algebra is in common/labelled.h.
+// `labelled` and `coordinates` on CUDA; the algebra is in common/adaptive.h.
 //
 // One kernel groups the rows by class and selects the calibration rows, then passes over the support
 // twice: for the norms and the centre, and with one warp per class for the norms after centring and

@@ -1,4 +1,4 @@
-// `likelihood` on CUDA; the algebra is in common/likelihood.h.
+// `likelihood` on CUDA; the algebra is in common/adaptive.h.
 //
 // After `labelled`, which writes no rows here, the rows that products need are written in the
 // feature scale: by rows all offsets and the means, which are multiplied with one another, else the
@@ -81,7 +81,7 @@ struct LikelihoodPlan {
         calibrate.sharpness = p.sharpness;
         calibrate.objective = arena.take<float>(B);
         calibrate.drawn = arena.take<float>(B * K);
-        calibrate.workspace_bytes = calibrate_workspace_bytes(calibrate);
+        calibrate.workspace_bytes = CalibratePlan(calibrate).bytes;
         calibrate.workspace = arena.take<char>(calibrate.workspace_bytes);
         factor.B = B, factor.S = S, factor.K = K, factor.M = M;
         factor.factor = static_cast<float*>(p.factor);
@@ -288,17 +288,17 @@ struct LeftOutDistances {
         return plan.means[(task * p.K + max(a, b)) * p.K + min(a, b)];
     }
 
-    // One warp per class and row.
-    __device__ void start(int64_t task) const {
+    // One warp per class and row; sums over the rows by every block alike.
+    __device__ void start(int64_t task, Team& team) const {
         __shared__ double scratch[kCalibrateWarps];
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        for (int64_t k = warp; p.full && k < p.K; k += kCalibrateWarps) {
+        const int lane = threadIdx.x % 32, warp = team.thread / 32, warps = team.threads / 32;
+        for (int64_t k = warp; p.full && k < p.K; k += warps) {
             const float length = squared_length(plan.factor.classes.to, task * p.K + k);
             if (lane == 0) plan.lengths[task * p.K + k] = length;
         }
-        __syncthreads();
-        for (int64_t j = warp; j < plan.J; j += kCalibrateWarps) find_distances(task, j);
-        __syncthreads();
+        team.sync();
+        for (int64_t j = warp; j < plan.J; j += warps) find_distances(task, j);
+        team.sync();
         double base = 0, other = 0, variance = 0;
         const int64_t count = plan.labelled.count[task];
         const float* const own = plan.own + task * 2 * plan.J;
@@ -466,7 +466,7 @@ struct GivenDistances {
     const float* distances;  // [B, R, K]
     int64_t R, K;
 
-    __device__ void start(int64_t) const {}
+    __device__ void start(int64_t, Team&) const {}
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float) const {
         return distances[(task * R + i) * K + k];
@@ -477,11 +477,11 @@ struct GivenDistances {
 
 }  // namespace
 
-int64_t workspace_cuda(const CalibrateParams& p, int) { return calibrate_workspace_bytes(p); }
+int64_t workspace_cuda(const CalibrateParams& p, int) { return CalibratePlan(p).bytes; }
 
 void run_cuda(const CalibrateParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "distances on CUDA must be float32 for the native code");
-    require_workspace(p.workspace_bytes, calibrate_workspace_bytes(p));
+    require_workspace(p.workspace_bytes, CalibratePlan(p).bytes);
     const DeviceGuard guard(device);
     const GivenDistances source{static_cast<const float*>(p.distances), p.R, p.K};
     launch_calibrate(p, source, 0, device, static_cast<cudaStream_t>(stream));

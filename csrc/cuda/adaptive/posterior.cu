@@ -307,7 +307,7 @@ void launch_absorb_step(const AbsorbStep& p, void* stream) {
 
 // --- posterior -----------------------------------------------------------------------------------
 //
-// `posterior` on CUDA; the algebra is in common/likelihood.h.
+// `posterior` on CUDA; the algebra is in common/adaptive.h.
 //
 // Queries into the coordinates; one product with the rows of the likelihood and with one another;
 // with a full metric, z of the queries and their products; `adapt`; products with weighted sums of

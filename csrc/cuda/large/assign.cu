@@ -384,7 +384,7 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads) row_sums_kernel(CountParams p, float* shares) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
-    if (row >= p.B * p.N) return;
+    if (row >= p.B * p.N || is_stopped(p, row / p.N)) return;
     const __half* const a = static_cast<const __half*>(p.likelihood) + row * p.K;
     const float* const g = static_cast<const float*>(p.weights) + row / p.N * p.K;
     float sum = 0;
@@ -400,6 +400,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __shared__ float staged[kWarps * kLine];
     const int64_t tiles = ceil_div(p.K, int64_t(kTile));
     const Place at(p.N, all.rows, tiles);
+    if (is_stopped(p, at.task)) return;  // what is added then is not used
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t end = min(p.N, at.first_row + all.rows);
     const int classes = int(min(p.K - at.first_class, int64_t(kTile)));

@@ -349,7 +349,12 @@ constexpr int kDualThreads = 1024, kDualWarps = kDualThreads / 32;
 
 __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
     const int64_t task = blockIdx.x;
-    if (p.running[task] == 0) return;
+    if (p.running[task] != 1) return;
+    if (p.weights != nullptr && p.faint[task] > 0) {
+        __syncthreads();
+        if (threadIdx.x == 0) p.running[task] = -1;
+        return;
+    }
     const double* const held = p.held + task * p.K;
     double* const counts = p.counts + task * p.K;
     double* const dual = p.dual + task * p.K;
@@ -379,6 +384,16 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
         p.before[task * p.K + k] = dual[k];
         dual[k] = proportions.dual(counts[k], measure(k));
         if (p.base != nullptr) set_bias(p, task * p.K + k);
+    }
+    if (p.weights != nullptr) {
+        double most = Range<double>::kMinusInfinity;
+        for (int64_t at = task * p.K + threadIdx.x; at < (task + 1) * p.K; at += kDualThreads) {
+            most = fmax(most, p.dual_weight * p.dual[at] - p.anchor[at]);
+        }
+        most = block_max(most, sums);
+        for (int64_t at = task * p.K + threadIdx.x; at < (task + 1) * p.K; at += kDualThreads) {
+            set_weight(p, at, most);
+        }
     }
     __syncthreads();  // the state of the task has been read by all
     if (threadIdx.x != 0) return;
