@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
 int64_t workspace_cuda(const GroupsParams& p, int) {
     GroupsParams counted = p;
     counted.workspace = nullptr;
-    return p.C > 0 ? 0 : GroupsWorkspace(counted).arena.used();
+    return GroupsWorkspace(counted).arena.used();
 }
 
 void run_cuda(const GroupsParams& p, int device, void* stream) {
