@@ -1,53 +1,190 @@
-"""Two levels of classes: CLINC150's domains, Omniglot's alphabets, and groups of WHU-RS19."""
+"""Groups of rows: accuracy with sharing, each group alone and all rows as one batch; time.
+
+With banks: 600 rows in groups of 2 to 100, each with one, two or five classes, and five labelled
+rows a class. Without: groups of 1 to 50 random rows, against one batch and a loop over groups.
+"""
 
 from __future__ import annotations
 
-DOMAINS = {
-    "banking": "freeze_account routing pin_change bill_due pay_bill account_blocked interest_rate "
-    "min_payment bill_balance transfer order_checks balance spending_history transactions "
-    "report_fraud",
-    "credit cards": "replacement_card_duration expiration_date damaged_card improve_credit_score "
-    "report_lost_card card_declined credit_limit_change apr redeem_rewards credit_limit "
-    "rewards_balance application_status credit_score new_card international_fees",
-    "kitchen": "food_last confirm_reservation how_busy ingredients_list calories nutrition_info "
-    "recipe restaurant_reviews restaurant_reservation meal_suggestion restaurant_suggestion "
-    "cancel_reservation ingredient_substitution cook_time accept_reservations",
-    "home": "what_song play_music todo_list_update reminder reminder_update calendar_update "
-    "order_status update_playlist shopping_list calendar next_song order todo_list "
-    "shopping_list_update smart_home",
-    "commute": "current_location oil_change_when oil_change_how uber traffic tire_pressure "
-    "schedule_maintenance gas mpg distance directions last_maintenance gas_type tire_change "
-    "jump_start",
-    "travel": "plug_type travel_notification translate flight_status international_visa timezone "
-    "exchange_rate travel_suggestion travel_alert vaccines lost_luggage book_flight book_hotel "
-    "carry_on car_rental",
-    "utility": "weather alarm date find_phone share_location timer make_call calculator definition "
-    "measurement_conversion flip_coin spelling time roll_dice text",
-    "work": "pto_request_status next_holiday insurance_change insurance meeting_schedule payday "
-    "taxes income rollover_401k pto_balance pto_request w2 schedule_meeting direct_deposit "
-    "pto_used",
-    "small talk": "who_made_you meaning_of_life who_do_you_work_for do_you_have_pets "
-    "what_are_your_hobbies fun_fact what_is_your_name where_are_you_from goodbye thank_you "
-    "greeting tell_joke are_you_a_bot how_old_are_you what_can_i_ask_you",
-    "meta": "change_speed user_name whisper_mode yes change_volume no change_language repeat "
-    "change_accent cancel sync_device change_user_name change_ai_name reset_settings maybe",
-}
-GROUNDS = {
-    "transport": "Airport Bridge Parking Port railwayStation Viaduct",
-    "water": "Beach Pond River",
-    "land": "Desert Farmland Forest Meadow Mountain",
-    "town": "Commercial footballField Industrial Park Residential",
-}
-# Characters of the 20 alphabets of Omniglot's evaluation set, in the order of their numbers.
-ALPHABETS = (20, 26, 26, 26, 26, 26, 45, 45, 41, 26, 47, 40, 30, 45, 46, 28, 23, 25, 42, 26)
-FIRST = 965  # number of the first of these characters
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import torch
+from presence import load, shuffled
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext import FeatureBank
+
+EXAMPLES = """\
+  python benchmarks/groups.py mini_test_resnet18.npz dtd_vitb32.npz --n-tasks 4
+  python benchmarks/groups.py pets_vitb32.npz --favour 0.1
+  python benchmarks/groups.py --device cuda --groups 10000
+"""
+SIZES, PRESENT, ROWS, SHOTS = (2, 5, 20, 100), (1, 2, 5), 600, 5
+SMALL = 20  # groups up to this size borrow from others
+WAYS = ("alone", "one batch", "shared")
 
 
-def parents_of(classes: list[str]) -> dict[str, str]:
-    """The group of each class, of the three banks that have one."""
-    if classes[0].startswith("char"):
-        owners = [f"alphabet {i}" for i, count in enumerate(ALPHABETS) for _ in range(count)]
-        return {name: owners[int(name[4:]) - FIRST] for name in classes}
-    groups = DOMAINS if "balance" in classes else GROUNDS
-    owner = {name.lower(): group for group, names in groups.items() for name in names.split()}
-    return {name: owner["".join(name.lower().split())] for name in classes}
+def options() -> argparse.Namespace:
+    parser = harness.parser(__doc__, EXAMPLES)
+    parser.add_argument(
+        "banks", nargs="*", metavar="BANK", help="a file of features, or FILE:SPLIT"
+    )
+    parser.add_argument("--n-tasks", type=int, default=3, help="per cell (default: 3)")
+    parser.add_argument("--most-classes", type=int, default=150, help="of a bank (default: 150)")
+    parser.add_argument(
+        "--favour", type=float, help="groups favour classes: a Dirichlet parameter, such as 0.1"
+    )
+    parser.add_argument("--groups", type=int, default=10_000, help="for the time (default: 10000)")
+    return parser.parse_args()
+
+
+def draw(
+    bank: FeatureBank, size: int, present: int, favour: float | None, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Labelled rows, their labels, the rows of groups, their classes, and their groups.
+
+    No row is drawn twice; a group is smaller if its classes have no more rows.
+    """
+    random = torch.Generator().manual_seed(1000 * seed + 10 * size + present)
+    known, left = [], []
+    for c in range(bank.num_classes):
+        own = shuffled(bank.labels == c, random)
+        known.append(own[:SHOTS])
+        left.append(own[SHOTS:].tolist())
+    odds = torch.ones(bank.num_classes)
+    if favour is not None:
+        odds = torch._sample_dirichlet(odds * favour, generator=random)
+    rows, truth, groups = [], [], []
+    for group in range(ROWS // size):
+        rest = torch.tensor([len(own) for own in left])
+        usable = rest >= -(-size // present)
+        if int(usable.sum()) < present:
+            usable = rest > 0
+        chances = (odds + 1e-6) * usable
+        count = min(present, int(usable.sum()))
+        classes = torch.multinomial(chances, count, generator=random).tolist() if count else []
+        for _ in range(size):
+            there = [c for c in classes if left[c]]
+            if not there:
+                break
+            c = there[int(torch.randint(len(there), (), generator=random))]
+            rows.append(left[c].pop())
+            truth.append(c)
+            groups.append(group)
+    labels = torch.arange(bank.num_classes).repeat_interleave(
+        torch.tensor([len(own) for own in known])
+    )
+    return (
+        bank.features[torch.cat(known)],
+        labels,
+        bank.features[rows],
+        torch.tensor(truth),
+        torch.tensor(groups),
+    )
+
+
+def accuracy(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) -> None:
+    """The table of cells, and the gain over the better of "alone" and "one batch"."""
+    table: list[dict[str, Any]] = []
+    for name, bank in banks:
+        for size in SIZES:
+            for present in PRESENT:
+                harness.progress(f"{name}: groups of {size}, {present}")
+                right: dict[str, list[Tensor]] = {way: [] for way in WAYS}
+                for seed in range(given.n_tasks):
+                    *task, truth, groups = draw(bank, size, present, given.favour, seed)
+                    for way, more in zip(
+                        WAYS,
+                        ({"groups": groups, "share": False}, {}, {"groups": groups}),
+                        strict=True,
+                    ):
+                        found = paddle_ext.adaptive(*task, num_classes=bank.num_classes, **more)
+                        right[way].append(found.labels == truth)
+                row: dict[str, Any] = {"bank": name, "rows": size, "classes": present}
+                row |= {way: 100 * float(torch.cat(right[way]).double().mean()) for way in WAYS}
+                row["gain"] = row["shared"] - max(row["alone"], row["one batch"])
+                table.append(row)
+    harness.progress("")
+    means = [
+        {"bank": "mean", "rows": size, "classes": present, **mean_of(cells)}
+        for size in SIZES
+        for present in PRESENT
+        if (cells := [x for x in table if (x["rows"], x["classes"]) == (size, present)])
+    ]
+    by_bank = [
+        {"bank": name, "rows": f"2 to {SMALL}", "classes": "", **mean_of(cells)}
+        for name, _ in banks
+        if (cells := [x for x in table if x["bank"] == name and x["rows"] <= SMALL])
+    ]
+    harness.print_table("groups of rows, per cent right", table + means + by_bank)
+    small = [row["gain"] for row in table if row["rows"] <= SMALL]
+    # As many rows as classes, or more: the others have hardly anything to share.
+    repeated = [x["gain"] for x in table if x["classes"] <= x["rows"] <= SMALL]
+    print(f"mean gain of groups of 2 to {SMALL}: {sum(small) / len(small):.2f}", end="")
+    print(f", of those with no more classes than rows {sum(repeated) / len(repeated):.2f}", end="")
+    worst = min(table, key=lambda row: row["gain"])
+    print(f"; worst cell {worst['gain']:.2f} ({worst['bank']}, {worst['rows']})")
+    harness.write_csv(given.output / "groups.csv", table)
+
+
+def mean_of(rows: list[dict[str, Any]]) -> dict[str, float]:
+    return {way: sum(row[way] for row in rows) / len(rows) for way in (*WAYS, "gain")}
+
+
+def timing(given: argparse.Namespace, device: torch.device) -> None:
+    """Groups of 1 to 50 rows, K = 160, D = 512, 5 labels a class."""
+    K, D, random = 160, 512, torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 51, (given.groups,), generator=random)
+    groups = torch.arange(given.groups).repeat_interleave(sizes)
+    groups = groups[torch.randperm(len(groups), generator=random)]
+    centres, labels = torch.randn(K, D, generator=random), torch.arange(K).repeat(SHOTS)
+    few = torch.randint(K, (given.groups, 3), generator=random)
+    truth = few[groups, torch.randint(3, groups.shape, generator=random)]
+    support = centres[labels] + 4 * torch.randn(len(labels), D, generator=random)
+    query = centres[truth] + 4 * torch.randn(len(truth), D, generator=random)
+    support, labels, query, groups = (x.to(device) for x in (support, labels, query, groups))
+    some = [query[groups == group] for group in range(min(given.groups, 200))]
+
+    def loop() -> None:
+        for rows in some:
+            paddle_ext.adaptive(support, labels, rows, num_classes=K)
+
+    calls: dict[str, Callable[[], object]] = {
+        "groups": lambda: paddle_ext.adaptive(support, labels, query, groups=groups),
+        "share=False": lambda: paddle_ext.adaptive(
+            support, labels, query, groups=groups, share=False
+        ),
+        "one batch": lambda: paddle_ext.adaptive(support, labels, query),
+        f"loop, {len(some)} of them": loop,
+    }
+    for call in calls.values():
+        call()
+    times = harness.time_side_by_side(calls, device, rounds=given.rounds, budget=given.budget)
+    rows = [
+        {"call": name, "rows": len(groups), "ms": timed.best(device), "spread": timed.spread}
+        for name, timed in times.items()
+    ]
+    whole = rows[-1]["ms"] * given.groups / len(some)
+    rows.append({"call": "loop over all, in proportion", "rows": len(groups), "ms": whole})
+    harness.print_table(f"{given.groups} groups of 1 to 50 rows, K = {K}, D = {D}", rows)
+
+
+def main() -> None:
+    given = options()
+    device = harness.start(given)
+    if not given.banks:
+        timing(given, device)
+        return
+    banks = []
+    for name, bank in map(load, given.banks):
+        bank = bank.take_classes()  # without rows of no class
+        banks.append((name, bank.take_classes(range(min(bank.num_classes, given.most_classes)))))
+    accuracy(banks, given)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from typing import Any
 
 import harness
 import torch
-from groups import parents_of
+from parents import parents_of
 from presence import auroc, load, shuffled
 from torch import Tensor
 

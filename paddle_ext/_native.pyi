@@ -210,7 +210,7 @@ def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCa
 class CountCall:
     def workspace(self) -> int: ...
     def count(
-        self, *, likelihood: int, weights: int, held: int, faint: int, workspace: int,
+        self, *, likelihood: int, weights: int, running: int, held: int, faint: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 
@@ -223,8 +223,9 @@ def dual_call(
 class DualCall:
     def workspace(self) -> int: ...
     def update(
-        self, *, held: int, away: int, unit: int, base: int, measure: int, bias: int, counts: int,
-        dual: int, before: int, concentration: int, criterion: int, iterations: int, running: int,
+        self, *, held: int, away: int, unit: int, base: int, measure: int, bias: int, weights: int,
+        anchor: int, faint: int, counts: int, dual: int, before: int, concentration: int,
+        criterion: int, iterations: int, running: int,
     ) -> None: ...
 
 def split_call(

@@ -29,6 +29,9 @@ class Groups(NamedTuple):
         """Where each group begins in `order`, and the end, [G + 1] int64."""
         return F.pad(self.sizes.cumsum(0), (1, 0))
 
+    def to(self, device: torch.device | str) -> Groups:
+        return Groups(self.names, *(x.to(device) for x in self[1:]))
+
     def sums(self, x: Tensor) -> Tensor:
         """Sums of rows [Q, N] by group, [G, N]; the order of summation is fixed."""
         return F.embedding_bag(self.order, x, self.starts[:-1], mode="sum")

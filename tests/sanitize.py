@@ -81,6 +81,7 @@ def run_adapt(device: str) -> None:
         logits = 3 * torch.randn(2, Q, K, device=device)
         paddle_ext.adapt(logits, max_iter=4, tol=0.0)
         paddle_ext.adapt(logits.bfloat16(), max_iter=2)
+        paddle_ext.adapt(logits[0], groups=torch.arange(Q) // 3 % 7)
         labels = torch.randint(0, K, (2, Q), device=device)
         count = torch.tensor([Q, 0], device=device)
         calibrate(logits.square(), labels, count)

@@ -128,6 +128,18 @@ def transport(rows: int = SMALL, columns: int = K) -> Call:
     return Call(paddle_ext.sinkhorn, make, ("cost", "row_mass", "col_mass"), True, True)
 
 
+def grouped(call: Call, **options: Any) -> Call:
+    """One task of another call, its rows in groups: there are no batches of them."""
+
+    def make(tasks: int) -> Arguments:
+        given = call.make(1)
+        alone = {name: given[name][0] for name in call.batched}
+        rows = len(alone["query"] if "query" in alone else alone["logits"])
+        return {**given, **alone, "groups": [f"group {i % 4}" for i in range(rows)], **options}
+
+    return call._replace(make=make, batched=(), compiles=False)
+
+
 def predict(name: str, **options: Any) -> Callable[..., Any]:
     return methods.create(name, **options).predict
 
@@ -145,6 +157,10 @@ CALLS = {
     "solve_indexed, large": indexed(paddle_ext.solve_indexed, LARGE, **FEW),
     "adapt": logits(**FEW),
     "adapt, top": logits(**FEW, **TOP),
+    "adapt, groups": grouped(logits(**FEW)),
+    "adapt, groups alone": grouped(logits(**FEW), share=False),
+    "adaptive, groups": grouped(dense(adaptive, GRAM, sizes=(20, 40), **FEW)),
+    "adaptive, groups, top": grouped(dense(adaptive, **FEW, **TOP)),
     "adaptive": dense(adaptive, **FEW),
     "adaptive, shared": dense(adaptive, shared=True, **FEW),
     "adaptive, many features": dense(adaptive, GRAM, sizes=(20, 40), **FEW),
@@ -160,6 +176,7 @@ CALLS = {
     "predict_indexed": indexed(methods.create("adaptive").predict_indexed),
 }
 every_call = pytest.mark.parametrize("name", CALLS)
+BATCHED = [name for name in CALLS if CALLS[name].batched]
 
 
 def placed(given: Arguments, *where: Any) -> Arguments:
@@ -201,7 +218,7 @@ def threads() -> Iterator[None]:
 # --- results ------------------------------------------------------------------------------------
 
 
-@on_devices("name", CALLS)
+@on_devices("name", BATCHED)
 def test_a_task_does_not_depend_on_its_batch(name: str, device: str) -> None:
     """Nor on whether it has a batch dimension at all; and two runs are equal."""
     call = CALLS[name]
@@ -234,7 +251,7 @@ def test_threads_change_nothing(name: str) -> None:
             assert_equal(got, want)
 
 
-@on_devices("name", CALLS)
+@on_devices("name", BATCHED)
 def test_no_tasks(name: str, device: str) -> None:
     call = CALLS[name]
     one, none = (tensors_of(call(placed(call.make(tasks), device))) for tasks in (1, 0))
@@ -433,7 +450,8 @@ def test_wrong_tensors(name: str) -> None:
             if call.batched == ("query",) == (argument,) and wrong.shape[1:] == x.shape[1:]:
                 continue  # another number of tasks
             message = refusal(call, given | {argument: wrong})
-            assert any(tensor in message for tensor, y in given.items() if isinstance(y, Tensor))
+            names = [key for key, y in given.items() if isinstance(y, Tensor) or key == "groups"]
+            assert any(tensor in message for tensor in names)
 
 
 @every_call

@@ -180,7 +180,8 @@ def adapt_groups(
             return solution_of(call_adapt(logits[rows], weight, max_iter, tol, own, top), own)
 
         return each_alone(groups, solve)
-    logits = logits.to(computing_dtype(logits)).clamp(min=torch.finfo(logits.dtype).min)
+    real = computing_dtype(logits)
+    logits = packed(logits.to(real)).clamp(min=torch.finfo(real).min)
     weights = torch.full_like(groups.sizes, weight, dtype=torch.float64)
     found = shared_proportions(
         logits, groups, weights, math.inf, measures, max_iter=max_iter, tol=tol

@@ -21,10 +21,10 @@ from ..solution import Solution
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
 # How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
-# variance of a share is large, so that two neighbours are told apart equally well everywhere.
+# variance of a share is large, so that neighbours differ equally clearly everywhere.
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
 MIXTURE_STEPS = 50  # of the mixture of these chances, and
-MEAN_STEPS = 30  # of the concentration of the mean proportions
+MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
 MEAN_ROUNDS = 2  # of estimating the mean proportions
 
 
@@ -130,47 +130,43 @@ def call_groups(
 ) -> list[Tensor]:
     """Call the native code for groups of rows with these probabilities [Q, K], each row alone.
 
-    `mean` [G or 1, K] are the mean proportions under which they are; `inputs` and `outputs` those
-    of the pairs, or of the proportions.
+    `mean` [G or 1, K] are the mean proportions; inputs and outputs those of the pairs, or of the
+    proportions.
     """
     (Q, K), G, real = rows.shape, len(groups.names), rows.dtype
     inverse = torch.where(mean > 0, mean.clamp(min=torch.finfo(real).tiny).reciprocal(), 0.0)
-    double, int64 = torch.float64, torch.int64
-    both: Inputs = {
+    none = dict.fromkeys(("chances", "prior", "weight"), (None, torch.float64, ()))
+    every: Inputs = {
         "rows": (packed(rows), real, (Q, K)),
-        "order": (groups.order, int64, (Q,)),
-        "starts": (groups.starts, int64, (G + 1,)),
+        "order": (groups.order, torch.int64, (Q,)),
+        "starts": (groups.starts, torch.int64, (G + 1,)),
         "inverse": (packed(inverse.to(real).expand(G, K)), real, (G, K)),
-        "chances": (None, double, ()),
-        "prior": (None, double, ()),
-        "weight": (None, double, ()),
+        **none,
+        **inputs,
     }
-    every = dict.fromkeys(("evidence", "probabilities", "counts", "criterion", "iterations"))
-    sizes = {"B": G, "Q": Q, "K": K, "partners": PARTNERS, "C": 0, "max_iter": 1, "tol": 0.0}
-    # The first output must be one that is computed.
-    wanted: Outputs = {**outputs, **{name: None for name in every if name not in outputs}}
-    make = native.module.groups_call
-    return call_native(make, {**sizes, **options}, rows, {**both, **inputs}, wanted)
+    names = ("evidence", "probabilities", "counts", "criterion", "iterations")
+    wanted = {**outputs, **{name: None for name in names if name not in outputs}}
+    sizes: Any = {"B": G, "Q": Q, "K": K, "partners": PARTNERS, "C": 0, "max_iter": 1, "tol": 0.0}
+    return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
 
 
 def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
     """The log evidence of each of `CHANCES`, from pairs of rows of a group, [G, 17] float64."""
     chances = torch.tensor(CHANCES, dtype=torch.float64, device=rows.device)
-    count = len(CHANCES)
-    inputs = {"chances": (chances, torch.float64, (count,))}
-    outputs = {"evidence": (torch.float64, (len(groups.names), count))}
-    return call_groups(rows, groups, mean, inputs, outputs, C=count)[0]
+    inputs = {"chances": (chances, torch.float64, tuple(chances.shape))}
+    outputs = {"evidence": (torch.float64, (len(groups.names), len(chances)))}
+    return call_groups(rows, groups, mean, inputs, outputs, C=len(chances))[0]
 
 
 def mixed_chances(evidence: Tensor) -> Tensor:
     """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`."""
+    G, count = evidence.shape
     likely = torch.exp(evidence - evidence.amax(-1, keepdim=True))
-    shares = likely.new_full((likely.shape[-1],), 1 / likely.shape[-1])
+    of_each, shares = likely.mT / G, likely.new_full((count,), 1 / count)
     for _ in range(MIXTURE_STEPS):
-        own = likely * shares
-        shares = (own / own.sum(-1, keepdim=True)).mean(0)
+        shares = shares * (of_each @ (likely @ shares).reciprocal_())
     own = likely * shares
-    return (own / own.sum(-1, keepdim=True)) @ likely.new_tensor(CHANCES)
+    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1)
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:

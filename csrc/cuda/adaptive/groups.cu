@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) pair_evidence_kernel(GroupsParams p)
     const float* const rows = static_cast<const float*>(p.rows);
     const float* const inverse = static_cast<const float*>(p.inverse) + group * K;
     const double chance = lane < p.C ? p.chances[lane] : 0.0;
-    double sum = 0;
+    double sum = 0, product = 1;  // of ratios whose logarithm is still to be taken
     for (int64_t i = warp; i < n; i += kWarps) {
         const float* const own = rows + p.order[start + i] * K;
         for (int64_t j = 0; j < partners; ++j) {
@@ -40,9 +40,13 @@ __global__ void __launch_bounds__(kThreads) pair_evidence_kernel(GroupsParams p)
             float together = 0;
             for (int64_t k = lane; k < K; k += 32) together += own[k] * inverse[k] * other[k];
             together = warp_sum(together);
-            sum += log1p(chance * (fmax(double(together), 1e-30) - 1));
+            product *= 1 + chance * (fmax(double(together), 1e-30) - 1);
+            if (product > 1e-200 && product < 1e200) continue;
+            sum += log(product);
+            product = 1;
         }
     }
+    sum += log(product);
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || lane >= p.C) return;
@@ -115,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
 int64_t workspace_cuda(const GroupsParams& p, int) {
     GroupsParams counted = p;
     counted.workspace = nullptr;
-    return p.C > 0 ? 0 : GroupsWorkspace(counted).arena.used();
+    return GroupsWorkspace(counted).arena.used();
 }
 
 void run_cuda(const GroupsParams& p, int device, void* stream) {

@@ -1,0 +1,231 @@
+"""Groups of rows that share what they know, in plain torch, group by group: the specification.
+
+Letters: Q rows, G groups of n rows, K classes. The equations are in docs/groups.md. Proportions of
+a group are Dirichlet(a m_1, ..., a m_K), with the measure m of mean 1, and rows count w each.
+
+Two rows of a group are one draw with the chance c = 1 / (1 + K a), else two draws from m / K. With
+t the probabilities of a row alone under m, that makes a pair c sum_k t_k t'_k K / m_k + 1 - c times
+as likely as rows of different groups. All groups choose the mixture of 17 chances under which their
+pairs are likeliest; a group has the mean of its posterior.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..solution import Solution
+from .adapt import IMPOSSIBLE, LEAST, MOST, bound, measures, next_concentration
+from .adaptive import FEW, SOFTER, Likelihood, centred, moved_distances
+
+PARTNERS = 16
+CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
+
+
+class Members(NamedTuple):
+    """The rows of G groups, in ascending order of their numbers."""
+
+    of_row: Tensor  # [Q] the place of a row's group
+    sizes: Tensor  # [G] float64
+    rows: list[Tensor]  # of each group
+
+    @staticmethod
+    def of(groups: Tensor) -> Members:
+        numbers = sorted(set(groups.tolist()))
+        rows = [(groups == number).nonzero().squeeze(-1) for number in numbers]
+        of_row = torch.zeros_like(groups, dtype=torch.int64)
+        for place, own in enumerate(rows):
+            of_row[own] = place
+        return Members(of_row, torch.tensor([len(own) for own in rows]).double(), rows)
+
+
+def pair_evidence(t: Tensor, m: Tensor) -> Tensor:
+    """The log evidence of each chance, [17], from the rows [n, K] of one group under m [K]."""
+    n, K = t.shape
+    count = min(n - 1, PARTNERS)
+    together = (t * K / m.clamp(min=1e-300)) @ t.mT
+    pairs = [t.new_ones(0)]
+    for j in range(count):
+        shift = j + 1 if n - 1 <= PARTNERS else 1 + j * (n - 1) // PARTNERS
+        pairs.append(together.roll(-shift, 1).diagonal())
+    ratios = torch.cat(pairs).clamp(min=1e-30).unsqueeze(-1)
+    return torch.log1p(t.new_tensor(CHANCES) * (ratios - 1)).sum(0) / (2 * max(count, 1))
+
+
+def mixed_chances(evidence: Tensor) -> Tensor:
+    """The mean chance of each group, [G], under the likeliest mixture; evidence [G, 17]."""
+    likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
+    shares = torch.full_like(likely[0], 1 / len(CHANCES))
+    for _ in range(50):
+        own = likely * shares
+        shares = (own / own.sum(-1, keepdim=True)).mean(0)
+    own = likely * shares / (likely * shares).sum(-1, keepdim=True)
+    return (own * likely.new_tensor(CHANCES)).sum(-1)
+
+
+def proportions_of(
+    t: Tensor, m: Tensor, prior: Tensor, weight: float, max_iter: int, tol: float
+) -> tuple[Tensor, Tensor]:
+    """The probabilities [n, K] and counts [K] of a group; prior [K] is a m."""
+    u, likelihood = t, t / m.clamp(min=1e-300)
+    counts = weight * u.sum(0)
+    for _ in range(min(max_iter, len(t) - 1)):
+        total = counts + prior
+        others = torch.maximum(total - weight * u, prior)
+        u = likelihood * others * (total + 0.5) / (total + 1)
+        u = u / u.sum(-1, keepdim=True)
+        before, counts = counts, weight * u.sum(0)
+        if tol > 0 and float((counts - before).abs().max()) <= tol:
+            break
+    return u, counts
+
+
+class Fit:
+    """The groups under Dirichlet priors with the measure m [G, K]."""
+
+    def __init__(
+        self,
+        logits: Tensor,
+        groups: Members,
+        weight: Tensor,
+        m: Tensor,
+        max_iter: int,
+        tol: float,
+        least: Tensor | None = None,
+    ) -> None:
+        K = logits.shape[1]
+        alone = [
+            (logits[rows] + m[g].log().clamp(min=IMPOSSIBLE)).softmax(-1)
+            for g, rows in enumerate(groups.rows)
+        ]
+        evidence = torch.stack([pair_evidence(t, m[g]) for g, t in enumerate(alone)])
+        chance = mixed_chances(evidence)
+        self.a = ((1 - chance) / (K * chance)).clamp(LEAST, MOST)
+        if least is not None:
+            self.a = torch.maximum(self.a, least)
+        self.prior = self.a.unsqueeze(-1) * m
+        self.u, self.counts = torch.empty_like(logits), torch.empty_like(m)
+        bounds = []
+        for g, rows in enumerate(groups.rows):
+            w = float(weight[g])
+            u, self.counts[g] = proportions_of(alone[g], m[g], self.prior[g], w, max_iter, tol)
+            self.u[rows] = u
+            own = self.counts[g] + self.prior[g]
+            e = torch.digamma(torch.where(m[g] > 0, own, 1)) - torch.digamma(own.sum())
+            e = torch.where(m[g] > 0, e, IMPOSSIBLE)
+            task = logits[rows].unsqueeze(0), e.unsqueeze(0), self.a[g].view(1, 1)
+            bounds.append(bound(*task, m[g].unsqueeze(0), w))
+        self.bound = torch.cat(bounds)
+
+
+def shared(
+    logits: Tensor,
+    groups: Members,
+    weight: Tensor,
+    labelled_rows: float,
+    prior: Tensor | None,
+    max_iter: int,
+    tol: float,
+) -> tuple[Fit, Tensor | None]:
+    """The groups under their mean proportions, or their prior [G, K] where that is likelier."""
+    G, K = len(groups.rows), logits.shape[1]
+    even, given = (x.double() for x in measures(torch.ones(K) if prior is None else prior, G))
+    m = even
+    for _ in range(2):
+        fit = Fit(logits, groups, weight, m, max_iter, tol)
+        draws = K * fit.a
+        total = weight * groups.sizes
+        draws = draws * (torch.digamma(draws + total) - torch.digamma(draws))
+        held = (fit.counts * (draws / total).unsqueeze(-1)).sum(0, keepdim=True)
+        if math.isfinite(labelled_rows):
+            held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
+        b, one, low = torch.ones(1, 1).double(), torch.ones(1, K).double(), torch.tensor(LEAST)
+        for _ in range(12):
+            b = next_concentration(b, held, float(held.sum()), one, low.double())
+        m = even * (held + b)
+        m = m * K / m.sum(-1, keepdim=True)
+    fit = Fit(logits, groups, weight, m, max_iter, tol)
+    if prior is None:
+        return fit, None
+    other = Fit(logits, groups, weight, given, max_iter, tol, least=fit.a)
+    used = other.bound > fit.bound
+    fit.u = torch.where(used[groups.of_row].unsqueeze(-1), other.u, fit.u)
+    for name in ("a", "prior", "counts", "bound"):
+        x, y = getattr(fit, name), getattr(other, name)
+        setattr(fit, name, torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x))
+    return fit, used
+
+
+def solution(fit: Fit, u: Tensor, shares: Tensor, used: Tensor | None) -> Solution:
+    own = fit.counts + fit.prior
+    dual = torch.digamma(torch.where(own > 0, own, 1)) - torch.digamma(own.sum(-1, keepdim=True))
+    zeros = torch.zeros_like(fit.a)
+    return Solution(
+        u.argmax(-1),
+        u,
+        shares,
+        torch.where(own > 0, dual, IMPOSSIBLE),
+        zeros.int(),
+        zeros,
+        concentration=fit.a,
+        bound=fit.bound,
+        prior_used=used,
+    )
+
+
+def adapt_groups(
+    logits: Tensor,
+    groups: Tensor,
+    *,
+    weight: float = 1.0,
+    prior: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+) -> Solution:
+    """`paddle_ext.adapt` with groups that share, in float64."""
+    known = Members.of(groups)
+    weights = torch.full_like(known.sizes, weight, dtype=torch.float64)
+    given = logits.double().clamp(min=-1.7e308)
+    fit, used = shared(given, known, weights, math.inf, prior, max_iter, tol)
+    own = fit.counts + fit.prior
+    return solution(fit, fit.u, own / own.sum(-1, keepdim=True), used)
+
+
+def posterior_of_groups(
+    known: Likelihood,
+    query: Tensor,
+    groups: Tensor,
+    *,
+    prior: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+) -> Solution:
+    """`paddle_ext.adaptive` with groups that share, from what labelled rows determine."""
+    found = Members.of(groups)
+    Q, K, S, n = len(query), len(known.shots), known.rows, found.sizes
+    z = centred(query, known.centre)
+    weight = 2 * S / (2 * S + n)
+    logits = known.logits(known.distances(z))
+    fit, used = shared(logits, found, weight, S, prior, max_iter, tol)
+    u, a, rows = fit.u, fit.a, found.of_row
+    W = u.square() * Q / (Q + K)
+    moved = moved_distances(z, known.means, known.shots, W, known.metric)
+    moved = moved + known.excess() - known.excess(W.sum(0))
+    share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
+    logits = known.logits(moved) * share[rows].unsqueeze(-1)
+    two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
+    counts = fit.counts.sum(0)
+    kept = 1 - two_classes * counts / (counts + known.shots)
+    others = (fit.counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)
+    left = torch.log(kept[rows] * others + fit.prior[rows])
+    u = torch.softmax(known.temper * (logits + left), dim=-1)
+    labels, shares = u.argmax(-1), []
+    for g, own_rows in enumerate(found.rows):
+        counted = torch.bincount(labels[own_rows], minlength=K)
+        labelled_share = int((counted > 0).sum()) / K
+        own = u[own_rows].mean(0)
+        shares.append((1 - labelled_share) * counted / n[g] + labelled_share * own)
+    return solution(fit, u, torch.stack(shares), used)

@@ -1,0 +1,312 @@
+"""`groups=` of `adapt` and `adaptive`: against the reference, by hand, and in every form."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from places import at_places
+from problems import Place, largest, make_problem
+from torch import Tensor
+
+import paddle_ext
+from paddle_ext.groups import groups_of
+from paddle_ext.reference.adaptive import likelihood
+from paddle_ext.reference.groups import adapt_groups, posterior_of_groups
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7}
+STEPS: dict[str, Any] = {"max_iter": 15, "tol": 0.0}
+
+
+def make_groups(sizes: list[int], *, seed: int = 0) -> Tensor:
+    """Group numbers that are not in order, nor from 0 on."""
+    random = torch.Generator().manual_seed(seed)
+    names = torch.randperm(1000, generator=random)[: len(sizes)] - 300
+    ids = names.repeat_interleave(torch.tensor(sizes))
+    return ids[torch.randperm(len(ids), generator=random)]
+
+
+def make_logits(groups: Tensor, K: int, *, present: int = 2, seed: int = 0) -> Tensor:
+    """Logits of rows whose group has few classes; float64."""
+    random = torch.Generator().manual_seed(seed)
+    found = groups_of(groups, len(groups), groups.device)
+    classes = torch.randint(K, (len(found.names), present), generator=random)
+    which = torch.randint(present, (len(groups),), generator=random)
+    logits = torch.randn(len(groups), K, generator=random, dtype=torch.float64)
+    truth = classes[found.of_row, which].unsqueeze(-1)
+    return logits.scatter_add(1, truth, torch.full((len(groups), 1), 2.5).double())
+
+
+def assert_near(got: paddle_ext.Solution, want: paddle_ext.Solution, tolerance: float) -> None:
+    for name in ("probabilities", "proportions"):
+        error = largest(getattr(got, name).cpu().double() - getattr(want, name))
+        assert error < tolerance, name
+    assert want.concentration is not None
+    assert got.concentration is not None
+    assert largest((got.concentration.cpu().double() / want.concentration).log()) < 10 * tolerance
+    best = want.probabilities.topk(min(2, want.probabilities.shape[-1]), dim=-1).values
+    clear = best[..., 0] - best[..., -1] > 2 * tolerance
+    assert torch.equal(got.labels.cpu()[clear], want.labels[clear])
+
+
+# --- against the reference ------------------------------------------------------------------------
+
+# Sizes of groups and K: mixed; single rows; one class, two; many; groups beyond all partners.
+SHAPES = [
+    ([1, 2, 5, 9, 40], 7),
+    ([1] * 12, 5),
+    ([1, 1, 2], 1),
+    ([3, 4, 30], 2),
+    ([2, 3, 17, 18], 300),
+    ([70, 33], 33),
+]
+
+
+@pytest.mark.parametrize(("sizes", "K"), SHAPES, ids=str)
+def test_adapt_agrees_with_the_reference(place: Place, sizes: list[int], K: int) -> None:
+    groups = make_groups(sizes)
+    logits = make_logits(groups, K).to(place.dtype)
+    got = paddle_ext.adapt(logits.to(place.device), groups=groups.to(place.device), **STEPS)
+    want = adapt_groups(logits, groups, **STEPS)
+    assert_near(got, want, TOLERANCE[place.dtype])
+    assert got.bound is not None
+    assert want.bound is not None
+    error = (got.bound.cpu().double() - want.bound) / want.bound.abs().clamp(min=1)
+    assert largest(error) < 10 * TOLERANCE[place.dtype]
+    assert got.labels.shape == (len(groups),)
+    assert got.proportions.shape == (len(sizes), K)
+    assert got.groups is not None
+    assert got.groups.names == sorted(set(groups.tolist()))
+
+
+NASTY: dict[str, Tensor] = {
+    "constant": torch.zeros(11, 4).double(),
+    "large": 1e4 * make_logits(make_groups([4, 7]), 5),
+    "huge": 1e28 * make_logits(make_groups([4, 7]), 5),
+    "offset": make_logits(make_groups([4, 7]), 5) + 1e4 * torch.arange(11).double().unsqueeze(1),
+    "impossible": make_logits(make_groups([4, 7]), 5).index_fill(1, torch.tensor([1]), -math.inf),
+    "at odds": 60 * torch.eye(11).double(),
+}
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_nasty_logits(place: Place, name: str) -> None:
+    logits, groups = NASTY[name].to(place.dtype), make_groups([4, 7])
+    got = paddle_ext.adapt(logits.to(place.device), groups=groups, **STEPS)
+    assert torch.isfinite(got.probabilities).all()
+    want = adapt_groups(logits, groups, **STEPS)
+    assert largest(got.probabilities.cpu().double() - want.probabilities) < TOLERANCE[place.dtype]
+
+
+@at_places("share", [True, False])
+def test_a_prior_for_each_group(place: Place, share: bool) -> None:
+    groups = make_groups([3, 6, 12])
+    logits = make_logits(groups, 4).to(place.dtype)
+    prior = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.0, 0.4, 0.3, 0.3], [1.0, 1.0, 1.0, 1.0]])
+    given: dict[str, Any] = {"groups": groups, "prior": prior, "share": share, **STEPS}
+    got = paddle_ext.adapt(logits.to(place.device), **given)
+    assert got.groups is not None
+    second = (got.groups.of_row == 1).cpu()
+    assert largest(got.probabilities.cpu()[second, 0]) == 0.0
+    assert got.prior_used is not None
+    assert got.prior_used.shape == (3,)
+    if share:
+        want = adapt_groups(logits, groups, prior=prior, **STEPS)
+        assert_near(got, want, TOLERANCE[place.dtype])
+        assert want.prior_used is not None
+        assert torch.equal(got.prior_used.cpu(), want.prior_used)
+
+
+def test_what_is_expected_of_a_group_is_believed() -> None:
+    """A group that is as expected uses its prior; one that contradicts it does not."""
+    first, last, unsure = [3.0, 0.0, 0.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]
+    logits = torch.tensor(([first] * 20 + [unsure] * 4) + ([last] * 20 + [unsure] * 4))
+    groups = ["as expected"] * 24 + ["another"] * 24
+    prior = torch.tensor([[0.0001, 0.9999, 0.0001], [0.98, 0.01, 0.01]])
+    found = paddle_ext.adapt(logits, groups=groups, prior=prior)
+    assert found.prior_used is not None
+    assert found.prior_used.tolist() == [False, True]
+    assert found.labels.tolist() == [0] * 24 + [2] * 24
+
+
+# Q rows of K classes with D features and so many shots
+TASKS = [(7, 12, (4, 4)), (6, 40, (2, 5)), (5, 9, (1, 1))]
+
+
+@at_places("K, D, shots", TASKS)
+def test_adaptive_agrees_with_the_reference(
+    place: Place, K: int, D: int, shots: tuple[int, int]
+) -> None:
+    groups = make_groups([1, 2, 5, 9, 23])
+    problem = make_problem(Q=len(groups), K=K, D=D, shots=shots, lead=4, B=None).to(place.dtype)
+    got = paddle_ext.adaptive(*place.put(problem).inputs(), num_classes=K, groups=groups, **STEPS)
+    exact = problem.to(torch.float64)
+    known = likelihood(exact.support, exact.support_labels, K, "auto")
+    want = posterior_of_groups(known, exact.query, groups, **STEPS)
+    assert_near(got, want, TOLERANCE[place.dtype])
+
+
+# --- what groups mean -----------------------------------------------------------------------------
+
+
+@at_places("share", [True, False])
+def test_one_group_is_a_batch(place: Place, share: bool) -> None:
+    problem = place.put(make_problem(Q=30, K=6, D=10, shots=(3, 3), lead=4, B=None))
+    one = paddle_ext.adaptive(*problem.inputs(), num_classes=6)
+    same = paddle_ext.adaptive(*problem.inputs(), num_classes=6, groups=["x"] * 30, share=share)
+    for name in ("labels", "probabilities"):
+        assert torch.equal(getattr(same, name), getattr(one, name))
+    for name in ("proportions", "dual", "concentration", "bound", "iterations"):
+        assert torch.equal(getattr(same, name)[0], getattr(one, name)), name
+
+
+def test_groups_of_their_own(device: str) -> None:
+    """Without sharing each group is a task; rows come back in the order of the caller."""
+    groups = make_groups([1, 4, 4, 11])
+    problem = make_problem(Q=len(groups), K=5, D=8, shots=(2, 2), lead=4, B=None).to(device)
+    support, labels, query = problem.inputs()
+    found = paddle_ext.adaptive(support, labels, query, groups=groups, share=False)
+    assert found.groups is not None
+    for place, name in enumerate(found.groups.names):
+        rows = (groups == name).to(device)
+        own = paddle_ext.adaptive(support, labels, query[rows], num_classes=5)
+        assert largest(found.probabilities[rows] - own.probabilities) < 1e-5
+        assert largest(found.proportions[place] - own.proportions) < 1e-5
+
+
+def test_small_groups_borrow(device: str) -> None:
+    """Pairs of one class are too few to tell so alone; a hundred of them are not."""
+    random = torch.Generator().manual_seed(0)
+    groups = torch.arange(100).repeat_interleave(2)
+    truth = torch.randint(20, (100,), generator=random)[groups]
+    logits = torch.randn(200, 20, generator=random)
+    logits[torch.arange(200), truth] += 1.7
+    alone, shared = (
+        paddle_ext.adapt(logits.to(device), groups=groups, share=share).labels.cpu()
+        for share in (False, True)
+    )
+    right = [float((labels == truth).double().mean()) for labels in (alone, shared)]
+    assert right[1] > right[0] + 0.1
+    assert float((shared[::2] == shared[1::2]).double().mean()) > 0.9
+
+
+def test_a_large_group_has_a_concentration_of_its_own() -> None:
+    """Groups of one class do not make others believe that they have one."""
+    random = torch.Generator().manual_seed(0)
+    groups = torch.arange(30).repeat_interleave(30)
+    truth = torch.where(
+        groups < 20,
+        torch.randint(10, (30,), generator=random)[groups],
+        torch.randint(10, (900,), generator=random),
+    )
+    logits = torch.randn(900, 10, generator=random)
+    logits[torch.arange(900), truth] += 3
+    a = paddle_ext.adapt(logits, groups=groups).concentration
+    assert a is not None
+    assert a[:20].max() < 0.02
+    assert a[20:].min() > 0.3
+
+
+def test_classes_that_all_groups_favour() -> None:
+    """Where all groups favour a class, an unsure row of a new group is likelier of it."""
+    random = torch.Generator().manual_seed(0)
+    groups = torch.arange(200).repeat_interleave(3)
+    truth = torch.where(torch.rand(600, generator=random) < 0.8, 4, groups % 10)
+    logits = torch.randn(600, 10, generator=random)
+    logits[torch.arange(600), truth] += 3
+    logits = torch.cat([logits, torch.zeros(1, 10)])
+    found = paddle_ext.adapt(logits, groups=torch.cat([groups, torch.tensor([200])]))
+    assert found.labels[-1] == 4
+    assert found.probabilities[-1, 4] > 0.4
+
+
+def test_results_of_groups_and_of_all(device: str) -> None:
+    groups = make_groups([2, 6, 9])
+    logits = make_logits(groups, 4).float().to(device)
+    found = paddle_ext.adapt(logits, groups=groups)
+    whole = found.over_all()
+    assert found.groups is not None
+    for place in range(3):
+        rows = found.groups.of_row == place
+        own = found._replace(labels=found.labels[rows], probabilities=found.probabilities[rows])
+        own = own._replace(groups=None)
+        assert torch.equal(found.present()[place], own.present())
+        for got, want in zip(found.prevalence(), own.prevalence(), strict=True):
+            assert largest(got[place] - want) < 1e-6
+    assert torch.equal(whole.present(), found._replace(groups=None).present())
+    shares = whole.prevalence()
+    assert largest(shares.estimate - whole.proportions) < 1e-6
+    assert largest(found.class_sums().sum(0) - whole.class_sums()) < 1e-5
+    best = paddle_ext.adapt(logits, groups=groups, return_assignments=False, top=2)
+    assert best.probabilities.shape == (17, 2)
+    assert torch.equal(best.present(), found.present())
+    assert best.classes is not None
+    assert torch.equal(best.classes[:, 0], found.labels)
+    assert largest(found.doubt() - (1 - found.probabilities.amax(-1))) < 1e-6
+    assert "3 groups, 17 queries" in repr(found)
+
+
+# --- forms of groups ------------------------------------------------------------------------------
+
+
+def test_forms_of_groups() -> None:
+    logits, ids = make_logits(make_groups([3, 4]), 3), [5, 5, -2, 5, -2, -2, -2]
+    want = paddle_ext.adapt(logits, groups=torch.tensor(ids))
+    assert want.groups is not None
+    assert want.groups.names == [-2, 5]
+    assert want.groups.of_row.tolist() == [1, 1, 0, 1, 0, 0, 0]
+    array = np.array(ids)
+    forms: list[Any] = [ids, tuple(ids), array, array.astype(np.int8), array.astype(float)]
+    forms += [array.astype(">i4"), array[::-1].copy()[::-1], torch.tensor(ids).float()]
+    for form in forms:
+        got = paddle_ext.adapt(logits, groups=form)
+        assert torch.equal(got.probabilities, want.probabilities)
+        assert got.groups is not None
+        assert got.groups.names == [-2, 5]
+    named = ["b" if i == 5 else "a" for i in ids]
+    for words in (named, np.array(named), np.array(named, dtype=object)):
+        got = paddle_ext.adapt(logits, groups=words)
+        assert torch.equal(got.probabilities, want.probabilities)
+        assert got.groups is not None
+        assert got.groups.names == ["a", "b"]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "short": ([1, 2], r"groups must have shape \[4\].* got \[2\]"),
+    "a table": (torch.zeros(4, 1), r"groups must have shape \[4\]"),
+    "halves": (torch.tensor([1.0, 1.0, 2.5, 2.0]), "integers or strings, got 2.5 in row 2"),
+    "NaN": (np.array([1.0, np.nan, 2.0, 2.0]), "integers or strings, got nan in row 1"),
+    "infinite": (torch.tensor([1.0, 1.0, math.inf, 2.0]), "got inf in row 2"),
+    "a missing name": (["a", None, "b", "b"], "got 'a' in row 0|got None in row 1"),
+    "two kinds": (["a", 1, "b", "b"], "all integers or all strings, got 'a' in row 0"),
+    "flags": (torch.tensor([True, True, False, False]), "integers or strings, got bool"),
+    "one text": ("abcd", "an integer or a string per row, got str"),
+    "a number": (4, "an integer or a string per row, got int"),
+    "sparse": (torch.ones(4).to_sparse(), "groups must be a dense tensor"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_groups(name: str) -> None:
+    groups, message = BAD[name]
+    logits = torch.zeros(4, 3)
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        paddle_ext.adapt(logits, groups=groups)
+    assert "\n" not in str(caught.value)
+    with pytest.raises((TypeError, ValueError), match=message):
+        paddle_ext.adaptive(torch.eye(3), torch.arange(3), torch.ones(4, 3), groups=groups)
+
+
+def test_groups_that_do_not_fit(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="groups must be None for a batch of tasks"):
+        paddle_ext.adapt(torch.zeros(2, 4, 3), groups=[1, 1, 2, 2])
+    with pytest.raises(ValueError, match=r"prior must have shape \[3\] or \[2, 3\], got \[3, 3\]"):
+        paddle_ext.adapt(torch.zeros(4, 3), groups=[1, 1, 2, 2], prior=torch.ones(3, 3))
+    with pytest.raises(TypeError, match="share must be True or False, got int"):
+        paddle_ext.adapt(torch.zeros(4, 3), groups=[1, 1, 2, 2], share=1)  # type: ignore[arg-type]
+    np.save(tmp_path / "rows.npy", np.ones((4, 3), dtype=np.float32))
+    with pytest.raises(ValueError, match="groups must be None for queries from a file"):
+        paddle_ext.adaptive(
+            torch.eye(3), torch.arange(3), str(tmp_path / "rows.npy"), groups=[1, 1, 2, 2]
+        )
