@@ -28,6 +28,9 @@ MOST_TOP = 64
 # The queries times classes of a task solved by one thread or thread block; more go in chunks.
 MOST_IN_ONE_BLOCK = 2**22
 
+# On the CPU, of a task of `adaptive` with the full metric: queries times classes to the power 3/2.
+MOST_IN_FULL_METRIC = 2**20
+
 # On CUDA, where the blocks of this many tasks run at the same time, the queries times (classes +
 # 128) of one task from which on the whole device, in chunks, is quicker than its block.
 BLOCKS_AT_A_TIME, MOST_BLOCK_WORK = 128, 3 * 2**18

@@ -33,6 +33,9 @@ from . import check
 # The standard deviation s of the shift of a class's logits. docs/presence.md says on which data it
 # was chosen, and how much of the others the intervals cover.
 LOGIT_ERROR = 0.45
+# Rows of a class with a smaller variance are nearly copies of one another: of unit-norm rows, those
+# of real classes had variances between 0.3 and 1, and views of one object below 0.1.
+NEAR_COPIES = 0.5
 RATE = 0.05  # of the queries of known classes that look like strangers
 
 
@@ -68,6 +71,12 @@ def sums_of(
         held = held if among is None else none.scatter_add(-1, at, u.double().flatten(-2))
     counted = counts_of(labels, torch.zeros_like(held, dtype=torch.float64), among)
     return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
+
+
+def distinct_rows(shots: Tensor, variance: Tensor) -> Tensor:
+    """How many labelled rows [.., K] are not copies of others, given their variance [..]."""
+    apart = (variance / NEAR_COPIES).clamp(max=1).unsqueeze(-1)
+    return 1 + apart * (shots - 1).clamp(min=0)
 
 
 def counts_of(labels: Tensor, counts: Tensor, among: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import check
 from .groups import Groups
-from .prevalence import RATE, Prevalence, estimated_shares, from_sums, sums_of
+from .prevalence import RATE, Prevalence, distinct_rows, estimated_shares, from_sums, sums_of
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -63,8 +63,9 @@ class Solution(NamedTuple):
     # If only the largest probabilities of each row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
-    # [.., K], by `adaptive`: labelled rows of each class; of near copies only one counts
+    # By `adaptive`: the labelled rows of each class [.., K], and their variance in it [..]
     shots: Tensor | None = None
+    variance: Tensor | None = None
     # With `groups=`: labels and probabilities are [Q, ..] in the order of the queries, all else
     # [G, ..] in the order of `groups.names`
     groups: Groups | None = None
@@ -191,8 +192,9 @@ class Solution(NamedTuple):
             sum_up = partial(sums_by_group, self, self.groups)
         sums = sum_up()
         inexact = torch.zeros_like(sums[..., 0, :])
-        if self.shots is not None:
-            inexact += sums[..., 0, :].sum(-1, keepdim=True) / self.shots
+        if self.shots is not None and self.variance is not None:
+            queries = sums[..., 0, :].sum(-1, keepdim=True)
+            inexact += queries / distinct_rows(self.shots, self.variance)
         sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
         if novelty is None:
             return sums
@@ -238,6 +240,7 @@ class Solution(NamedTuple):
             prior_used=None if used is None else used.any(),
             held=None if self.held is None else self.held.sum(0),
             shots=None if self.shots is None else self.shots[0],
+            variance=None if self.variance is None else self.variance[0],
             groups=None,
         )
 

@@ -62,8 +62,8 @@ def classify(
         shared: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
         return by_group(query[0], likelihood, extra, measures, groups, share, **shared), None
     (*tasks, Q), K = query.shape[:-1], likelihood.bias.shape[-1]
-    is_cuda = query.device.type == "cuda"
-    is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, cuda=is_cuda)
+    on = {"cuda": query.device.type == "cuda", "full": likelihood.factor is not None}
+    is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, **on)
     if isinstance(query, Tensor) and is_small:
         query = query.to(likelihood.bias.dtype)
         found, finite = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
@@ -81,7 +81,8 @@ def classify(
 
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
     """The solution with what the intervals of `prevalence` need of the labelled rows."""
-    return solution._replace(shots=likelihood.distinct_shots.expand_as(solution.proportions))
+    shots = likelihood.shots.expand_as(solution.proportions)
+    return solution._replace(shots=shots, variance=likelihood.variance.expand(len(shots)))
 
 
 def by_group(

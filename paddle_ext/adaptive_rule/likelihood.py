@@ -21,10 +21,6 @@ from ..native.coordinates import as_split, coordinates, split_kind, unsplit
 from ..native.load import module
 from ..rows import class_sums, laid_out, products
 
-# Rows of a class with a smaller variance are nearly copies of one another: of unit-norm rows, those
-# of real classes had variances between 0.3 and 1, and views of one object below 0.1.
-NEAR_COPIES = 0.5
-
 
 class NativeTensor(NamedTuple):
     """How native code knows a tensor of a likelihood."""
@@ -151,12 +147,6 @@ class Likelihood:
         """
         v, few = self.variance.unsqueeze(-1), self.shots.clamp(min=1)
         return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
-
-    @cached_property
-    def distinct_shots(self) -> Tensor:
-        """Labelled rows of each class [L, K], of which near copies teach no more than one."""
-        apart = (self.variance / NEAR_COPIES).clamp(max=1).unsqueeze(-1)
-        return 1 + apart * (self.shots - 1).clamp(min=0)
 
     def weight_of(self, queries: float) -> float:
         """The weight of a query in the class counts: many do not overrule the labelled rows."""

@@ -170,8 +170,12 @@ def mixed_chances(evidence: Tensor) -> Tensor:
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
-    """The mean proportions of groups, times K, from the draws that each class holds, [K]."""
-    K = len(held)
+    """The mean proportions of groups, times K, from the draws that each class holds, [K].
+
+    On the CPU: hundreds of operations on a few numbers take less time there.
+    """
+    K, device = len(held), held.device
+    held = held.cpu()
     if math.isfinite(labelled_rows):
         held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
     b, total = held.new_ones(()), held.sum()
@@ -185,7 +189,7 @@ def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
         curvature = slope + b.square() * curvature
         step = torch.where(curvature < 0, -slope / curvature, slope.sign()).clamp(-1, 1)
         b = (b * step.exp()).clamp(low, high)
-    return (held + b) * K / (total + K * b)
+    return ((held + b) * K / (total + K * b)).to(device)
 
 
 def bound_of(logits: Tensor, groups: Groups, weight: Tensor, found: Shared) -> Tensor:
