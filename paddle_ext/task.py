@@ -162,14 +162,20 @@ def bounded(factor: float) -> float:
 
 
 def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
-    """Concatenate solutions of several batches into one, optionally reordering the tasks."""
+    """Concatenate solutions of several batches into one, optionally reordering the tasks.
+
+    What only some of them have, such as the labelled rows of tasks with names, is left out.
+    """
     if len(parts) == 1 and order is None:
         return parts[0]
     together: dict[str, Any] = {}
-    for name, x in parts[0]._asdict().items():
-        if isinstance(x, Tensor):
-            whole = torch.cat([getattr(part, name) for part in parts])
+    for name in parts[0]._fields:
+        values = [getattr(part, name) for part in parts]
+        if all(isinstance(x, Tensor) for x in values):
+            whole = torch.cat(values)
             together[name] = whole if order is None else whole[order]
+        elif any(isinstance(x, Tensor) for x in values):
+            together[name] = None
     return parts[0]._replace(**together)
 
 

@@ -203,7 +203,7 @@ def test_strangers_by_hand() -> None:
 
 
 def test_novelty_must_belong_to_the_queries() -> None:
-    found = paddle_ext.adapt(torch.eye(3))
+    found = paddle_ext.adapt(3 * torch.eye(3))
     with pytest.raises(ValueError, match=r"novelty must be \[3\], got \[2\]"):
         found.prevalence(novelty=torch.zeros(2))
     with pytest.raises(ValueError, match=r"sums must be \[.., 4, K\] or \[.., 9, K \+ 1\], got"):

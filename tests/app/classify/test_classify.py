@@ -115,7 +115,7 @@ def test_columns_of_numbers(tmp_path: Path) -> None:
         chosen = settings(columns=Columns(features=choice))
         report = classify(tmp_path / "known.csv", tmp_path / "new.csv", tmp_path, chosen)
         assert report.notes[0] == "features: 16 columns, f0 to f15"
-        assert report.notes[1].startswith("rows: taken as a table")
+        assert report.notes[1].startswith("rows: taken as embeddings")
         assert report.answers.labels.tolist() == truth.tolist()
         assert report.answers.class_names == ("0", "1", "2", "3", "4", "5")
 
