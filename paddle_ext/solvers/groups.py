@@ -189,6 +189,8 @@ def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
         curvature = slope + b.square() * curvature
         step = torch.where(curvature < 0, -slope / curvature, slope.sign()).clamp(-1, 1)
         b = (b * step.exp()).clamp(low, high)
+        if step.abs() < 1e-12:
+            break
     return ((held + b) * K / (total + K * b)).to(device)
 
 
