@@ -61,6 +61,10 @@ class Answers:
         labelled samples without any of them.
     no_text : frozenset of int
         Samples without a text, of which nothing can be said: they have no prediction.
+    groups : list of N str or None
+        What the samples belong to, if the user knows it.
+    group_sums : dict of str to Tensor [9, K + 1]
+        `Solution.class_sums` of each group, without corrected samples.
     """
 
     class_names: tuple[str, ...]
@@ -82,6 +86,8 @@ class Answers:
     likeliest: Tensor | None = None
     corrected: dict[int, str] = field(default_factory=dict)
     no_text: frozenset[int] = frozenset()
+    groups: list[str] | None = None
+    group_sums: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -218,6 +224,7 @@ def inserted(
         columns = {"present": rest.present, "prevalence": rest.prevalence}
         columns["alike"] = [[others[row] for row in group] for group in rest.alike]
         columns["no_text"] = frozenset(others[row] for row in rest.no_text)
+        columns["group_sums"] = rest.group_sums
         if rest.nodes is not None:
             columns["nodes"] = lists("nodes")
             columns["node_probability"] = tensors("node_probability")
@@ -227,6 +234,7 @@ def inserted(
         columns[name] = tensors(name)
     truth = None if more.truth is None else lists("truth")
     columns["digests"] = lists("digests")
+    columns["groups"] = None if more.groups is None else lists("groups")
     return Answers(class_names, lists("names"), lists("texts"), truth=truth, **columns)
 
 
@@ -238,4 +246,5 @@ def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
     names, texts = samples.names, samples.texts
     answers = (none, none, nan, nan, nan, absent, samples.truth)
     more: Any = {"digests": samples.digests(), "likeliest": torch.full((n, LIKELIEST), -1)}
+    more["groups"] = samples.groups
     return Answers(class_names, names, texts, *answers, **more)

@@ -36,6 +36,7 @@ from .write.tables import (
     write_classes,
     write_corrections,
     write_final,
+    write_groups,
     write_labelled,
     write_suggestions,
 )
@@ -90,6 +91,11 @@ class Report:
     def classes(self) -> Path:
         """The file with the shares of the classes."""
         return self.table.with_name("classes.csv")
+
+    @property
+    def groups(self) -> Path | None:
+        """The file that says what is where; None without groups."""
+        return self.table.with_name("groups.csv") if self.outcome.where else None
 
     @property
     def checked(self) -> LabelledCheck | None:
@@ -265,6 +271,8 @@ def write_all(
         write_corrections(folder / CORRECTED_FILE, corrected.corrections)
     write_answers(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
+    if outcome.where:
+        write_groups(folder / "groups.csv", outcome.where)
     if outcome.checked is not None:
         shown = "file" if pictures else "text" if texts else "sample"
         names = source.labelled.names
