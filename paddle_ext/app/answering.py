@@ -24,7 +24,6 @@ from ..prior import measures_of
 from ..progress import Progress
 from ..rows import unit_rows
 from ..solution import Solution
-from ..solvers.groups import each_alone
 from ..task import Task
 from .answers import LIKELIEST, Answers
 from .read.samples import (
@@ -229,8 +228,7 @@ def solver(
     method = Adaptive(logit_scale=labelled.logit_scale)
 
     def solve(rows: Tensor, groups: Groups | None) -> Solution:
-        if groups is not None:  # with names each is a task of its own
-            return each_alone(groups, lambda at, _: solve(rows[0, at], None))
+        assert groups is None
         whole = support[None], labels[None], rows, K
         return method.solution(Task(*whole, prototypes=names[None], measures=measures))
 

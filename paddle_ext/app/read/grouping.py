@@ -19,7 +19,7 @@ from .pictures import FolderSamples
 from .samples import Batch
 from .tables import TableSamples
 
-# Tags of EXIF: the block of the camera, when the picture was taken, and when the file was written.
+# Tags of EXIF: the block of the camera, when an image was taken, and when its file was written.
 CAMERA, TAKEN, WRITTEN = 0x8769, 0x9003, 0x0132
 
 ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
@@ -39,18 +39,14 @@ class Grouped:
 
 def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | None:
     """The group of each sample, in their order; None if the user knows of no groups."""
-    columns, gap, pictures = settings.columns, settings.gap, isinstance(samples, FolderSamples)
-    names = None
+    columns, gap, names = settings.columns, settings.gap, None
     if columns.group is not None:
         cells = cells_of(samples, "group", columns.group)
         names = values_of(cells, group_name, "group", "a value for each sample")
     if gap is None:
         return names
-    cells = cells_of(samples, "time", columns.time)
-    expected = "times such as 2026-06-30 14:05, or seconds"
-    if pictures:
-        expected = "omitted unless all images have EXIF times"
-    times = values_of(cells, time_of, "group_gap" if pictures else "time", expected)
+    expected = "omitted unless each has a time such as 2026-06-30 14:05, in seconds, or by EXIF"
+    times = values_of(cells_of(samples, "time", columns.time), time_of, "group_gap", expected)
     return by_gaps(names or [""] * len(times), times, gap)
 
 
@@ -59,8 +55,8 @@ def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int |
     if isinstance(samples, FolderSamples):
         wanted = "folder" if argument == "group" else None
         if name != wanted:
-            what = wanted or "omitted"
-            raise check.ArgumentValueError(argument, f"must be {what} for images, got {name!r}")
+            what = f"must be {wanted or 'omitted'} for images, got {name!r}"
+            raise check.ArgumentValueError(argument, what)
         folders = (path.parent.relative_to(samples.root).as_posix() for path in samples.paths)
         values = folders if wanted else in_threads(picture_time, samples.paths)
         return dict(zip(map(str, samples.paths), values, strict=True))
@@ -106,7 +102,7 @@ def time_of(cell: object) -> datetime | None:
 
 
 def picture_time(path: Path) -> str:
-    """When a picture was taken, by its EXIF data; empty if they do not say it."""
+    """When an image was taken, by its EXIF data; empty if they do not say it."""
     try:
         with open_picture(read_picture_file(path)) as picture:
             exif = picture.getexif()
