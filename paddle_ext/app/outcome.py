@@ -133,8 +133,9 @@ def what_is_where(answers: Answers) -> dict[str, list[InGroup]]:
         one = torch.ones((), dtype=torch.float64)
         return counts.index_put_((place[rows], final[rows]), one, accumulate=True)
 
-    certain = counted(torch.tensor([*answers.corrected], dtype=torch.int64))
-    counts = counted(torch.arange(len(answers))).int().tolist()
+    fixed = torch.tensor([*answers.corrected], dtype=torch.int64)
+    certain, judged = counted(fixed), answers.predicted().index_fill_(0, fixed, True)
+    counts = counted(judged).int().tolist()
     none = torch.zeros(9, K + 1, dtype=torch.float64)
     sums = torch.stack([answers.group_sums.get(name, none) for name in names])
     present = ((sums[:, 1] >= PRESENT) | (certain > 0)).tolist()
@@ -143,8 +144,8 @@ def what_is_where(answers: Answers) -> dict[str, list[InGroup]]:
         sums = sums[:, :4, :K]
     shares, found = torch.stack([*from_sums(sums)], -1).tolist(), {}
     for g, name in enumerate(names):
-        own = sorted(range(K), key=lambda k: -shares[g][k][0])
-        rows = [(k, answers.class_names[k]) for k in own if counts[g][k]]
+        own = sorted((k for k in range(K) if counts[g][k]), key=lambda k: -shares[g][k][0])
+        rows = [(k, answers.class_names[k]) for k in own]
         if len(shares[g]) > K and (counts[g][K] or shares[g][K][0] > 0):
             rows.append((K, NO_CLASS))
         found[name] = [InGroup(x, counts[g][k], present[g][k], *shares[g][k]) for k, x in rows]

@@ -175,6 +175,8 @@ def classify(
         notes += more
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
+    if answers.groups is not None:
+        notes.append(f"groups: {len(set(answers.groups)):,}, each classified as one batch")
     checked = check_labelled(source.labelled, device)
     accuracy = expected_accuracy(checked, source.labelled, len(corrected.used))
     source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]

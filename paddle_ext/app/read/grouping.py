@@ -91,11 +91,12 @@ def group_name(cell: object) -> str | None:
 
 def time_of(cell: object) -> datetime | None:
     """A time, in UTC unless it says otherwise; None if it is none."""
+    text = re.sub(r"^((?:19|20)\d\d)(\d\d)(\d\d)$", r"\1-\2-\3", str(cell).strip())
     try:
-        seconds = as_number(cell)
+        seconds = as_number(text)
         if seconds is not None:
             return datetime.fromtimestamp(seconds, timezone.utc)
-        found = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", str(cell).strip()))
+        found = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
     except (ValueError, OverflowError, OSError):
         return None
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)

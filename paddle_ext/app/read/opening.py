@@ -115,10 +115,8 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
-    if source.groups is not None:
-        if source.given is not None:
-            raise check.ArgumentValueError("group", "must be omitted with class names, got groups")
-        source.notes.append(f"groups: {len(set(source.groups)):,}, each classified as one batch")
+    if source.groups is not None and source.given is not None:
+        raise check.ArgumentValueError("group", "must be omitted with class names, got groups")
     return source
 
 
