@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
 from ..adaptive_rule.likelihood import Likelihood
+from ..groups import Groups, groups_of
 from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
@@ -36,6 +39,7 @@ from .read.samples import (
 BATCH = 300
 BATCHES = 8  # per call
 MOST_LEFT_OUT = 50_000_000  # limit on the probabilities of a batch
+MOST_IN_GROUPS = 2**29  # the same for all groups together
 CONFIDENCE = 0.9  # of the node that a sample is rolled up to
 MOST_GROUPED = 500  # strangers that are compared with each other
 
@@ -62,7 +66,8 @@ def answer(
     batches : iterable of Batch
         Of any sizes; they are regrouped.
     batch : int or None
-        Samples classified together; None: 300, fewer with more than 160,000 classes.
+        Samples classified together; None: those of a group, if they have groups, otherwise 300,
+        fewer with more than 160,000 classes.
     label_noise : float or "auto"
         As in `paddle_ext.adaptive`; with class names every label is trusted.
     device : device
@@ -96,7 +101,8 @@ def answer(
     certain = torch.zeros(K + 1, dtype=torch.float64) if certain is None else certain
     present, sums = certain[:K] > 0, torch.zeros(9, K + 1, dtype=torch.float64)
     sums[:2] = certain
-    groups = classified(
+    group_sums = dict[str, Tensor]()
+    calls = classified(
         labelled,
         batches,
         batch=batch,
@@ -107,19 +113,23 @@ def answer(
         total=total,
         progress=progress,
     )
-    for group, rows, solution in groups:
-        for part in group:
+    for together, rows, solution in calls:
+        for part in together:
             no_features, digests = torch.empty(len(part.names), 0), part.digests()
             samples.append(part._replace(features=no_features, contents=digests))
-        columns = [*solution.probabilities.topk(min(LIKELIEST, K)), solution.doubt()]
+        u = solution.probabilities.flatten(0, -2)
+        columns = [*u.topk(min(LIKELIEST, K)), solution.doubt().flatten()]
         strangeness = torch.full_like(columns[-1], math.nan)
         if novelty is not None:
             columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))
             strange.add(rows.flatten(0, 1), columns[-1])
-            strangeness = columns[-1] = columns[-1].view(solution.labels.shape).float()
-        best.append(tuple(x.flatten(0, 1).cpu() for x in columns))
-        present |= solution.present().any(0).cpu()
-        sums += solution.class_sums(strangeness).sum(0).cpu()
+            strangeness = columns[-1] = columns[-1].float()
+        best.append(tuple(x.cpu() for x in columns))
+        present |= solution.over_all().present().view(-1, K).any(0).cpu()
+        own = solution.class_sums(strangeness.view_as(solution.labels)).cpu()
+        sums += own.sum(0)
+        if solution.groups is not None:
+            group_sums |= zip(solution.groups.names, own, strict=True)
         if hierarchy is not None:
             one = hierarchy.roll_up(solution.probabilities, CONFIDENCE)
             nodes += [str(name or "") for name in one.names()]
@@ -146,6 +156,8 @@ def answer(
         strange.groups(labelled, place),
         whole.digests(),
         torch.nn.functional.pad(classes, (0, LIKELIEST - classes.shape[1]), value=-1),
+        groups=whole.groups,
+        group_sums=group_sums,
     )
 
 
@@ -163,22 +175,29 @@ def classified(
 ) -> Iterator[tuple[list[Batch], Tensor, Solution]]:
     """Batches as they are classified, with their features; arguments as in `answer`.
 
-    The features are [B, n, D], or [B, n, D + 1] in the columns of a table.
+    The features are [B, n, D], or [B, n, D + 1] in the columns of a table. If samples have groups,
+    all are one call, because groups learn from one another.
     """
     size, together = batch_sizes(labelled, batch)
     solve = solver(labelled, place, label_noise, prior)
-    D, empty = labelled.features.shape[1], True
+    D, K, batches = labelled.features.shape[1], len(labelled.class_names), iter(batches)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError(f"{source} must have at least one sample to classify, got none")
+    grouped, batches = batch is None and first.groups is not None, chain([first], batches)
+    size = sys.maxsize if grouped else size
     with Progress("classifying", total, show=progress and total > size) as shown:
         for group in grouped_by_shape(rebatched(batches, size), together):
+            if grouped and len(group[0].names) > MOST_IN_GROUPS // K:
+                most = f"at most {MOST_IN_GROUPS // K:,} samples for groups of {K} classes"
+                raise ValueError(f"{source} must have {most}, got {len(group[0].names):,}")
             for part in group:
                 check_batch(part, D, labelled.source, source)
             rows = torch.stack([part.features for part in group])
             rows = labelled.columns.applied_to(rows.to(place, torch.float32))
-            yield group, rows, solve(rows)
+            groups = groups_of(group[0].groups, rows.shape[1], place) if grouped else None
+            yield group, rows, solve(rows, groups)
             shown.advance(rows.shape[0] * rows.shape[1])
-            empty = False
-    if empty:
-        raise ValueError(f"{source} must have at least one sample to classify, got none")
 
 
 def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
@@ -196,19 +215,20 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
 
 def solver(
     labelled: Labelled, place: torch.device, label_noise: float | str, prior: Tensor | None
-) -> Callable[[Tensor], Solution]:
-    """The function that classifies batches in the coordinates of `Labelled.rows`."""
+) -> Callable[[Tensor, Groups | None], Solution]:
+    """The function that classifies batches, or groups, in the coordinates of `Labelled.rows`."""
     K = len(labelled.class_names)
     support = labelled.rows(place)
     labels = labelled.labels.to(place)
     measures = None if prior is None else measures_of(prior, K, None, support).values
     if labelled.prototypes is None:
         likelihood = likelihood_of(labelled, place, label_noise)
-        return lambda rows: classify(likelihood, rows, measures=measures)[0]
+        return lambda rows, groups: classify(likelihood, rows, measures=measures, groups=groups)[0]
     names = labelled.prototypes.to(place, torch.float32)
     method = Adaptive(logit_scale=labelled.logit_scale)
 
-    def solve(rows: Tensor) -> Solution:
+    def solve(rows: Tensor, groups: Groups | None) -> Solution:
+        assert groups is None
         whole = support[None], labels[None], rows, K
         return method.solution(Task(*whole, prototypes=names[None], measures=measures))
 

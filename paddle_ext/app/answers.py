@@ -19,6 +19,11 @@ UNKNOWN = "unknown"  # what the user calls a sample of no class
 NO_CLASS = "of no known class"  # what the share of such samples is called
 BINS = 10  # of the calibration error
 LIKELIEST = 5  # classes to choose from by a key
+# The fields of `Answers` that have a value for each sample.
+OF_SAMPLES = (
+    *("names", "texts", "labels", "second", "likeliest", "probability", "second_probability"),
+    *("doubt", "truth", "novelty", "nodes", "node_probability", "digests", "groups"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class Answers:
         labelled samples without any of them.
     no_text : frozenset of int
         Samples without a text, of which nothing can be said: they have no prediction.
+    groups : list of N str or None
+        What the samples belong to, if the user knows it.
+    group_sums : dict of str to Tensor [9, K + 1]
+        `Solution.class_sums` of each group, without corrected samples.
     """
 
     class_names: tuple[str, ...]
@@ -82,6 +91,8 @@ class Answers:
     likeliest: Tensor | None = None
     corrected: dict[int, str] = field(default_factory=dict)
     no_text: frozenset[int] = frozenset()
+    groups: list[str] | None = None
+    group_sums: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -201,33 +212,25 @@ def inserted(
     renumbered: Any = {name: number[getattr(more, name)] for name in classes}
     parts[0] = replace(more, **renumbered)
 
-    def tensors(name: str) -> Tensor:
+    def joined(name: str) -> Any:
+        """A column of all samples; None if no part has it."""
         values = [(getattr(one, name), len(one)) for one in parts]
-        return torch.cat([torch.full((n,), math.nan) if x is None else x for x, n in values])[order]
-
-    def lists(name: str) -> list[str]:
-        values = [(getattr(one, name), len(one)) for one in parts]
+        kinds = {type(x) for x, _ in values} - {type(None)}
+        if Tensor in kinds:
+            whole = [torch.full((n,), math.nan) if x is None else x for x, n in values]
+            return torch.cat(whole)[order]
         both = [text for x, n in values for text in ([""] * n if x is None else x)]
-        return [both[row] for row in order.tolist()]
+        return [both[row] for row in order.tolist()] if kinds else None
 
-    columns: dict[str, Any] = {"present": counts[:-1] > 0}
-    sums = torch.zeros(9, len(counts), dtype=torch.float64)
-    sums[:2] = counts
-    columns["prevalence"] = from_sums(sums)
+    columns: dict[str, Any] = {name: joined(name) for name in OF_SAMPLES}
     if rest is not None:
-        columns = {"present": rest.present, "prevalence": rest.prevalence}
+        columns |= {"present": rest.present, "prevalence": rest.prevalence}
         columns["alike"] = [[others[row] for row in group] for group in rest.alike]
         columns["no_text"] = frozenset(others[row] for row in rest.no_text)
-        if rest.nodes is not None:
-            columns["nodes"] = lists("nodes")
-            columns["node_probability"] = tensors("node_probability")
-    if any(one.novelty is not None for one in parts):
-        columns["novelty"] = tensors("novelty")
-    for name in (*classes, "probability", "second_probability", "doubt"):
-        columns[name] = tensors(name)
-    truth = None if more.truth is None else lists("truth")
-    columns["digests"] = lists("digests")
-    return Answers(class_names, lists("names"), lists("texts"), truth=truth, **columns)
+        return Answers(class_names, group_sums=rest.group_sums, **columns)
+    sums = torch.zeros(9, len(counts), dtype=torch.float64)
+    sums[:2] = counts
+    return Answers(class_names, present=counts[:-1] > 0, prevalence=from_sums(sums), **columns)
 
 
 def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
@@ -238,4 +241,5 @@ def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
     names, texts = samples.names, samples.texts
     answers = (none, none, nan, nan, nan, absent, samples.truth)
     more: Any = {"digests": samples.digests(), "likeliest": torch.full((n, LIKELIEST), -1)}
+    more["groups"] = samples.groups
     return Answers(class_names, names, texts, *answers, **more)

@@ -9,17 +9,20 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..adaptive_rule.label_noise import MOST_LEFT_OUT
+from ..labels import numbered, sorted_names
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
-from ..prevalence import RATE
+from ..prevalence import RATE, from_sums
+from ..solution import PRESENT
 from ..text import plural
-from .answers import Answers
+from .answers import NO_CLASS, Answers
 from .corrections import Corrected
 from .read.opening import Source
 from .read.samples import Labelled
@@ -102,6 +105,51 @@ def to_check_words(check: Sequence[ToCheck]) -> str:
 def by_chance(answers: Answers) -> float:
     """How many samples of known classes look like strangers by chance."""
     return RATE * (int(answers.predicted().sum()) - len(answers.unjudged()))
+
+
+# --- what is where --------------------------------------------------------------------------------
+
+
+class InGroup(NamedTuple):
+    """A class in a group of samples."""
+
+    name: str
+    samples: int
+    present: bool  # surely, as in `Answers.present`
+    share: float  # of the group, with its 90 % interval
+    low: float
+    high: float
+
+
+def what_is_where(answers: Answers) -> dict[str, list[InGroup]]:
+    """The classes in each group, those with the largest share first, and at last none of them."""
+    names, K = sorted_names(answers.groups or []), len(answers.class_names)
+    place, final = numbered(answers.groups or [], names), answers.final()
+    if not names or answers.prevalence is None:
+        return {}
+
+    def counted(rows: Tensor) -> Tensor:
+        counts = torch.zeros(len(names), K + 1, dtype=torch.float64)
+        one = torch.ones((), dtype=torch.float64)
+        return counts.index_put_((place[rows], final[rows]), one, accumulate=True)
+
+    fixed = torch.tensor([*answers.corrected], dtype=torch.int64)
+    certain, judged = counted(fixed), answers.predicted().index_fill_(0, fixed, True)
+    counts = counted(judged).int().tolist()
+    none = torch.zeros(9, K + 1, dtype=torch.float64)
+    sums = torch.stack([answers.group_sums.get(name, none) for name in names])
+    present = ((sums[:, 1] >= PRESENT) | (certain > 0)).tolist()
+    sums[:, :2] += certain.unsqueeze(1)
+    if len(answers.prevalence.estimate) == K:  # nothing is known of samples of no known class
+        sums = sums[:, :4, :K]
+    shares, found = torch.stack([*from_sums(sums)], -1).tolist(), {}
+    for g, name in enumerate(names):
+        own = sorted((k for k in range(K) if counts[g][k]), key=lambda k: -shares[g][k][0])
+        rows = [(k, answers.class_names[k]) for k in own]
+        if len(shares[g]) > K and (counts[g][K] or shares[g][K][0] > 0):
+            rows.append((K, NO_CLASS))
+        found[name] = [InGroup(x, counts[g][k], present[g][k], *shares[g][k]) for k, x in rows]
+    return found
 
 
 # --- the labelled samples -------------------------------------------------------------------------
@@ -246,6 +294,11 @@ class Outcome:
     @property
     def source(self) -> Source:
         return self.corrected.source
+
+    @cached_property
+    def where(self) -> dict[str, list[InGroup]]:
+        """What is where; empty without groups."""
+        return what_is_where(self.answers)
 
     def to_check(self) -> list[ToCheck]:
         return to_check(self.answers)

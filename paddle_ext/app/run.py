@@ -36,6 +36,7 @@ from .write.tables import (
     write_classes,
     write_corrections,
     write_final,
+    write_groups,
     write_labelled,
     write_suggestions,
 )
@@ -90,6 +91,11 @@ class Report:
     def classes(self) -> Path:
         """The file with the shares of the classes."""
         return self.table.with_name("classes.csv")
+
+    @property
+    def groups(self) -> Path | None:
+        """The file that says what is where; None without groups."""
+        return self.table.with_name("groups.csv") if self.outcome.where else None
 
     @property
     def checked(self) -> LabelledCheck | None:
@@ -169,6 +175,8 @@ def classify(
         notes += more
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
+    if answers.groups is not None:
+        notes.append(f"groups: {len(set(answers.groups)):,}, each classified as one batch")
     checked = check_labelled(source.labelled, device)
     accuracy = expected_accuracy(checked, source.labelled, len(corrected.used))
     source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
@@ -265,6 +273,8 @@ def write_all(
         write_corrections(folder / CORRECTED_FILE, corrected.corrections)
     write_answers(table, answers, column, texts=texts)
     write_classes(folder / "classes.csv", answers, outcome.expected)
+    if outcome.where:
+        write_groups(folder / "groups.csv", outcome.where)
     if outcome.checked is not None:
         shown = "file" if pictures else "text" if texts else "sample"
         names = source.labelled.names

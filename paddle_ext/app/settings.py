@@ -6,8 +6,10 @@ docstring is the help, so an option is written nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +26,7 @@ CLASSES = Parameter(group=ordered("What is known of the classes"))
 REVIEW = Parameter(group=ordered("Review, and the next round"))
 COMPUTING = Parameter(group=ordered("Computing"))
 NO_OPTION = Parameter(parse=False)
+UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
 @Parameter(name="*")
@@ -43,6 +46,11 @@ class Columns:
         Column of row names; default: row numbers.
     truth : str or None
         Column or array of true classes, to report the accuracy; for images: folder.
+    group : str or None
+        Column or array of what samples belong to, such as a place or a customer, to classify the
+        samples of each as one batch; for images: folder.
+    time : str or None
+        Column or array of times, for --group-gap.
     """
 
     features: Annotated[str | None, TABLES, Parameter(name=("--embedding", "--features"))] = None
@@ -50,9 +58,13 @@ class Columns:
     label: Annotated[str | None, TABLES] = None
     name: Annotated[str | None, TABLES, Parameter(name="--id")] = None
     truth: Annotated[str | None, TABLES] = None
+    group: Annotated[str | None, TABLES] = None
+    time: Annotated[str | None, TABLES] = None
 
     def others(self) -> set[str]:
-        return {one for one in (self.text, self.label, self.name, self.truth) if one is not None}
+        """The columns that are not features."""
+        roles = self.text, self.label, self.name, self.truth, self.group, self.time
+        return {one for one in roles if one is not None}
 
 
 @Parameter(name="*")
@@ -72,6 +84,9 @@ class Settings:
         CSV separator: a character, or tab; default: detected.
     encoding : str or None
         CSV encoding, such as latin-1; default: detected.
+    group_gap : str or None
+        Time without a sample after which another group begins, such as 30min, 2h or 1d; the times
+        are those of --time, or in the EXIF data of images. With --group: within each group.
     names : Path or None
         Names of the classes, which then need no labels: a text file with one per line (and prompts
         after tabs), or a .npz with text and class_names.
@@ -111,7 +126,7 @@ class Settings:
         For texts: a sentence-transformers model. For images with names: an image-text model on
         disk, as a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS.
     batch : int or None
-        Samples classified together; default: 300.
+        Samples classified together; default: 300, or the groups.
     device : str or None
         cpu, cuda, cuda:1; default: a GPU if any.
     cache : Path or None
@@ -124,6 +139,7 @@ class Settings:
     rows: Annotated[str, TABLES] = "auto"
     separator: Annotated[str | None, TABLES, Parameter(name="--sep")] = None
     encoding: Annotated[str | None, TABLES] = None
+    group_gap: Annotated[str | None, TABLES] = None
     names: Annotated[Path | None, CLASSES] = None
     templates: Annotated[tuple[str, ...], CLASSES, Parameter(name="--template")] = ()
     logit_scale: Annotated[float | None, CLASSES] = None
@@ -156,6 +172,27 @@ class Settings:
         check.choice("rows", self.rows, ROWS)
         if self.suggest is not None:
             check.integer("suggest", self.suggest)
+        if self.group_gap is None and self.columns.time is not None:
+            raise check.ArgumentValueError(
+                "group_gap", f"must be given with the times {self.columns.time!r}, got none"
+            )
+        if self.batch is not None and (self.columns.group is not None or self.gap is not None):
+            raise check.ArgumentValueError(
+                "batch", f"must be omitted with groups, which are batches, got {self.batch}"
+            )
+
+    @property
+    def gap(self) -> timedelta | None:
+        """The time of `group_gap`."""
+        if self.group_gap is None:
+            return None
+        parts = re.fullmatch(r"(\d{1,9})\s*(s|min|h|d)", self.group_gap)
+        if parts is None:
+            from ..check import ArgumentValueError
+
+            what = f"must be a time such as 30s, 30min, 2h or 1d, got {self.group_gap!r}"
+            raise ArgumentValueError("group_gap", what)
+        return timedelta(**{UNITS[parts[2]]: int(parts[1])})
 
     @property
     def corrections(self) -> list[Path]:

@@ -185,6 +185,8 @@ def check_arguments(
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"
             )
+    if one_batch and (settings.columns.group is not None or settings.group_gap is not None):
+        raise check.ArgumentValueError("one_batch", "must be omitted with groups, got True")
     if one_batch and settings.batch is not None:
         raise check.ArgumentValueError(
             "batch", f"must be omitted if all rows are one batch, got {settings.batch}"

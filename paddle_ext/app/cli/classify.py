@@ -74,6 +74,8 @@ def classify(
     paddle-ext classify photos/labelled photos/june --corrected corrected.csv --final all.csv
     paddle-ext classify photos/labelled photos/june --sort-into sorted
     paddle-ext classify photos/labelled photos/june --suggest 20
+    paddle-ext classify photos/labelled photos/june --group folder --group-gap 30min
+    paddle-ext classify known.csv visits.csv --group place
     paddle-ext classify photos/labelled photos/june --parents families.csv
     paddle-ext classify photos/labelled photos/june --prior species-here.csv
     """
@@ -168,8 +170,8 @@ def show_report(report: Report) -> None:
     show_trust(report)
     if report.suggested is not None:
         show.say(report.suggested.line())
-    written = [report.table, report.page, report.classes, report.labelled, report.suggestions]
-    written += [report.model, report.final, report.sorted_into]
+    written = [report.table, report.page, report.classes, report.groups, report.labelled]
+    written += [report.suggestions, report.model, report.final, report.sorted_into]
     show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
 
 

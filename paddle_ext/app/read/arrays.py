@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class ArrayFile:
         names = (label,) if label else arrays.LABELS
         return self.one_each(self.array(*names) if file is None else read_labels(file), file)
 
-    def one_each(self, values: list[str], file: Path | None = None) -> list[str]:
+    def one_each(self, values: list[Any], file: Path | None = None) -> list[Any]:
         if len(values) != len(self.features):
             raise ValueError(
                 f"{file or self.path} must have one label for each row of {self.path}, "
@@ -74,17 +75,17 @@ class ArrayFile:
         """These rows to classify; None: all."""
         truth = self.columns.truth
         return ArraySamples(
-            self.features,
+            self,
             range(len(self.features)) if rows is None else rows,
             None if truth is None else self.one_each(self.array(truth)),
         )
 
 
 class ArraySamples:
-    """Some rows of embeddings [N, D] to classify, with the true labels of all N, if known."""
+    """Some of the N rows of a file to classify, with the true labels of all N, if known."""
 
-    def __init__(self, features: Tensor, rows: Sequence[int], truth: list[str] | None) -> None:
-        self.features, self.rows, self.truth = features, rows, truth
+    def __init__(self, file: ArrayFile, rows: Sequence[int], truth: list[str] | None) -> None:
+        self.file, self.rows, self.truth = file, rows, truth
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,7 +93,13 @@ class ArraySamples:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self), READ_AT_ONCE):
             rows = self.rows[start : start + READ_AT_ONCE]
-            yield batch_of(self.features, rows, [""] * len(rows), self.truth)
+            yield batch_of(self.file.features, rows, [""] * len(rows), self.truth)
+
+    def cells(self, name: str) -> dict[int | str, Any]:
+        """Another array of the file, by the numbers of its rows."""
+        values = arrays.pick(self.file.contents, (name,), self.file.path)
+        own = self.file.one_each(np.asarray(values).tolist())
+        return {row: own[row] for row in self.rows}
 
 
 def batch_of(

@@ -20,9 +20,10 @@ from ...decoding import require_pillow
 from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
-from .arrays import ArrayFile, ArraySamples
+from .arrays import ArrayFile
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
+from .grouping import Grouped, ToClassify, groups_of_samples
 from .model import load_model, settings_of
 from .names import (
     ClassPrompts,
@@ -54,7 +55,6 @@ FILE_SUFFIXES = (*arrays.SUFFIXES, *tables.SUFFIXES)
 MOST_LISTED = 8  # columns in a note
 TEXTS_AT_ONCE = 2048
 
-ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
 # What computes the features of the samples to classify, unless they have them.
 Change: TypeAlias = Callable[[Batch], Batch] | None
 
@@ -78,6 +78,7 @@ class Source:
     rows: TableSamples | None = None  # the labelled ones of a table, if there is one
     no_classes: Counter[str] = field(default_factory=Counter)  # folders, and how many images
     renaming: dict[str, str] = field(default_factory=dict)  # new names of classes
+    groups: list[str] | None = None  # of the samples to classify, if the user knows them
     rows_are: str = "auto"  # as in `Labelled`, like the next
     made_of: Tensor | None = None
     named: Labelled | None = None  # the names of the classes, by `encode`
@@ -113,6 +114,9 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
     if isinstance(source.given, ClassPrompts):
         source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
+    source.groups = groups_of_samples(source.samples, source.settings)
+    if source.groups is not None and source.given is not None:
+        raise check.ArgumentValueError("group", "must be omitted with class names, got groups")
     return source
 
 
@@ -411,7 +415,8 @@ def left_out_columns(chosen: Chosen) -> str:
 def encode(source: Source, device: torch.device) -> None:
     """Load the network, if one is needed, and compute features of labelled samples and names."""
     change = (encode_images if source.kind == "pictures" else encode_rows)(source, device)
-    source.unlabelled = source.samples if change is None else Changed(source.samples, change)
+    samples = source.samples if source.groups is None else Grouped(source.samples, source.groups)
+    source.unlabelled = samples if change is None else Changed(samples, change)
     if source.renaming and source.settings.columns.truth is not None:
         names = source.renaming
         source.unlabelled = Changed(

@@ -109,7 +109,8 @@ class Batch(NamedTuple):
     texts: list[str]  # as in `Labelled`
     truth: list[str] | None  # names of the classes: of labelled samples, or if the user knows them
     copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
-    contents: list[str] | None = None  # digests of the images or texts that the features are of
+    contents: list[str] | None = None  # digests of the images, texts or cells the features are of
+    groups: list[str] | None = None  # what the samples belong to, if the user knows it
 
     def digests(self) -> list[str]:
         """Digests of the contents; without an image or a text a sample is its features."""
@@ -198,15 +199,16 @@ def grouped_by_shape(batches: Iterable[Batch], most: int) -> Iterator[list[Batch
 def concatenated(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
-    truths = [part.truth for part in parts]
-    copied, contents = [part.copied for part in parts], [part.contents for part in parts]
+    first, copied = parts[0], [part.copied for part in parts]
+    has_contents = any(part.contents is not None for part in parts)
     return Batch(
         [name for part in parts for name in part.names],
         torch.cat([part.features for part in parts]),
         [text for part in parts for text in part.texts],
-        None if truths[0] is None else [name for truth in truths for name in truth or ()],
+        None if first.truth is None else [name for part in parts for name in part.truth or ()],
         None if copied[0] is None else pyarrow().concat_tables(copied),
-        None if None in contents else [one for own in contents for one in own or ()],
+        [one for part in parts for one in part.digests()] if has_contents else None,
+        None if first.groups is None else [name for part in parts for name in part.groups or ()],
     )
 
 
@@ -221,6 +223,7 @@ def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
         None if batch.truth is None else [batch.truth[row] for row in rows],
         None if batch.copied is None else batch.copied.take(pyarrow().array(rows, "int64")),
         None if batch.contents is None else [batch.contents[row] for row in rows],
+        None if batch.groups is None else [batch.groups[row] for row in rows],
     )
 
 

@@ -26,6 +26,7 @@ from ...libraries import library
 from ...parquet import is_lists, open_parquet, record_batches, vectors, width_of
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
+from .cache import digest, written_digest
 from .columns import (
     DECIMAL_COMMA,
     all_lists,
@@ -462,7 +463,10 @@ class TableSamples:
         if columns.truth is not None:
             truth = [label_text(cell_value(cell)) for cell in part.cells(columns.truth)]
         features = self.numbers(part) if self.features else torch.empty(len(names), 0)
-        return Batch(names, features, texts, truth, self.copies(part))
+        contents = None
+        if self.copied is None and self.chosen is not None and self.chosen.encodes:
+            contents = list(map(digest_of_cells, self.cells(part)))
+        return Batch(names, features, texts, truth, self.copies(part), contents)
 
     def copies(self, part: Part) -> Any:
         """The columns to copy as a pyarrow.Table; of the row numbers if there is none."""
@@ -562,3 +566,11 @@ class TableSamples:
             f"rows, in each feature, got {got} in row {part.rows[row]}, column {name!r}{more}: "
             "fill in such cells, or leave out their rows or columns, or add --rows table"
         )
+
+
+def digest_of_cells(cells: npt.NDArray[Any]) -> str:
+    """That of the features where all are numbers; otherwise it does not depend on the encoder."""
+    numbers = [cell for cell in cells if isinstance(cell, float)]
+    others = [cell for cell in cells if not isinstance(cell, float)]
+    content = np.array(numbers, np.float32).tobytes() + repr(others).encode() * bool(others)
+    return written_digest(digest(content))

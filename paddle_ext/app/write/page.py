@@ -33,6 +33,7 @@ LABELLED_AT_FIRST = {"pictures": 3, "texts": 2, "rows": 0}  # of a class, before
 FEWEST_OF_A_CLASS, MOST_OF_A_CLASS = 4, 60
 MOST_CLASSES = 500  # with a bar and a section
 MOST_CORRECTED = 600
+MOST_GROUPS = 500
 MOST_UNREADABLE = 200
 MOST_ABSENT = 1000  # names of classes without a sample
 MOST_OFFERED = 2000  # classes suggested for a correction
@@ -82,6 +83,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         most_unreadable=MOST_UNREADABLE,
         most_absent=MOST_ABSENT,
         most_offered=MOST_OFFERED,
+        most_groups=MOST_GROUPS,
     )
 
 

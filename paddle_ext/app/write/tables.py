@@ -21,7 +21,7 @@ from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import HEADER as CORRECTIONS_HEADER
 from ..corrections import Corrected, Corrections
-from ..outcome import Expected, LabelledCheck, Suggested, reasons
+from ..outcome import Expected, InGroup, LabelledCheck, Suggested, reasons
 from ..read.stored import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
@@ -134,6 +134,7 @@ def excel_cell(sheet: Any, value: Any) -> Any:
 def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
     """Write one row per sample, in order; the first column, `name_column`, identifies them."""
     header = [name_column, *["text"] * texts, "label", "source", "prediction", *PREDICTED]
+    header += [] if answers.groups is None else ["group"]
     header += [] if answers.nodes is None else ["node", "node_probability"]
     header += ["truth"] if answers.truth else []
     why = reasons(answers)
@@ -161,6 +162,8 @@ def answer_columns(
     yield decimals(answers.doubt[part])
     yield [""] * len(rows) if answers.novelty is None else decimals(answers.novelty[part])
     yield why[part]
+    if answers.groups is not None:
+        yield answers.groups[part]
     if answers.nodes is not None and answers.node_probability is not None:
         yield answers.nodes[part]
         yield decimals(answers.node_probability[part])
@@ -188,6 +191,21 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
     if len(shares.estimate) > K:
         rows.append([NO_CLASS, str(answers.unknown()), *(x[K] for x in numbers), *[""] * 3])
     write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), rows)
+
+
+def write_groups(path: Path, where: dict[str, list[InGroup]]) -> None:
+    """Write what is where: a row for each class of each group."""
+    rows = (
+        (
+            name,
+            *map(str, one[:2]),
+            "yes" if one.present else "unsure",
+            *map("{:.4f}".format, one[3:]),
+        )
+        for name, classes in where.items()
+        for one in classes
+    )
+    write_csv(path, ("group", "class", "samples", "present", "share", "low", "high"), rows)
 
 
 def write_labelled(

@@ -51,7 +51,7 @@ def test_they_get_no_class(tmp_path: Path, browser: str) -> None:
         assert (row["check"], row["source"], row["prediction"]) == ("no text", "predicted", "")
         assert row["probability"] == row["second"] == row["doubt"] == ""
     counts = {row["class"]: row["samples"] for row in table(out / "classes.csv")}
-    assert counts == {"first": "1", "second": "1"}
+    assert counts == {"first": "1", "second": "1"}  # too few labels to say more
     assert len(table(out / "labelled.csv")) == 8
     labels = [(row["who"], row["label"], row["source"]) for row in table(final)]
     assert len(labels) == len(LINES)

@@ -33,6 +33,15 @@ def answers(report: Report) -> list[str]:
     return [report.answers.class_names[k] for k in report.answers.labels]
 
 
+def test_a_correction_outlives_another_fit_of_gaps_and_categories(tmp_path: Path) -> None:
+    head, colours = "colour,a,b,label", ["red", "blue", "red", "blue", "", "red"]
+    (tmp_path / "mine.csv").write_text("name,label\n4,cat\n5,owl\n")
+    said_first = run(tmp_path, table(head, colours), corrected=tmp_path / "mine.csv")
+    changed = table(head, colours) + "green,,9.5,cat\ngreen,3.5,,owl\n"
+    again = run(tmp_path, changed)
+    assert said_first.answers.corrected == again.answers.corrected == {0: "cat", 1: "owl"}
+
+
 # --- which columns are features -----------------------------------------------------------------
 
 

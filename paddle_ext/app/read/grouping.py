@@ -1,0 +1,126 @@
+"""Which samples to classify belong together: by a column, by their folder, or by their times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ... import check
+from ...decoding import open_picture, read_picture_file
+from ...files import in_threads
+from ...text import plural, without_controls
+from ..settings import Settings
+from .arrays import ArraySamples
+from .columns import as_number, cell_text, shortened
+from .pictures import FolderSamples
+from .samples import Batch
+from .tables import TableSamples
+
+# Tags of EXIF: the block of the camera, when an image was taken, and when its file was written.
+CAMERA, TAKEN, WRITTEN = 0x8769, 0x9003, 0x0132
+
+ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
+
+
+class Grouped:
+    """The same batches, with the group of each sample."""
+
+    def __init__(self, batches: ToClassify, groups: list[str]) -> None:
+        self.batches, self.groups = batches, groups
+
+    def __iter__(self) -> Iterator[Batch]:
+        names = iter(self.groups)
+        for batch in self.batches:
+            yield batch._replace(groups=[next(names) for _ in batch.names])
+
+
+def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | None:
+    """The group of each sample, in their order; None if the user knows of no groups."""
+    columns, gap, names = settings.columns, settings.gap, None
+    if columns.group is not None:
+        cells = cells_of(samples, "group", columns.group)
+        names = values_of(cells, group_name, "group", "a value for each sample")
+    if gap is None:
+        return names
+    expected = "omitted unless each has a time such as 2026-06-30 14:05, in seconds, or by EXIF"
+    times = values_of(cells_of(samples, "time", columns.time), time_of, "group_gap", expected)
+    return by_gaps(names or [""] * len(times), times, gap)
+
+
+def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:
+    """A column, by the numbers of its rows; of images their folders or times, by their paths."""
+    if isinstance(samples, FolderSamples):
+        wanted = "folder" if argument == "group" else None
+        if name != wanted:
+            what = f"must be {wanted or 'omitted'} for images, got {name!r}"
+            raise check.ArgumentValueError(argument, what)
+        folders = (path.parent.relative_to(samples.root).as_posix() for path in samples.paths)
+        values = folders if wanted else in_threads(picture_time, samples.paths)
+        return dict(zip(map(str, samples.paths), values, strict=True))
+    if name is None:
+        raise check.ArgumentValueError(argument, "must be a column of times, got none")
+    if isinstance(samples, ArraySamples):
+        return samples.cells(name)
+    samples.table.column(name, argument)
+    parts = samples.parts([])
+    return {row: x for part in parts for row, x in zip(part.rows, part.cells(name), strict=True)}
+
+
+def values_of(
+    cells: dict[int | str, Any], read: Callable[[Any], Any], argument: str, expected: str
+) -> list[Any]:
+    """The values of all cells; an error names the first without one."""
+    values = [read(cell) for cell in cells.values()]
+    odd = [row for row, value in zip(cells, values, strict=True) if value is None]
+    if odd:
+        where = f"row {odd[0]}" if isinstance(odd[0], int) else odd[0]
+        got = repr(shortened(cells[odd[0]])) if cells[odd[0]] else "nothing"
+        more = f" and {plural(len(odd) - 1, 'other')}" if len(odd) > 1 else ""
+        raise check.ArgumentValueError(argument, f"must be {expected}, got {got} for {where}{more}")
+    return values
+
+
+def group_name(cell: object) -> str | None:
+    """None if the cell is empty, or NaN."""
+    name = without_controls(cell_text(cell).strip())
+    return None if name in ("", "nan") else name
+
+
+def time_of(cell: object) -> datetime | None:
+    """A time, in UTC unless it says otherwise; None if it is none."""
+    text = re.sub(r"^((?:19|20)\d\d)(\d\d)(\d\d)$", r"\1-\2-\3", str(cell).strip())
+    try:
+        seconds = as_number(text)
+        if seconds is not None:
+            return datetime.fromtimestamp(seconds, timezone.utc)
+        found = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+    except (ValueError, OverflowError, OSError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
+def picture_time(path: Path) -> str:
+    """When an image was taken, by its EXIF data; empty if they do not say it."""
+    try:
+        with open_picture(read_picture_file(path)) as picture:
+            exif = picture.getexif()
+            time = str(exif.get_ifd(CAMERA).get(TAKEN) or exif.get(WRITTEN) or "")
+    except Exception:  # noqa: BLE001 - Pillow's decoders raise anything
+        return "0001-01-01"  # some time: the file will be listed as unreadable
+    return re.sub(r"^(\d+):(\d+):", r"\1-\2-", time.strip("\0 "))
+
+
+def by_gaps(names: Sequence[str], times: Sequence[datetime], gap: timedelta) -> list[str]:
+    """Groups within those of these names, of times without a gap; called by their first time."""
+    groups, last = [""] * len(times), dict[str, tuple[datetime, str]]()
+    for row in sorted(range(len(times)), key=times.__getitem__):
+        name, time = names[row], times[row]
+        before, group = last.get(name, (None, ""))
+        if before is None or time - before > gap:
+            start = time.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
+            group = f"{name}, {start}" if name else start
+        groups[row], last[name] = group, (time, group)
+    return groups

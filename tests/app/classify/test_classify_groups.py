@@ -1,0 +1,131 @@
+"""`classify --group` and `--group-gap`: samples that belong together, and what is where."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from classify_data import NAMES, feature_columns, pattern, picture_folders, refused, said, table
+from classify_data import write_table as written
+
+import paddle_ext
+
+VISIT = np.random.default_rng(3).permutation(np.arange(12).repeat(4))  # in mixed order
+RANDOM, LABELS = np.random.default_rng(4), np.arange(6).repeat(6)
+CENTRES = RANDOM.normal(size=(6, 16))
+KNOWN, NEW = (
+    (CENTRES[k % 6] + 1.5 * RANDOM.normal(size=(len(k), 16))).astype(np.float32)
+    for k in (LABELS, VISIT)  # visits of one class each
+)
+TIMES = ("--time", "time", "--group-gap")
+
+
+@pytest.fixture
+def visits(tmp_path: Path) -> tuple[Path, Path]:
+    """A table of labelled rows, and one of visits to two places, each there on another day."""
+    known = {"label": NAMES[LABELS].tolist(), **feature_columns(KNOWN)}
+    new = {
+        "visit": [f"v{k}" for k in VISIT],
+        "place": ["north" if k % 2 else "south" for k in VISIT],
+    }
+    new |= {"time": [f"2026-06-{k // 2 + 1:02d} 10:00" for k in VISIT]}
+    new |= {"nan": ["5", "nan", *["7"] * 46], "gap": ["x", "x", "", *["x"] * 45]}
+    new |= feature_columns(NEW)
+    return written(tmp_path / "known.csv", known), written(tmp_path / "new.csv", new)
+
+
+def column(path: Path, name: str) -> list[str]:
+    return [row[name] for row in table(path)]
+
+
+def test_each_group_is_a_batch_as_in_python(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    options = ("--rows", "embeddings", "--label-noise", 0, "--group", "visit")
+    said(*visits, *options, "--output", tmp_path)
+    found = paddle_ext.adaptive(KNOWN, torch.from_numpy(LABELS), NEW, groups=VISIT)
+    answers = tmp_path / "answers.csv"
+    assert column(answers, "label") == NAMES[found.labels].tolist()
+    own = [float(cell) for cell in column(answers, "probability")]
+    assert own == pytest.approx(found.probabilities.amax(1).tolist(), abs=1e-3)
+    assert column(answers, "group") == [f"v{k}" for k in VISIT]
+
+
+def test_what_is_where(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("name,label\n0,yew\n1,unknown\n")
+    options = ("--group", "visit", "--corrected", tmp_path / "mine.csv")
+    words = said(*visits, *options, "--output", tmp_path / "out")
+    assert "note: groups: 12, each classified as one batch" in words
+    assert "/out/groups.csv" in words
+    rows = table(tmp_path / "out" / "groups.csv")
+    assert sum(int(row["samples"]) for row in rows) == len(VISIT)
+    yew = next(row for row in rows if row["class"] == "yew")
+    assert (yew["group"], yew["samples"], yew["present"]) == (f"v{VISIT[0]}", "1", "yes")
+    for row in rows:
+        assert 0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1
+    page = (tmp_path / "out" / "answers.html").read_text(encoding="utf-8")
+    assert "<h2>What is where</h2>" in page
+    assert f"<li><b>v{VISIT[0]}</b>: 4 samples, " in page
+
+
+def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    """The visits to a place are on different days, so they are the groups; in any output."""
+    said(*visits, "--group", "place", *TIMES, "2h", "--output", tmp_path / "times")
+    said(*visits, "--group", "visit", "--output", tmp_path / "visits.csv")
+    groups = column(tmp_path / "times" / "answers.csv", "group")
+    assert len({*groups}) == 12
+    assert "south, 2026-06-01 10:00:00" in groups
+    labels = column(tmp_path / "times" / "answers.csv", "label")
+    assert labels == column(tmp_path / "visits.csv", "label")
+    said(*visits, *TIMES, "1d", "--output", tmp_path / "all")  # a gap of a day is not longer
+    assert {*column(tmp_path / "all" / "answers.csv", "group")} == {"2026-06-01 10:00:00"}
+
+
+def test_groups_of_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "known.npz", features=KNOWN, labels=NAMES[LABELS])
+    np.savez(tmp_path / "new.npz", features=NEW, visit=VISIT, time=86400.0 * VISIT)
+    files = tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path
+    said(*files, "--group", "visit")
+    assert column(tmp_path / "answers.csv", "group") == [str(k) for k in VISIT]
+    said(*files, *TIMES, "1h")
+    assert column(tmp_path / "answers.csv", "group")[0].startswith(f"1970-01-{VISIT[0] + 1:02d}")
+    np.savez(tmp_path / "names.npz", text=KNOWN[:6], class_names=NAMES)
+    names = ("--group", "visit", "--names", tmp_path / "names.npz")
+    assert "--group must be omitted with class names" in refused(*files, *names)
+
+
+def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> None:
+    labelled, new = picture_folders(tmp_path)
+    said(labelled, new, "--group", "folder", "--output", tmp_path)
+    groups = column(tmp_path / "answers.csv", "group")
+    assert groups == ["deep/chess"] * 3 + ["deep/stripes"] * 3
+    gap = (labelled, new, "--group-gap", "30min", "--output", tmp_path)
+    assert "--group-gap must be omitted unless each has a time such as " in refused(*gap)
+    for number, path in enumerate(sorted(new.rglob("*.jpg"))):
+        photo = pattern(2 * (number // 3), number)
+        exif = photo.getexif()
+        exif.get_ifd(0x8769)[0x9003] = f"2026:06:30 {number // 5:02d}:{20 * (number % 3):02d}:00"
+        photo.save(path, exif=exif)
+    (new / "broken.jpg").write_bytes(b"\xff\xd8\xff")  # it has no time, and no group
+    said(*gap)
+    groups = column(tmp_path / "answers.csv", "group")
+    assert groups == ["2026-06-30 00:00:00"] * 5 + ["2026-06-30 01:40:00"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--group vist", "--group must be a column of .*got 'vist' .did you mean 'visit'"),
+        ("--group visit --batch 9", "--batch must be omitted with groups.* got 9"),
+        ("--group visit --one-batch", "--one-batch must be omitted "),
+        ("--time time", "--group-gap must be given with the times 'time', got none"),
+        ("--group-gap 1h", "--time must be a column of times, got none"),
+        ("--time time --group-gap half", "--group-gap must be a time such as .*'half'"),
+        ("--time place --group-gap 1h", "--group-gap must be .*'\\w+' for row 0 and 47 others"),
+        ("--time nan --group-gap 1h", "--group-gap must be .* got 'nan' for row 1$"),
+        ("--group gap", "--group must be a value for each sample, got nothing for row 2"),
+    ],
+)
+def test_refused(visits: tuple[Path, Path], tmp_path: Path, words: str, message: str) -> None:
+    out = tmp_path / "out.csv"
+    assert re.search(message, refused(*visits, *words.split(), "--output", out))
+    assert not out.exists()
