@@ -147,8 +147,8 @@ def show_report(report: Report) -> None:
     answers, outcome = report.answers, report.outcome
     counts, own = answers.counts(), answers.predicted()
     labels = answers.labels[own]
-    sure = labels.bincount(answers.probability[own], len(counts))
-    sure /= labels.bincount(minlength=len(counts))
+    sums = labels.bincount(answers.probability[own], len(counts))
+    sure = sums / labels.bincount(minlength=len(counts))  # of integers if all are corrected
     unknown = answers.unknown()
     note = unsure_note(answers) + (f", {unknown} labelled unknown" if unknown else "")
     more = {"share": [answers.share(k) for k in range(len(counts))]}

@@ -88,6 +88,11 @@ def test_groups_of_arrays(tmp_path: Path) -> None:
     assert column(tmp_path / "answers.csv", "group") == [str(k) for k in VISIT]
     said(*files, *TIMES, "1h")
     assert column(tmp_path / "answers.csv", "group")[0].startswith(f"1970-01-{VISIT[0] + 1:02d}")
+    lines = [f"{row},{'unknown' if k else 'ash'}\n" for row, k in enumerate(VISIT)]
+    (tmp_path / "mine.csv").write_text("name,label\n" + "".join(lines))
+    said(*files, "--group", "visit", "--corrected", tmp_path / "mine.csv")  # all samples
+    shares = column(tmp_path / "groups.csv", "class"), column(tmp_path / "groups.csv", "share")
+    assert shares == (["ash", *["of no known class"] * 11], ["1.0000"] * 12)
     np.savez(tmp_path / "names.npz", text=KNOWN[:6], class_names=NAMES)
     names = ("--group", "visit", "--names", tmp_path / "names.npz")
     assert "--group must be omitted with class names" in refused(*files, *names)
