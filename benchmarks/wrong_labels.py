@@ -22,19 +22,24 @@ from torch import Tensor
 
 import paddle_ext
 
-FEW, MOST_CLASSES = 5, 60
+FEW = 5
 QUERIES = {"few": 75, "all": 300}
 INVERSE_REGULARISATIONS = (1.0, 10.0, 100.0, 1000.0)  # to choose from, for cleanlab's model
 METHODS = ("trusted", "weighed", "cleanlab", "oracle")
 
 
 def draw(
-    features: Tensor, labels: Tensor, shots: int, wrong: float, generator: torch.Generator
+    features: Tensor,
+    labels: Tensor,
+    most_classes: int,
+    shots: int,
+    wrong: float,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
     """Labelled rows, their given labels, which are wrong, and queries by the classes present."""
     counts = labels.bincount()
     classes = (counts >= shots + 3).nonzero().flatten()
-    classes = classes[torch.randperm(len(classes), generator=generator)][:MOST_CLASSES]
+    classes = classes[torch.randperm(len(classes), generator=generator)][:most_classes]
     K, changed = len(classes), round(wrong * shots)
     rows, given, rest, truth = [], [], [], []
     for k, name in enumerate(classes):
@@ -82,11 +87,19 @@ def cleaned(support: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracies(
-    features: Tensor, labels: Tensor, shots: int, wrong: float, seed: int, methods: list[str]
+    features: Tensor,
+    labels: Tensor,
+    most_classes: int,
+    shots: int,
+    wrong: float,
+    seed: int,
+    methods: list[str],
 ) -> dict[tuple[str, str], float] | None:
     """In per cent, by the classes present and the method; None if a class has no label left."""
     generator = torch.Generator().manual_seed(seed)
-    support, given, is_wrong, queries = draw(features, labels, shots, wrong, generator)
+    support, given, is_wrong, queries = draw(
+        features, labels, most_classes, shots, wrong, generator
+    )
     K = len(support) // shots
     if int(given.bincount(minlength=K).min()) == 0:
         return None
@@ -124,6 +137,7 @@ def share_of_gain(tasks: list[list[dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("banks", nargs="+", type=Path)
+    parser.add_argument("--classes", type=int, default=60, help="at most; default: 60")
     parser.add_argument("--shots", default="5,10")
     parser.add_argument("--wrong", default="0,0.2,0.4")
     parser.add_argument("--methods", default=",".join(METHODS))
@@ -148,10 +162,10 @@ def main() -> None:
         for wrong in map(float, options.wrong.split(",")):
             drawn = [
                 [
-                    accuracies(features, labels, shots, wrong, options.seed + i, methods)
+                    accuracies(*bank, options.classes, shots, wrong, options.seed + i, methods)
                     for i in range(options.n_tasks)
                 ]
-                for features, labels in banks
+                for bank in banks
             ]
             for name in QUERIES:
                 tasks = [

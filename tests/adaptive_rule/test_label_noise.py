@@ -19,7 +19,7 @@ K = 8
 
 
 def task(
-    D: int, shots: int, wrong: float, *, seed: int = 0, spread: float = 0.7
+    D: int, shots: int, wrong: float, *, seed: int = 0, spread: float = 0.7, K: int = K
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Support, given labels, true labels, queries of three classes, and their labels; float64."""
     generator = torch.Generator().manual_seed(seed)
@@ -116,6 +116,22 @@ def test_wrong_labels_are_outvoted(shots: int) -> None:
         corrected_likelihood(support, labels, K, label_noise="auto"),
     ):
         assert (classify(known, query[None])[0].labels[0] == target).double().mean() > 0.95
+
+
+@pytest.mark.parametrize(("wrong", "least"), [(0, -0.005), (1, 0.03), (2, 0.08)])
+def test_many_classes_with_wrong_labels_gain(wrong: int, least: float) -> None:
+    """Eighty classes of five labels; even with one wrong, where trusting all costs little."""
+    gains = []
+    for seed in range(3):
+        rows, labels, truth, *_ = task(64, 10, wrong / 10, seed=seed, spread=2.0, K=80)
+        given = torch.arange(len(rows)) % 10 < 5  # all wrong labels are among them
+        known = rows[given].float(), labels[given], rows[~given].float()
+        weighed, trusted = (
+            (paddle_ext.adaptive(*known, label_noise=noise).labels == truth[~given]).double()
+            for noise in ("auto", 0.0)
+        )
+        gains.append(float((weighed - trusted).mean()))
+    assert sum(gains) / len(gains) > least
 
 
 @pytest.mark.parametrize("label_noise", ["auto", 0.3])
