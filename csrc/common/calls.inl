@@ -130,18 +130,18 @@ CALL(Groups, groups, solve, CPU_TASKS, CUDA) {
     MAKE(int64_t, C);         // chances that two rows are one draw; 0 for the proportions
     MAKE(int, max_iter);
     MAKE(double, tol);
-    RUN(const void*, rows);         // [Q, K] real: probabilities of each row alone
-    RUN(const int64_t*, order);     // [Q] the rows, group by group
-    RUN(const int64_t*, starts);    // [B + 1] of the groups in `order`
-    RUN(const void*, inverse);      // [B, K] real: 1 / mean proportions
-    RUN(const double*, chances);    // [C]
-    RUN(double*, evidence);         // out [B, C] of each chance
-    RUN(const double*, prior);      // [B, K] parameters of the Dirichlet distribution
-    RUN(const double*, weight);     // [B] of a row in the counts
-    RUN(void*, probabilities);      // out [Q, K] real
-    RUN(double*, counts);           // out [B, K]
-    RUN(double*, criterion);        // out [B]
-    RUN(int32_t*, iterations);      // out [B]
+    RUN(const void*, rows);       // [Q, K] real: probabilities of each row alone
+    RUN(const int64_t*, order);   // [Q] the rows, group by group
+    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
+    RUN(const void*, inverse);    // [B, K] real: 1 / mean proportions
+    RUN(const double*, chances);  // [C]
+    RUN(double*, evidence);       // out [B, C] of each chance
+    RUN(const double*, prior);    // [B, K] parameters of the Dirichlet distribution
+    RUN(const double*, weight);   // [B] of a row in the counts
+    RUN(void*, probabilities);    // out [Q, K] real
+    RUN(double*, counts);         // out [B, K]
+    RUN(double*, criterion);      // out [B]
+    RUN(int32_t*, iterations);    // out [B]
     MEMORY();
 };
 
@@ -312,7 +312,7 @@ CALL(Dual, dual, update, CPU, CUDA) {
     MAKE(double, tol);
     MAKE(double, dual_weight);  // of the dual in the logits
     MAKE(double, least);        // concentration
-    RUN(double*, held);         // [B, K] sums of the queries' probabilities; 0 after it, with weights
+    RUN(double*, held);  // [B, K] sums of the queries' probabilities; 0 after it, with weights
     RUN(const double*,
         away);  // [B, K] how far prototypes moved, or null: the largest change of a count
     RUN(const double*, unit);     // [B] of these distances; the criterion is their mean

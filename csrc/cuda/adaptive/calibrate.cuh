@@ -180,7 +180,8 @@ struct CalibrateTask {
         const float half = 0.5f * kLog2e<float> * f;
         const int64_t tiles = ceil_div(p.K, int64_t(32));
         float* const parts = plan.drawn + task * plan.parts * p.K;
-        for (int64_t item = team.thread / 32; item < tiles * plan.parts; item += team.threads / 32) {
+        for (int64_t item = team.thread / 32; item < tiles * plan.parts;
+             item += team.threads / 32) {
             const int64_t k = item % tiles * 32 + threadIdx.x % 32, part = item / tiles;
             if (k >= p.K) continue;
             float sum = 0;
@@ -225,10 +226,14 @@ __global__ void __launch_bounds__(kCalibrateThreads, 2)
     __shared__ CalibrateShared shared;
     const int64_t task = blockIdx.x / blocks;
     const int rank = int(blockIdx.x % blocks);
-    CalibrateTask<Distances> t{
-        p,    plan, source, rows, stride,
-        task, blocks == 1 ? Team() : Team(plan.teams + task, rank, blocks),
-        shared};
+    CalibrateTask<Distances> t{p,
+                               plan,
+                               source,
+                               rows,
+                               stride,
+                               task,
+                               blocks == 1 ? Team() : Team(plan.teams + task, rank, blocks),
+                               shared};
     source.start(task, t.team);
     double least = 0;
     float best = 0, sharpness = 0;
