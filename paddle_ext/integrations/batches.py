@@ -6,6 +6,7 @@ stores arrays, which any process on any machine can load.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +16,14 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import check_options
 from ..solution import Solution
+from ..solvers.groups import mean_proportions
 from .fitted import (
     Array,
     Examples,
@@ -33,18 +36,25 @@ from .fitted import (
     solve_batch,
     to_tensor,
 )
-from .inputs import checked_prototypes, classes_and_places, length, prior_weights, vectors
+from .inputs import (
+    checked_prototypes,
+    classes_and_places,
+    length,
+    prior_weights,
+    row_groups,
+    vectors,
+)
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
 
 
 class BatchClassifier:
-    """Labels batches of embeddings, each independently; can be pickled and called anywhere.
+    """Labels batches of embeddings; can be pickled and called anywhere.
 
     The labelled rows are processed once, in the constructor. Every call classifies one batch with
     the method `paddle_ext.methods.Adaptive`: it finds which classes are in the batch, from one to
-    all, and labels its rows; nothing carries over to the next batch.
+    all, and labels its rows. Nothing carries over to the next batch, unless `remember` is True.
 
     Parameters
     ----------
@@ -66,8 +76,16 @@ class BatchClassifier:
         Whether the result contains the embeddings too.
     prefix : str
         Prefix of "label", "probability" and "doubt", in case a batch has such columns.
+    group : str, optional
+        Name of a column of groups in a batch, integers or strings: the rows of a group have
+        proportions of their own, as in `paddle_ext.adaptive`. Not with `prototypes`.
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions of every batch, as in `paddle_ext.adapt`.
+    remember : bool
+        Whether what the batches so far held is the prior of the next, for a stream whose
+        proportions last or drift. A batch that is likelier without it drops it, and memory starts
+        afresh; with groups, if it is likelier for most of them. It is pickled with the classifier.
+        Not with `prior`.
     label_noise, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`; with `prototypes` every label is trusted.
     threads : int, optional
@@ -90,7 +108,7 @@ class BatchClassifier:
     rows, as in `paddle_ext.PaddleClassifier`.
 
     The same row may get another label in another batch, because the batch determines the class
-    frequencies: docs/large.md says how large a batch should be.
+    frequencies: docs/large.md says how large a batch should be, and what memory is worth.
 
     Examples
     --------
@@ -120,6 +138,8 @@ class BatchClassifier:
         prefix: str = "",
         label_noise: float | str = 0.0,
         prior: Any = None,
+        group: str | None = None,
+        remember: bool = False,
         max_iter: int = 100,
         tol: float = 1e-3,
         logit_scale: float = 100.0,
@@ -131,11 +151,25 @@ class BatchClassifier:
         noise = check_label_noise("label_noise", label_noise)
         self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
         self._options["label_noise"] = noise
-        for name, value in (("column", column), ("prefix", prefix)):
+        for name, value in (
+            ("column", column),
+            ("prefix", prefix),
+            ("group", "" if group is None else group),
+        ):
             if not isinstance(value, str):
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
         self._column, self._added = column, [prefix + name for name in ANSWERS]
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
+        self._remember = check.flag("remember", remember)
+        self._held: Tensor | None = None  # [K] float64: rows of each class in the memory
+        for name, given, other, no in (
+            ("prior", prior, "remember=True", self._remember),
+            ("group", group, "prototypes", prototypes is not None),
+        ):
+            if no and given is not None:
+                expected = f"must be None with {other}, got {check.kind(given)}"
+                raise check.ArgumentValueError(name, expected)
+        self._group = group
         self._threads = None if threads is None else check.integer("threads", threads)
         self._device = device_name(device)
         text = None if prototypes is None else checked_prototypes(prototypes)
@@ -172,15 +206,26 @@ class BatchClassifier:
     # --- batches --------------------------------------------------------------------------------
 
     @overload
-    def __call__(self, batch: Mapping[str, Any] | npt.NDArray[Any]) -> dict[str, Array]: ...
+    def __call__(
+        self, batch: Mapping[str, Any] | npt.NDArray[Any], groups: Any = None
+    ) -> dict[str, Array]: ...
 
     @overload
-    def __call__(self, batch: Frame) -> Frame: ...
+    def __call__(self, batch: Frame, groups: Any = None) -> Frame: ...
 
-    def __call__(self, batch: Any) -> Any:
-        """Classify a batch: a dict, a DataFrame or an array [N, D]."""
+    def __call__(self, batch: Any, groups: Any = None) -> Any:
+        """Classify a batch: a dict, a DataFrame or an array [N, D].
+
+        `groups` [N] are the groups of its rows; default: its column `group`, if that was named.
+        """
+        if groups is not None and self._fitted is None:
+            raise check.ArgumentValueError(
+                "groups", f"must be None with prototypes, got {check.kind(groups)}"
+            )
         if isinstance(batch, np.ndarray):
-            return self._answers(batch, "batch")
+            if groups is None and self._group is not None:
+                raise check.ArgumentValueError("groups", "must be given with an array, got None")
+            return self._answers(batch, "batch", groups)
         pandas = sys.modules.get("pandas")  # if it is not loaded, the batch is no DataFrame
         frame = pandas is not None and isinstance(batch, pandas.DataFrame)
         if not frame and not isinstance(batch, Mapping):
@@ -188,7 +233,9 @@ class BatchClassifier:
                 "batch", f"must be a dict, a DataFrame or an array, got {check.kind(batch)}"
             )
         embeddings = self._embeddings_of(batch)
-        answers = self._answers(embeddings, f"batch[{self._column!r}]")
+        if groups is None and self._group is not None:
+            groups = batch[self._group]
+        answers = self._answers(embeddings, f"batch[{self._column!r}]", groups)
         if frame:
             rest = batch if self._keep_embedding else batch.drop(columns=[self._column])
             return rest.assign(**answers)
@@ -198,17 +245,34 @@ class BatchClassifier:
         return kept | answers
 
     def map_in_pandas(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Classify one DataFrame after another, as Spark's ``mapInPandas`` requires."""
+        """Classify one DataFrame after another, as Spark's ``mapInPandas`` requires.
+
+        Adjacent rows of one `group` stay together, though frames may cut it in two.
+        """
+        if self._group is None:
+            yield from map(self, frames)
+            return
+        pandas, waiting = sys.modules["pandas"], None  # the last group so far, which may go on
         for frame in frames:
-            yield self(frame)
+            together = frame if waiting is None else pandas.concat([waiting, frame])
+            if len(together) == 0:
+                continue
+            self._embeddings_of(together)  # checks the columns
+            places, _ = pandas.factorize(together[self._group])
+            others = np.flatnonzero(places != places[-1])
+            start = others[-1] + 1 if len(others) else 0
+            waiting = together.iloc[start:]
+            if start:
+                yield self(together.iloc[:start])
+        if waiting is not None:
+            yield self(waiting)
 
     def _embeddings_of(self, batch: Any) -> Any:
         """The column of embeddings of a batch, after checking the columns."""
-        if self._column not in batch:
-            there = ", ".join(str(name) for name in batch) or "none"
-            raise check.ArgumentValueError(
-                "batch", f"must have a column {self._column!r}, got {there}"
-            )
+        for name in (self._column, self._group):
+            if name is not None and name not in batch:
+                there = ", ".join(str(other) for other in batch) or "none"
+                raise check.ArgumentValueError("batch", f"must have a column {name!r}, got {there}")
         for name in self._added:
             if name in batch and (name != self._column or self._keep_embedding):
                 raise check.ArgumentValueError(
@@ -227,28 +291,46 @@ class BatchClassifier:
                 )
         return embeddings
 
-    def _answers(self, embeddings: Any, name: str) -> dict[str, Array]:
+    def _answers(self, embeddings: Any, name: str, groups: Any) -> dict[str, Array]:
         if length(embeddings) == 0:
             probability, doubt = (np.empty(0, dtype=np.float32) for _ in range(2))
             labels = self.classes[:0]
         else:
             query = vectors(name, embeddings, width=self._width)
             with torch_threads(self._threads), torch.inference_mode():
-                solution = self._solve(query)
+                solution = self._solve(query, groups)
                 highest, doubts = solution.probabilities.amax(-1), solution.doubt()
             probability, doubt = array(highest), array(doubts)
             labels = self.classes[array(solution.labels)]
         return dict(zip(self._added, (labels, probability, doubt), strict=True))
 
-    def _solve(self, query: Array) -> Solution:
+    def _solve(self, query: Array, groups: Any) -> Solution:
         device = chosen_device(self._device)
         rows = self._columns.applied_to(to_tensor(query, device))
+        options = self._options
+        if self._held is not None:
+            # Names are worth no known number of labelled rows.
+            labelled = math.inf if self._fitted is None else self._fitted.likelihood.rows
+            options = options | {"prior": mean_proportions(self._held, labelled)}
         if self._fitted is None:
             assert self._examples is not None
-            return solve_again(self._examples, rows, "adaptive", self._options)
-        if self._here is None or self._here[0] != device:  # moved there once per process
-            self._here = device, self._fitted.on(device)
-        return solve_batch(self._here[1], rows, self._options)
+            solution = solve_again(self._examples, rows, "adaptive", options)
+        else:
+            if self._here is None or self._here[0] != device:  # moved there once per process
+                self._here = device, self._fitted.on(device)
+            everywhere = np.ones(len(rows), dtype=bool)
+            together = None if groups is None else row_groups(groups, everywhere, device)
+            solution = solve_batch(self._here[1], rows, options, together)
+        if self._remember:
+            self._add_to_memory(solution)
+        return solution
+
+    def _add_to_memory(self, solution: Solution) -> None:
+        """Remember what a batch holds, and the earlier ones too if it used them as its prior."""
+        held = solution.over_all().class_sums()[1].cpu()
+        used = solution.prior_used
+        alike = used is not None and float(used.double().mean()) > 0.5
+        self._held = self._held + held if alike and self._held is not None else held
 
 
 # --- arguments ----------------------------------------------------------------------------------
