@@ -151,11 +151,8 @@ class BatchClassifier:
         noise = check_label_noise("label_noise", label_noise)
         self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
         self._options["label_noise"] = noise
-        for name, value in (
-            ("column", column),
-            ("prefix", prefix),
-            ("group", "" if group is None else group),
-        ):
+        texts = {"column": column, "prefix": prefix} | ({} if group is None else {"group": group})
+        for name, value in texts.items():
             if not isinstance(value, str):
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
         self._column, self._added = column, [prefix + name for name in ANSWERS]
