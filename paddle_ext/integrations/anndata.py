@@ -10,7 +10,6 @@ from .. import check
 from ..libraries import library
 from .sklearn import PaddleClassifier
 
-EXTRA = "'paddle_ext[anndata]'"
 RATE = 0.05  # of the cells of known types that count as unknown
 
 
@@ -35,7 +34,7 @@ def label(
         A column of ``obs``, such as the donor: groups have proportions of their own, as in
         `paddle_ext.adaptive`.
     """
-    pandas = library("pandas", "label", EXTRA)
+    pandas = library("pandas", "label", "'paddle_ext[anndata]'")
     for name, column in (("key", key), ("groups", groups)):
         if column is not None and column not in adata.obs:
             there = ", ".join(map(str, adata.obs.columns)) or "none"
@@ -57,17 +56,12 @@ def label(
     adata.obs[f"{key}_probability"] = highest if highest.ndim == 1 else highest.toarray()
     adata.obs[f"{key}_doubt"] = model.doubt_
     adata.obs[f"{key}_unknown"] = unknown
-    if model.prevalence_ is not None:
-        adata.uns[f"{key}_shares"] = shares_of(model, groups)
-    return model
-
-
-def shares_of(model: PaddleClassifier, groups: str | None) -> Any:
-    """A DataFrame: label, share, low and high, after the group if there are groups."""
-    found, table = model.prevalence_, dict[str, Any]()
-    if groups is not None:
+    found, table = model.prevalence_, dict[str | None, Any]()
+    if model.groups_ is not None:
         found = model.group_prevalence_
         table[groups] = np.repeat(model.groups_, len(model.classes_))
-    table["label"] = np.resize(model.classes_, found.estimate.size)
-    table |= {name: x.ravel() for name, x in zip(("share", "low", "high"), found, strict=True)}
-    return library("pandas", "label", EXTRA).DataFrame(table)
+    if found is not None:
+        table["label"] = np.resize(model.classes_, found.estimate.size)
+        table |= {name: x.ravel() for name, x in zip(("share", "low", "high"), found, strict=True)}
+        adata.uns[f"{key}_shares"] = pandas.DataFrame(table)
+    return model

@@ -22,6 +22,7 @@ from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import check_options
+from ..groups import Groups, groups_of
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
 from .fitted import (
@@ -36,14 +37,7 @@ from .fitted import (
     solve_batch,
     to_tensor,
 )
-from .inputs import (
-    checked_prototypes,
-    classes_and_places,
-    length,
-    prior_weights,
-    row_groups,
-    vectors,
-)
+from .inputs import checked_prototypes, classes_and_places, length, prior_weights, vectors
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -82,10 +76,9 @@ class BatchClassifier:
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions of every batch, as in `paddle_ext.adapt`.
     remember : bool
-        Whether what the batches so far held is the prior of the next, for a stream whose
-        proportions last or drift. A batch that is likelier without it drops it, and memory starts
-        afresh; with groups, if it is likelier for most of them. It is pickled with the classifier.
-        Not with `prior`.
+        Whether what earlier batches held is a prior of the next, for a stream whose proportions
+        last or drift. A batch that is likelier without it, as most of its groups if there are any,
+        drops it: see docs/large.md. It is pickled with the classifier. Not with `prior`.
     label_noise, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`; with `prototypes` every label is trusted.
     threads : int, optional
@@ -151,22 +144,22 @@ class BatchClassifier:
         noise = check_label_noise("label_noise", label_noise)
         self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
         self._options["label_noise"] = noise
-        texts = {"column": column, "prefix": prefix} | ({} if group is None else {"group": group})
-        for name, value in texts.items():
-            if not isinstance(value, str):
+        for name, value in (("column", column), ("prefix", prefix), ("group", group)):
+            if not isinstance(value, str) and not value is group is None:
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
         self._column, self._added = column, [prefix + name for name in ANSWERS]
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
         self._remember = check.flag("remember", remember)
-        self._held: Tensor | None = None  # [K] float64: rows of each class in the memory
-        for name, given, other, no in (
-            ("prior", prior, "remember=True", self._remember),
-            ("group", group, "prototypes", prototypes is not None),
-        ):
-            if no and given is not None:
-                expected = f"must be None with {other}, got {check.kind(given)}"
-                raise check.ArgumentValueError(name, expected)
+        if remember and prior is not None:
+            raise check.ArgumentValueError(
+                "prior", f"must be None with remember=True, got {check.kind(prior)}"
+            )
+        if group is not None and prototypes is not None:
+            raise check.ArgumentValueError("group", f"must be None with prototypes, got {group!r}")
         self._group = group
+        # Rows of each class, [K] float64: in the batches since a change, and in the last alone.
+        self._memory: list[Tensor] = []
+        self._believed = False  # whether the last batch was likelier with its memory
         self._threads = None if threads is None else check.integer("threads", threads)
         self._device = device_name(device)
         text = None if prototypes is None else checked_prototypes(prototypes)
@@ -203,35 +196,26 @@ class BatchClassifier:
     # --- batches --------------------------------------------------------------------------------
 
     @overload
-    def __call__(
-        self, batch: Mapping[str, Any] | npt.NDArray[Any], groups: Any = None
-    ) -> dict[str, Array]: ...
+    def __call__(self, batch: Mapping[str, Any] | npt.NDArray[Any]) -> dict[str, Array]: ...
 
     @overload
-    def __call__(self, batch: Frame, groups: Any = None) -> Frame: ...
+    def __call__(self, batch: Frame) -> Frame: ...
 
-    def __call__(self, batch: Any, groups: Any = None) -> Any:
-        """Classify a batch: a dict, a DataFrame or an array [N, D].
-
-        `groups` [N] are the groups of its rows; default: its column `group`, if that was named.
-        """
-        if groups is not None and self._fitted is None:
-            raise check.ArgumentValueError(
-                "groups", f"must be None with prototypes, got {check.kind(groups)}"
-            )
-        if isinstance(batch, np.ndarray):
-            if groups is None and self._group is not None:
-                raise check.ArgumentValueError("groups", "must be given with an array, got None")
-            return self._answers(batch, "batch", groups)
+    def __call__(self, batch: Any) -> Any:
+        """Classify a batch: a dict, a DataFrame or, without groups, an array [N, D]."""
+        if isinstance(batch, np.ndarray) and self._group is None:
+            return self._answers(batch, "batch")
         pandas = sys.modules.get("pandas")  # if it is not loaded, the batch is no DataFrame
         frame = pandas is not None and isinstance(batch, pandas.DataFrame)
         if not frame and not isinstance(batch, Mapping):
-            raise check.ArgumentTypeError(
-                "batch", f"must be a dict, a DataFrame or an array, got {check.kind(batch)}"
+            kinds = (
+                "a dict, a DataFrame or an array"
+                if self._group is None
+                else "a dict or a DataFrame"
             )
+            raise check.ArgumentTypeError("batch", f"must be {kinds}, got {check.kind(batch)}")
         embeddings = self._embeddings_of(batch)
-        if groups is None and self._group is not None:
-            groups = batch[self._group]
+        groups = None if self._group is None else batch[self._group]
         answers = self._answers(embeddings, f"batch[{self._column!r}]", groups)
         if frame:
             rest = batch if self._keep_embedding else batch.drop(columns=[self._column])
@@ -288,7 +272,7 @@ class BatchClassifier:
                 )
         return embeddings
 
-    def _answers(self, embeddings: Any, name: str, groups: Any) -> dict[str, Array]:
+    def _answers(self, embeddings: Any, name: str, groups: Any = None) -> dict[str, Array]:
         if length(embeddings) == 0:
             probability, doubt = (np.empty(0, dtype=np.float32) for _ in range(2))
             labels = self.classes[:0]
@@ -304,30 +288,39 @@ class BatchClassifier:
     def _solve(self, query: Array, groups: Any) -> Solution:
         device = chosen_device(self._device)
         rows = self._columns.applied_to(to_tensor(query, device))
-        options = self._options
-        if self._held is not None:
-            # Names are worth no known number of labelled rows.
-            labelled = math.inf if self._fitted is None else self._fitted.likelihood.rows
-            options = options | {"prior": mean_proportions(self._held, labelled)}
+        together = None if groups is None else groups_of(groups, len(rows), device)
+        if self._remember:
+            return self._solve_and_remember(rows, together)
+        return self._solve_with(self._options["prior"], rows, together)
+
+    def _solve_with(self, prior: Any, rows: Tensor, groups: Groups | None) -> Solution:
+        options = self._options | {"prior": prior}
         if self._fitted is None:
             assert self._examples is not None
-            solution = solve_again(self._examples, rows, "adaptive", options)
-        else:
-            if self._here is None or self._here[0] != device:  # moved there once per process
-                self._here = device, self._fitted.on(device)
-            everywhere = np.ones(len(rows), dtype=bool)
-            together = None if groups is None else row_groups(groups, everywhere, device)
-            solution = solve_batch(self._here[1], rows, options, together)
-        if self._remember:
-            self._add_to_memory(solution)
-        return solution
+            return solve_again(self._examples, rows, "adaptive", options)
+        if self._here is None or self._here[0] != rows.device:  # moved there once per process
+            self._here = rows.device, self._fitted.on(rows.device)
+        return solve_batch(self._here[1], rows, options, groups)
 
-    def _add_to_memory(self, solution: Solution) -> None:
-        """Remember what a batch holds, and the earlier ones too if it used them as its prior."""
-        held = solution.over_all().class_sums()[1].cpu()
-        used = solution.prior_used
-        alike = used is not None and float(used.double().mean()) > 0.5
-        self._held = self._held + held if alike and self._held is not None else held
+    def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
+        """Classify a batch with the memory as its prior, and add what the batch holds to it."""
+        # Names are worth no known number of labelled rows.
+        labelled = math.inf if self._fitted is None else self._fitted.likelihood.rows
+        best, bound, kept, believes = None, -math.inf, None, False
+        for held in self._memory:
+            found = self._solve_with(mean_proportions(held, labelled), rows, groups)
+            assert found.bound is not None
+            assert found.prior_used is not None
+            if best is None or float(found.bound.sum()) > bound:
+                best, bound, kept = found, float(found.bound.sum()), held
+                believes = float(found.prior_used.double().mean()) > 0.5
+        # A batch may be like the last by chance, so one that is so after a change is not enough.
+        if best is None or (believes and not self._believed):
+            best = self._solve_with(None, rows, groups)
+        now = best.over_all().class_sums()[1].cpu()
+        self._memory = [kept + now, now] if kept is not None and believes else [now]
+        self._believed = believes
+        return best
 
 
 # --- arguments ----------------------------------------------------------------------------------

@@ -192,10 +192,7 @@ def fit_batch(
     options: dict[str, Any],
     groups: Groups | None = None,
 ) -> Fit:
-    """Classify unlabelled rows [Q, D]; `options` are those of the method.
-
-    `groups` are for "adaptive" without names.
-    """
+    """Classify unlabelled rows [Q, D] by options of the method; `groups` exclude names."""
     by_group = None
     if method == "paddle":
         return fit_paddle(examples, query, options)
@@ -371,10 +368,8 @@ def label_distributions(
     else:
         largest = predicted.topk(min(LARGEST_OF_ROW, num_classes))
     values, classes = (array(x) for x in largest)
-    counts = np.where(has_label, 1, values.shape[1])
-    starts = np.concatenate([[0], counts.cumsum()])
-    of_labelled = np.repeat(has_label, counts)  # whether a number belongs to a labelled row
-    data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
-    index[of_labelled] = place[has_label]
-    data[~of_labelled], index[~of_labelled] = values.ravel(), classes.ravel()
-    return csr_array((data, index, starts), shape=shape)
+    known = np.flatnonzero(has_label)
+    rows = np.concatenate([known, np.flatnonzero(~has_label).repeat(values.shape[1])])
+    index = np.concatenate([place[known], classes.ravel()])
+    data = np.concatenate([np.ones(len(known), values.dtype), values.ravel()])
+    return csr_array((data, (rows, index)), shape=shape)

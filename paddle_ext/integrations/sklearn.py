@@ -287,9 +287,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
         self._only_for_adaptive("prototypes", prototypes)
-        together = self._groups(groups, ~has_label, device)
-        if together is not None and prototypes is not None:
-            raise ValueError(f"groups must be None with prototypes, got {check.kind(groups)}")
+        together = self._groups(groups, ~has_label, device, prototypes is not None)
         if prototypes is not None:
             self.classes_, places, names = named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
@@ -380,13 +378,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return replace(examples, support=support, labels=labels, weights=weights)
 
     def _groups(
-        self, groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device
+        self, groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device, named: bool
     ) -> Groups | None:
-        """The groups of those of the rows that are in the batch; None without groups."""
+        """The groups of the rows that are in the batch, if groups are given."""
         self._only_for_adaptive("groups", groups)
-        if groups is None or not of_batch.any():
-            return None
-        return row_groups(groups, of_batch, device)
+        if named and groups is not None:
+            raise ValueError(f"groups must be None with prototypes, got {check.kind(groups)}")
+        given = groups is not None and of_batch.any()
+        return row_groups(groups, of_batch, device) if given else None
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
@@ -482,7 +481,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         of `fit` plays no role.
         """
         rows = self._checked_rows(X)
-        together = self._groups(groups, np.ones(len(rows), dtype=bool), rows.device)
+        named = isinstance(self._fitted, FittedNames)
+        together = self._groups(groups, np.ones(len(rows), dtype=bool), rows.device, named)
         options = self._options()
         self._add_prior(options)
         if isinstance(self._fitted, FittedAdaptive):
@@ -491,8 +491,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             solution = solve_batch(likelihood, query, options, together).over_all()
         else:
             assert self._examples is not None
-            if groups is not None:
-                raise ValueError(f"groups must be None with prototypes, got {check.kind(groups)}")
             solution = solve_again(self._examples, rows, self.method, options)
         labels: Array = self.classes_[array(self._labels_of(solution))]
         return labels
