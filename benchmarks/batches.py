@@ -8,7 +8,7 @@ row.
 
 With --memory, what `remember=True` is worth: streams of 100 batches of 20 rows, whose proportions
 are draws from a Dirichlet distribution. They slide from one draw to the next in 25 batches, jump
-once, in the middle, or are drawn anew for every batch.
+once, in the middle, or are drawn for every batch.
 """
 
 from __future__ import annotations

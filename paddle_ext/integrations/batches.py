@@ -233,7 +233,7 @@ class BatchClassifier:
         if self._group is None:
             yield from map(self, frames)
             return
-        pandas, waiting = sys.modules["pandas"], None  # the last group so far, which may go on
+        pandas, waiting = sys.modules["pandas"], None  # the last group so far, which may continue
         for frame in frames:
             together = frame if waiting is None else pandas.concat([waiting, frame])
             if len(together) == 0:
