@@ -5,11 +5,16 @@ frequencies that fall as 1 / rank; five classes at a time, changing every 300 ro
 as files often are. If all classes are equally frequent, the batch carries no information in the
 first: the concentration of the proportions is at its upper bound, and labels are the same as row by
 row.
+
+With --memory, what `remember=True` is worth: streams of 100 batches of 20 rows, whose proportions
+are draws from a Dirichlet distribution. They slide from one draw to the next in 25 batches, jump
+once, in the middle, or are drawn for every batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +27,11 @@ from paddle_ext import BatchClassifier, FeatureBank
 
 EXAMPLES = """\
   python benchmarks/batches.py mini_test_resnet18.npz clinc150_minilm.npz flowers102_efflite0.npz
+  python benchmarks/batches.py dtd_vitb32.npz flowers102_efflite0.npz --memory
 """
 STAY, PRESENT = 300, 5  # rows for which this many classes stay
+BATCHES, ROWS, SLIDE = 100, 20, 25  # with --memory: batches, rows of each, batches between draws
+EVENNESS = (0.1, 0.5)  # the parameter of the Dirichlet distribution, for each class
 
 
 def options() -> argparse.Namespace:
@@ -33,6 +41,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--shots", type=int, default=5)
     parser.add_argument("--rows", type=int, default=3000, help="of a stream")
     parser.add_argument("--draws", type=int, default=3, help="of labelled rows and streams")
+    parser.add_argument("--memory", action="store_true", help="measure remember=True instead")
     return parser.parse_args()
 
 
@@ -71,6 +80,45 @@ STREAMS: dict[str, Stream] = {
 }
 
 
+def drawn_proportions(evenness: float, K: int, random: np.random.Generator) -> dict[str, list]:
+    """The proportions [K] of each batch of three streams."""
+    drawn = random.dirichlet(np.full(K, evenness), BATCHES)
+    times = np.arange(BATCHES) / SLIDE
+    return {
+        "drift": [(1 - t % 1) * drawn[int(t)] + t % 1 * drawn[int(t) + 1] for t in times],
+        "one jump": [drawn[t // (BATCHES // 2)] for t in range(BATCHES)],
+        "independent": list(drawn),
+    }
+
+
+def measure_memory(bank: FeatureBank, name: str, shots: int, count: int) -> None:
+    """Print accuracy without and with memory, and how often it was the prior."""
+    found: dict[tuple[float, str], list[np.ndarray]] = {}
+    for classifier, features, labels, random in draws(bank, shots, count):
+        classes = np.unique(labels)
+        own = [np.flatnonzero(labels == k) for k in classes]
+        for evenness in EVENNESS:
+            for stream, shares in drawn_proportions(evenness, len(classes), random).items():
+                chosen = [random.choice(len(classes), ROWS, p=p) for p in shares]
+                batches = [np.array([random.choice(own[k]) for k in batch]) for batch in chosen]
+                right = np.zeros(2)
+                for place, remember in enumerate((False, True)):
+                    model = copy.copy(classifier)
+                    model._remember = remember
+                    for rows in batches:
+                        labelled = model(features[rows])["label"]
+                        right[place] += (labelled == labels[rows]).mean() / BATCHES
+                found.setdefault((evenness, stream), []).append(right)
+    for (evenness, stream), shares in found.items():
+        without, remembered = 100 * np.mean(shares, 0)
+        error = 100 * np.std(np.diff(shares)) / np.sqrt(max(1, count - 1))
+        print(
+            f"| {name} | {evenness} | {stream} | {without:.1f} | {remembered:.1f} "
+            f"| {remembered - without:+.1f} ± {error:.1f} |",
+            flush=True,
+        )
+
+
 def draws(
     bank: FeatureBank, shots: int, count: int
 ) -> Iterator[tuple[BatchClassifier, np.ndarray, np.ndarray, np.random.Generator]]:
@@ -90,6 +138,13 @@ def main() -> None:
     chosen = options()
     sizes = [int(size) for size in chosen.sizes.split(",")]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; accuracy in percent")
+    if chosen.memory:
+        print("| bank | evenness | stream | forgetting | remembering | difference |")
+        print("|---" * 6 + "|")
+        for path in chosen.banks:
+            bank = FeatureBank.load(path)
+            measure_memory(bank, Path(path).stem, chosen.shots, chosen.draws)
+        return
     head = [f"{size}" for size in sizes]
     print("| bank | order of the rows | " + " | ".join(head) + " |")
     print("|---" * (2 + len(sizes)) + "|")

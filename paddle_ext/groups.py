@@ -64,12 +64,13 @@ def named_groups(values: Any, rows: int, device: torch.device) -> Groups:
         raise TypeError(f"groups must be an integer or a string per row, got {check.kind(values)}")
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
     check_length(array.shape, rows)
-    of_one_kind = all(isinstance(x, str) for x in array)
-    if not of_one_kind:
-        odd = next((i for i, x in enumerate(array) if isinstance(x, bool) or not is_whole(x)), None)
-        if odd is not None:
-            got = f"{array[odd]!r} in row {odd}"
-            raise ValueError(f"groups must be all integers or all strings, got {got}")
+    is_text = len(array) == 0 or isinstance(array[0], str)  # the others must be alike
+    fits = (isinstance(x, str) if is_text else is_whole(x) for x in array)
+    odd = next((i for i, fit in enumerate(fits) if not fit), None)
+    if odd is not None:
+        got = f"{array[odd]!r} in row {odd}"
+        raise ValueError(f"groups must be all integers or all strings, got {got}")
+    if not is_text:
         return groups_of(torch.tensor([int(x) for x in array]), rows, device)
     names, of_row = np.unique(array.astype(str), return_inverse=True)
     numbered = groups_of(torch.from_numpy(of_row.reshape(-1)), rows, device)
@@ -77,8 +78,10 @@ def named_groups(values: Any, rows: int, device: torch.device) -> Groups:
 
 
 def is_whole(x: object) -> bool:
-    """Whether this is an integer, also one written as a float."""
-    return isinstance(x, int | np.integer) or (isinstance(x, float) and x.is_integer())
+    """Whether this is an integer, also one written as a float; no bool."""
+    if isinstance(x, float):
+        return x.is_integer()
+    return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
 def check_length(shape: tuple[int, ...], rows: int) -> None:

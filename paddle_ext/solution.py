@@ -273,7 +273,7 @@ class Solution(NamedTuple):
         `labels` are right most often, so they give a doubtful query to the class that is frequent
         in the batch. These are the classes whose probability is largest in relation to their
         share, which counts as 1.5 queries at least: more of the rare classes are found, and more
-        of the frequent ones are missed.
+        of the frequent ones are missed. With groups it is the share in all of them.
 
         Returns
         -------
@@ -287,6 +287,8 @@ class Solution(NamedTuple):
         >>> int(found.labels[0]), int(found.balanced_labels()[0])
         (1, 0)
         """
+        if self.groups is not None:
+            return self.over_all().balanced_labels()
         shares = counted_shares(self.proportions, self.labels.shape[-1]).unsqueeze(-2)
         if self.classes is None:
             return (self.probabilities / shares).argmax(-1)

@@ -6,6 +6,7 @@ stores arrays, which any process on any machine can load.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +16,15 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import check_options
+from ..groups import Groups, groups_of
 from ..solution import Solution
+from ..solvers.groups import mean_proportions
 from .fitted import (
     Array,
     Examples,
@@ -40,11 +44,11 @@ ANSWERS = ("label", "probability", "doubt")
 
 
 class BatchClassifier:
-    """Labels batches of embeddings, each independently; can be pickled and called anywhere.
+    """Labels batches of embeddings; can be pickled and called anywhere.
 
     The labelled rows are processed once, in the constructor. Every call classifies one batch with
     the method `paddle_ext.methods.Adaptive`: it finds which classes are in the batch, from one to
-    all, and labels its rows; nothing carries over to the next batch.
+    all, and labels its rows. Nothing carries over to the next batch, unless `remember` is True.
 
     Parameters
     ----------
@@ -66,8 +70,15 @@ class BatchClassifier:
         Whether the result contains the embeddings too.
     prefix : str
         Prefix of "label", "probability" and "doubt", in case a batch has such columns.
+    group : str, optional
+        Name of a column of groups in a batch, integers or strings: the rows of a group have
+        proportions of their own, as in `paddle_ext.adaptive`. Not with `prototypes`.
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions of every batch, as in `paddle_ext.adapt`.
+    remember : bool
+        Whether what earlier batches held is a prior of the next, for a stream whose proportions
+        last or drift. A batch that is likelier without it, as most of its groups if there are any,
+        drops it: see docs/large.md. It is pickled with the classifier. Not with `prior`.
     label_noise, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`; with `prototypes` every label is trusted.
     threads : int, optional
@@ -90,7 +101,7 @@ class BatchClassifier:
     rows, as in `paddle_ext.PaddleClassifier`.
 
     The same row may get another label in another batch, because the batch determines the class
-    frequencies: docs/large.md says how large a batch should be.
+    frequencies: docs/large.md says how large a batch should be, and what memory is worth.
 
     Examples
     --------
@@ -120,6 +131,8 @@ class BatchClassifier:
         prefix: str = "",
         label_noise: float | str = 0.0,
         prior: Any = None,
+        group: str | None = None,
+        remember: bool = False,
         max_iter: int = 100,
         tol: float = 1e-3,
         logit_scale: float = 100.0,
@@ -131,11 +144,22 @@ class BatchClassifier:
         noise = check_label_noise("label_noise", label_noise)
         self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
         self._options["label_noise"] = noise
-        for name, value in (("column", column), ("prefix", prefix)):
-            if not isinstance(value, str):
+        for name, value in (("column", column), ("prefix", prefix), ("group", group)):
+            if not isinstance(value, str) and not value is group is None:
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
         self._column, self._added = column, [prefix + name for name in ANSWERS]
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
+        self._remember = check.flag("remember", remember)
+        if remember and prior is not None:
+            raise check.ArgumentValueError(
+                "prior", f"must be None with remember=True, got {check.kind(prior)}"
+            )
+        if group is not None and prototypes is not None:
+            raise check.ArgumentValueError("group", f"must be None with prototypes, got {group!r}")
+        self._group = group
+        # Rows of each class, [K] float64: in the batches since a change, and in the last alone.
+        self._memory: list[Tensor] = []
+        self._believed = False  # whether the last batch was likelier with its memory
         self._threads = None if threads is None else check.integer("threads", threads)
         self._device = device_name(device)
         text = None if prototypes is None else checked_prototypes(prototypes)
@@ -178,17 +202,21 @@ class BatchClassifier:
     def __call__(self, batch: Frame) -> Frame: ...
 
     def __call__(self, batch: Any) -> Any:
-        """Classify a batch: a dict, a DataFrame or an array [N, D]."""
-        if isinstance(batch, np.ndarray):
+        """Classify a batch: a dict, a DataFrame or, without groups, an array [N, D]."""
+        if isinstance(batch, np.ndarray) and self._group is None:
             return self._answers(batch, "batch")
         pandas = sys.modules.get("pandas")  # if it is not loaded, the batch is no DataFrame
         frame = pandas is not None and isinstance(batch, pandas.DataFrame)
         if not frame and not isinstance(batch, Mapping):
-            raise check.ArgumentTypeError(
-                "batch", f"must be a dict, a DataFrame or an array, got {check.kind(batch)}"
+            kinds = (
+                "a dict, a DataFrame or an array"
+                if self._group is None
+                else "a dict or a DataFrame"
             )
+            raise check.ArgumentTypeError("batch", f"must be {kinds}, got {check.kind(batch)}")
         embeddings = self._embeddings_of(batch)
-        answers = self._answers(embeddings, f"batch[{self._column!r}]")
+        groups = None if self._group is None else batch[self._group]
+        answers = self._answers(embeddings, f"batch[{self._column!r}]", groups)
         if frame:
             rest = batch if self._keep_embedding else batch.drop(columns=[self._column])
             return rest.assign(**answers)
@@ -198,17 +226,34 @@ class BatchClassifier:
         return kept | answers
 
     def map_in_pandas(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Classify one DataFrame after another, as Spark's ``mapInPandas`` requires."""
+        """Classify one DataFrame after another, as Spark's ``mapInPandas`` requires.
+
+        Adjacent rows of one `group` stay together, though frames may cut it in two.
+        """
+        if self._group is None:
+            yield from map(self, frames)
+            return
+        pandas, waiting = sys.modules["pandas"], None  # the last group so far, which may continue
         for frame in frames:
-            yield self(frame)
+            together = frame if waiting is None else pandas.concat([waiting, frame])
+            if len(together) == 0:
+                continue
+            self._embeddings_of(together)  # checks the columns
+            places, _ = pandas.factorize(together[self._group])
+            others = np.flatnonzero(places != places[-1])
+            start = others[-1] + 1 if len(others) else 0
+            waiting = together.iloc[start:]
+            if start:
+                yield self(together.iloc[:start])
+        if waiting is not None:
+            yield self(waiting)
 
     def _embeddings_of(self, batch: Any) -> Any:
         """The column of embeddings of a batch, after checking the columns."""
-        if self._column not in batch:
-            there = ", ".join(str(name) for name in batch) or "none"
-            raise check.ArgumentValueError(
-                "batch", f"must have a column {self._column!r}, got {there}"
-            )
+        for name in (self._column, self._group):
+            if name is not None and name not in batch:
+                there = ", ".join(str(other) for other in batch) or "none"
+                raise check.ArgumentValueError("batch", f"must have a column {name!r}, got {there}")
         for name in self._added:
             if name in batch and (name != self._column or self._keep_embedding):
                 raise check.ArgumentValueError(
@@ -227,28 +272,55 @@ class BatchClassifier:
                 )
         return embeddings
 
-    def _answers(self, embeddings: Any, name: str) -> dict[str, Array]:
+    def _answers(self, embeddings: Any, name: str, groups: Any = None) -> dict[str, Array]:
         if length(embeddings) == 0:
             probability, doubt = (np.empty(0, dtype=np.float32) for _ in range(2))
             labels = self.classes[:0]
         else:
             query = vectors(name, embeddings, width=self._width)
             with torch_threads(self._threads), torch.inference_mode():
-                solution = self._solve(query)
+                solution = self._solve(query, groups)
                 highest, doubts = solution.probabilities.amax(-1), solution.doubt()
             probability, doubt = array(highest), array(doubts)
             labels = self.classes[array(solution.labels)]
         return dict(zip(self._added, (labels, probability, doubt), strict=True))
 
-    def _solve(self, query: Array) -> Solution:
+    def _solve(self, query: Array, groups: Any) -> Solution:
         device = chosen_device(self._device)
         rows = self._columns.applied_to(to_tensor(query, device))
+        together = None if groups is None else groups_of(groups, len(rows), device)
+        if self._remember:
+            return self._solve_and_remember(rows, together)
+        return self._solve_with(self._options["prior"], rows, together)
+
+    def _solve_with(self, prior: Any, rows: Tensor, groups: Groups | None) -> Solution:
+        options = self._options | {"prior": prior}
         if self._fitted is None:
             assert self._examples is not None
-            return solve_again(self._examples, rows, "adaptive", self._options)
-        if self._here is None or self._here[0] != device:  # moved there once per process
-            self._here = device, self._fitted.on(device)
-        return solve_batch(self._here[1], rows, self._options)
+            return solve_again(self._examples, rows, "adaptive", options)
+        if self._here is None or self._here[0] != rows.device:  # moved there once per process
+            self._here = rows.device, self._fitted.on(rows.device)
+        return solve_batch(self._here[1], rows, options, groups)
+
+    def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
+        """Classify a batch with the memory as its prior, and add what the batch holds to it."""
+        # Names are worth no known number of labelled rows.
+        labelled = math.inf if self._fitted is None else self._fitted.likelihood.rows
+        best, bound, kept, believes = None, -math.inf, None, False
+        for held in self._memory:
+            found = self._solve_with(mean_proportions(held, labelled), rows, groups)
+            assert found.bound is not None
+            assert found.prior_used is not None
+            if best is None or float(found.bound.sum()) > bound:
+                best, bound, kept = found, float(found.bound.sum()), held
+                believes = float(found.prior_used.double().mean()) > 0.5
+        # A batch may be like the last by chance, so one that is so after a change is not enough.
+        if best is None or (believes and not self._believed):
+            best = self._solve_with(None, rows, groups)
+        now = best.over_all().class_sums()[1].cpu()
+        self._memory = [kept + now, now] if kept is not None and believes else [now]
+        self._believed = believes
+        return best
 
 
 # --- arguments ----------------------------------------------------------------------------------

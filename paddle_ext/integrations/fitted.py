@@ -22,6 +22,7 @@ from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelih
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
+from ..groups import Groups
 from ..large.arguments import returns_all
 from ..native import devices
 from ..prior import measures_of
@@ -36,6 +37,7 @@ Array: TypeAlias = "npt.NDArray[Any]"
 Kept = TypeVar("Kept")
 
 CLAMP = 1e150  # of coordinates, so that their products stay finite
+LARGEST_OF_ROW = 5  # probabilities kept of a row, if all would be too many
 SAME = 1e-6  # smaller differences of unit-norm rows are rounding
 
 
@@ -160,7 +162,8 @@ class Fit(NamedTuple):
     fitted: Fitted
     prototypes: Tensor  # [K, D]
     proportions: Tensor  # [K]
-    solution: Solution | None  # of the unlabelled rows
+    solution: Solution | None  # of the unlabelled rows, with groups of all of them
+    by_group: Solution | None = None  # the same of each group
 
 
 def in_columns(
@@ -182,13 +185,22 @@ def in_columns(
     return columns, examples, None if query is None else columns.applied_to(query)
 
 
-def fit_batch(examples: Examples, query: Tensor, method: str, options: dict[str, Any]) -> Fit:
-    """Classify unlabelled rows [Q, D]; `options` are those of the method."""
+def fit_batch(
+    examples: Examples,
+    query: Tensor,
+    method: str,
+    options: dict[str, Any],
+    groups: Groups | None = None,
+) -> Fit:
+    """Classify unlabelled rows [Q, D] by options of the method; `groups` exclude names."""
+    by_group = None
     if method == "paddle":
         return fit_paddle(examples, query, options)
     if examples.names is None:
         likelihood = learned(examples, options)
-        solution = solve_batch(likelihood, query, options)
+        solution = solve_batch(likelihood, query, options, groups)
+        if groups is not None:
+            by_group, solution = solution, solution.over_all()
         fitted: Fitted = FittedAdaptive.on_cpu(likelihood, solution.dual)
     else:
         measures = measures_in(options, examples.num_classes, query)
@@ -197,7 +209,7 @@ def fit_batch(examples: Examples, query: Tensor, method: str, options: dict[str,
         fitted = FittedNames(moved(row_logits(task, solved, **chosen), "cpu"))
         solution = without_batch(solved)
     prototypes = means_of(examples, query, solution)
-    return Fit(fitted, prototypes, solution.proportions, solution)
+    return Fit(fitted, prototypes, solution.proportions, solution, by_group)
 
 
 def fit_labelled(examples: Examples, method: str, options: dict[str, Any]) -> Fit:
@@ -263,18 +275,21 @@ def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Ten
     return None if prior is None else measures_of(prior, num_classes, None, query).values
 
 
-def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
+def solve_batch(
+    likelihood: Likelihood, query: Tensor, options: dict[str, Any], groups: Groups | None = None
+) -> Solution:
     """Classify one batch [Q, D]; if large, with only the largest probabilities of each row."""
     K = likelihood.bias.shape[-1]
     solution, _ = classify(
         likelihood,
         query[None],
         measures=measures_in(options, K, query),
+        groups=groups,
         max_iter=options["max_iter"],
         tol=options["tol"],
         all_classes=returns_all(None, len(query), K),
     )
-    return without_batch(solution)
+    return solution if groups is not None else without_batch(solution)
 
 
 def solve_again(
@@ -324,3 +339,37 @@ def means_of(
                 sums = sums + class_sums(query, classes, K, of_rank)[0]
                 mass = mass.index_add(0, classes, of_rank)
     return sums / mass.clamp(min=torch.finfo(mass.dtype).tiny).unsqueeze(-1)
+
+
+def label_distributions(
+    place: Array,
+    has_label: npt.NDArray[np.bool_],
+    num_classes: int,
+    solution: Solution | None,
+    dtype: torch.dtype,
+) -> Any:
+    """The probabilities [n, K]: a labelled row has 1 for its class, of index `place`.
+
+    `solution` is that of the other rows, if there are any. If all would be too many, the largest of
+    each row, as a `scipy.sparse.csr_array`.
+    """
+    shape = len(place), num_classes
+    none = torch.zeros(0, num_classes, dtype=dtype)
+    predicted = none if solution is None else solution.probabilities
+    if returns_all(None, *shape):
+        probabilities: Array = np.zeros(shape, array(predicted).dtype)
+        probabilities[has_label, place[has_label]] = 1
+        probabilities[~has_label] = array(predicted)
+        return probabilities
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
+    if solution is not None and solution.classes is not None:
+        largest = predicted, solution.classes
+    else:
+        largest = predicted.topk(min(LARGEST_OF_ROW, num_classes))
+    values, classes = (array(x) for x in largest)
+    known = np.flatnonzero(has_label)
+    rows = np.concatenate([known, np.flatnonzero(~has_label).repeat(values.shape[1])])
+    index = np.concatenate([place[known], classes.ravel()])
+    data = np.concatenate([np.ones(len(known), values.dtype), values.ravel()])
+    return csr_array((data, (rows, index)), shape=shape)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..groups import Groups, groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from .fitted import Array
@@ -118,6 +119,21 @@ def is_missing(label: object) -> bool:
     return bool(label != label) or (  # noqa: PLR0124 - detects NaN of any type
         isinstance(label, numbers.Real) and label == -1
     )
+
+
+def row_groups(groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device) -> Groups:
+    """The groups of the rows in `of_batch` [n] bool, one of n at least; the others' are ignored."""
+    # NumPy would turn numbers into text in a list that contains both.
+    column = np.array(groups, dtype=object) if isinstance(groups, list | tuple) else plain(groups)
+    if column.shape != of_batch.shape:
+        raise ValueError(
+            f"groups must have shape [{len(of_batch)}], one for each row, got {list(column.shape)}"
+        )
+    # The others get a group of the batch, so that an error names the row as the caller counts.
+    column = np.where(of_batch, column, column[of_batch][0])
+    given = groups_of(column, len(column), device)
+    inside = given.of_row[torch.from_numpy(of_batch).to(device)]
+    return groups_of(inside, len(inside), device)._replace(names=given.names)
 
 
 def prior_weights(prior: Any, classes: Array) -> Array | None:

@@ -158,9 +158,7 @@ def batch_accuracy(estimator: Any, X: Any, y: Any) -> float:
     """
     steps = getattr(estimator, "steps", None)
     if steps is not None:
-        for _, step in steps[:-1]:
-            if step is not None and step != "passthrough":
-                X = step.transform(X)
+        X = estimator[:-1].transform(X) if len(steps) > 1 else X
         estimator = steps[-1][1]
     predict = getattr(estimator, "predict_batch", None) or estimator.predict
     return float(np.mean(np.asarray(predict(X)) == np.asarray(y)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
-from ..large.arguments import returns_all
+from ..groups import Groups
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
@@ -31,13 +31,21 @@ from .fitted import (
     fit_batch,
     fit_labelled,
     in_columns,
+    label_distributions,
     means_of,
     moved,
     solve_again,
     solve_batch,
     to_tensor,
 )
-from .inputs import checked_weights, labelled, named_classes, prior_weights, sorted_classes
+from .inputs import (
+    checked_weights,
+    labelled,
+    named_classes,
+    prior_weights,
+    row_groups,
+    sorted_classes,
+)
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -56,7 +64,6 @@ METHODS = ("adaptive", "paddle")
 # Options that only PADDLE has, and their defaults.
 OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
 TOL = {"adaptive": 1e-3, "paddle": 1e-6}
-LARGEST_OF_ROW = 5  # probabilities kept of a row, if all would be too many
 REAL = [np.float64, np.float32]
 
 
@@ -125,6 +132,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     prevalence_ : Prevalence or None
         The same with intervals that cover 90 %: `estimate`, `low` and `high`, arrays [K]. None for
         "paddle", or if no row is unlabelled. See `paddle_ext.Solution.prevalence`.
+    groups_ : array [G] or None
+        The groups of the unlabelled rows, in ascending order, if `fit` was given groups.
+    group_prevalence_ : Prevalence or None
+        Like ``prevalence_``, of each group: arrays [G, K]. All other attributes are of all groups
+        together.
     present_classes_ : array
         The labels of the classes that occur in the unlabelled rows.
     prototypes_ : array [K, D]
@@ -135,7 +147,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Of "adaptive": small if few classes are present, large if all are equally frequent. None if
         no row is unlabelled.
     prior_used_ : bool or None
-        Whether `prior` was used, because it makes the unlabelled rows likelier; None without one.
+        Whether `prior` was used, because it makes the unlabelled rows likelier, or those of a
+        group; None without one.
     calibrated_ : bool
         Whether the probabilities are calibrated: not those of "paddle", nor with fewer than 20
         labelled rows in classes of two or more, which leave too little to calibrate on.
@@ -223,6 +236,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         prototypes: Any = None,
         classes: Any = None,
+        groups: Any = None,
     ) -> PaddleClassifier:
         """Classify the unlabelled rows.
 
@@ -245,6 +259,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes : array [K], optional
             The labels of the classes, in the order of `prototypes`; default: those of `y`, sorted,
             or 0 to K - 1 if it has none.
+        groups : array or Series [n], optional
+            The group of each row, an integer or a string, such as its place or its day: groups have
+            proportions of their own, as in `paddle_ext.adaptive`. Those of labelled rows, which
+            count for all groups, are ignored. For "adaptive" without `prototypes`.
 
         Returns
         -------
@@ -269,6 +287,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
         self._only_for_adaptive("prototypes", prototypes)
+        together = self._groups(groups, ~has_label, device, prototypes is not None)
         if prototypes is not None:
             self.classes_, places, names = named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
@@ -294,7 +313,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if query is None:
             fit = fit_labelled(examples, self.method, options)
         else:
-            fit = fit_batch(examples, query, self.method, options)
+            fit = fit_batch(examples, query, self.method, options, together)
         if columns.rows == "table":
             fit = fit._replace(prototypes=means_of(*given, fit.solution))
             if self._encoder is None:  # further rows may have gaps
@@ -358,9 +377,19 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         support, labels, weights = (x[weights > 0] for x in rows)
         return replace(examples, support=support, labels=labels, weights=weights)
 
-    def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **names: Any) -> Array:
+    def _groups(
+        self, groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device, named: bool
+    ) -> Groups | None:
+        """The groups of the rows that are in the batch, if groups are given."""
+        self._only_for_adaptive("groups", groups)
+        if named and groups is not None:
+            raise ValueError(f"groups must be None with prototypes, got {check.kind(groups)}")
+        given = groups is not None and of_batch.any()
+        return row_groups(groups, of_batch, device) if given else None
+
+    def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
-        labels: Array = self.fit(X, y, sample_weight, **names).transduction_
+        labels: Array = self.fit(X, y, sample_weight, **more).transduction_
         return labels
 
     def _set_batch(self, fit: Fit) -> None:
@@ -370,7 +399,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         solution = fit.solution
         present = fit.proportions > 0
         self.n_iter_, self.concentration_ = 1, None  # computing the means is one pass
-        self.prior_used_ = self.prevalence_ = None
+        self.prior_used_ = self.prevalence_ = self.groups_ = self.group_prevalence_ = None
+        if fit.by_group is not None and fit.by_group.groups is not None:
+            self.groups_ = np.array(fit.by_group.groups.names)
+            self.group_prevalence_ = Prevalence._make(map(array, fit.by_group.prevalence()))
         if solution is not None:
             present = solution.present(self.present_threshold)
             self.n_iter_ = int(solution.iterations)
@@ -442,18 +474,21 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: Array = self.classes_[array(places)]
         return labels
 
-    def predict_batch(self, X: Any) -> Array:
-        """The labels [n] of rows that form a new batch.
+    def predict_batch(self, X: Any, groups: Any = None) -> Array:
+        """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
 
         Equivalent to fitting again with the same labelled rows and these unlabelled ones; the batch
         of `fit` plays no role.
         """
         rows = self._checked_rows(X)
+        named = isinstance(self._fitted, FittedNames)
+        together = self._groups(groups, np.ones(len(rows), dtype=bool), rows.device, named)
         options = self._options()
         self._add_prior(options)
         if isinstance(self._fitted, FittedAdaptive):
             likelihood = self._fitted.on(rows.device)
-            solution = solve_batch(likelihood, rows.to(likelihood.weights.dtype), options)
+            query = rows.to(likelihood.weights.dtype)
+            solution = solve_batch(likelihood, query, options, together).over_all()
         else:
             assert self._examples is not None
             solution = solve_again(self._examples, rows, self.method, options)
@@ -540,39 +575,3 @@ def familiar_of(examples: Examples) -> Familiar | None:
         return None
     model = familiar(examples.support, labels, K)
     return None if model is None else moved(model, "cpu")
-
-
-def label_distributions(
-    place: Array,
-    has_label: npt.NDArray[np.bool_],
-    num_classes: int,
-    solution: Solution | None,
-    dtype: torch.dtype,
-) -> Any:
-    """The probabilities [n, K]: a labelled row has 1 for its class, of index `place`.
-
-    `solution` is that of the other rows, if there are any. If all would be too many, the largest of
-    each row, as a `scipy.sparse.csr_array`.
-    """
-    shape = len(place), num_classes
-    none = torch.zeros(0, num_classes, dtype=dtype)
-    predicted = none if solution is None else solution.probabilities
-    if returns_all(None, *shape):
-        probabilities: Array = np.zeros(shape, array(predicted).dtype)
-        probabilities[has_label, place[has_label]] = 1
-        probabilities[~has_label] = array(predicted)
-        return probabilities
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
-
-    if solution is not None and solution.classes is not None:
-        largest = predicted, solution.classes
-    else:
-        largest = predicted.topk(min(LARGEST_OF_ROW, num_classes))
-    values, classes = (array(x) for x in largest)
-    counts = np.where(has_label, 1, values.shape[1])
-    starts = np.concatenate([[0], counts.cumsum()])
-    of_labelled = np.repeat(has_label, counts)  # whether a number belongs to a labelled row
-    data, index = np.ones(starts[-1], values.dtype), np.empty(starts[-1], np.int64)
-    index[of_labelled] = place[has_label]
-    data[~of_labelled], index[~of_labelled] = values.ravel(), classes.ravel()
-    return csr_array((data, index, starts), shape=shape)

@@ -1,0 +1,67 @@
+"""Label the cells of an AnnData object, of which some have a label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import check
+from ..libraries import library
+from .sklearn import PaddleClassifier
+
+RATE = 0.05  # of the cells of known types that count as unknown
+
+
+def label(
+    adata: Any, key: str, *, use_rep: str = "X_pca", groups: str | None = None
+) -> PaddleClassifier:
+    """Label the cells that have no label; returns the fitted `PaddleClassifier`.
+
+    Parameters
+    ----------
+    adata : anndata.AnnData
+        ``obs`` gets columns of the label, its probability and doubt, and whether a cell is of no
+        known type: `key` followed by "_label", "_probability", "_doubt", "_unknown". The last is
+        less like its label than 95 % of the labelled cells; missing if these are too few to tell.
+        ``uns[key + "_shares"]`` gets the share of each label in the cells without one, by group if
+        there are groups, with intervals that cover 90 %.
+    key : str
+        The column of ``obs`` with the labels of some cells; a missing one means unlabelled.
+    use_rep : str
+        The embedding of cells: a key of ``obsm``, or "X".
+    groups : str, optional
+        A column of ``obs``, such as the donor: groups have proportions of their own, as in
+        `paddle_ext.adaptive`.
+    """
+    pandas = library("pandas", "label", "'paddle_ext[anndata]'")
+    for name, column in (("key", key), ("groups", groups)):
+        if column is not None and column not in adata.obs:
+            there = ", ".join(map(str, adata.obs.columns)) or "none"
+            raise check.ArgumentValueError(name, f"must be a column of obs ({there}), got {column}")
+    if use_rep != "X" and use_rep not in adata.obsm:
+        there = ", ".join(adata.obsm.keys()) or "none"
+        raise check.ArgumentValueError("use_rep", f"must be X or in obsm ({there}), got {use_rep}")
+    rows = adata.X if use_rep == "X" else adata.obsm[use_rep]
+    known = adata.obs[key].astype(object)
+    asked = None if groups is None else adata.obs[groups].astype(object).to_numpy()
+    model = PaddleClassifier(rows="embeddings")
+    model.fit(rows, known.where(known.notna(), None).to_numpy(), groups=asked)
+    try:
+        unknown = pandas.array(model.strangers(rows, RATE) & known.isna().to_numpy())
+    except ValueError:  # too few labelled cells
+        unknown = pandas.array([None] * len(known), dtype="boolean")
+    highest = model.label_distributions_.max(axis=1)
+    adata.obs[f"{key}_label"] = pandas.Categorical(model.transduction_, model.classes_)
+    adata.obs[f"{key}_probability"] = highest if highest.ndim == 1 else highest.toarray()
+    adata.obs[f"{key}_doubt"] = model.doubt_
+    adata.obs[f"{key}_unknown"] = unknown
+    found, table = model.prevalence_, dict[str | None, Any]()
+    if model.groups_ is not None:
+        found = model.group_prevalence_
+        table[groups] = np.repeat(model.groups_, len(model.classes_))
+    if found is not None:
+        table["label"] = np.resize(model.classes_, found.estimate.size)
+        table |= {name: x.ravel() for name, x in zip(("share", "low", "high"), found, strict=True)}
+        adata.uns[f"{key}_shares"] = pandas.DataFrame(table)
+    return model

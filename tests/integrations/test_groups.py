@@ -1,0 +1,164 @@
+"""Groups in the estimator, in batches and in AnnData, and what batches remember."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import paddle_ext
+from paddle_ext import BatchClassifier
+
+pytest.importorskip("sklearn", reason="needs scikit-learn")
+pandas = pytest.importorskip("pandas", reason="needs pandas")
+
+from sklearn import config_context  # type: ignore[import-untyped]  # noqa: E402
+from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]  # noqa: E402
+from sklearn.preprocessing import Normalizer  # type: ignore[import-untyped]  # noqa: E402
+
+from paddle_ext import PaddleClassifier  # noqa: E402
+from paddle_ext.integrations.anndata import label  # noqa: E402
+
+K, SHOTS, D = 12, 3, 16
+RANDOM = np.random.default_rng(0)
+CENTRES = RANDOM.normal(size=(K, D))
+NAMES = np.array([f"kind {k:02}" for k in range(K)])
+KNOWN = np.arange(K).repeat(SHOTS)
+TRUTH = RANDOM.integers(K, size=12).repeat(5)  # twelve groups of five rows of one class
+
+
+def rows_of(classes: np.ndarray, seed: int) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(size=(len(classes), D))
+    rows = CENTRES[classes] + 1.3 * noise
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+SUPPORT, QUERY = rows_of(KNOWN, 1), rows_of(TRUTH, 2)
+PLACES = np.array([f"place {g:02}" for g in np.arange(12).repeat(5)], dtype=object)
+X = np.concatenate([QUERY, SUPPORT])
+Y = np.concatenate([[None] * len(TRUTH), NAMES[KNOWN]])
+GROUPS = np.concatenate([PLACES, [None] * len(KNOWN)])  # labelled rows are of no place
+
+
+def expected() -> paddle_ext.Solution:
+    known = torch.from_numpy(SUPPORT), torch.from_numpy(KNOWN)
+    return paddle_ext.adaptive(*known, torch.from_numpy(QUERY), groups=PLACES)
+
+
+def right(labels: Any, truth: np.ndarray = TRUTH) -> float:
+    return float(np.mean(np.asarray(labels) == NAMES[truth]))
+
+
+def test_estimator() -> None:
+    solution, model = expected(), PaddleClassifier(device="cpu").fit(X, Y, groups=GROUPS)
+    assert model.transduction_[:60].tolist() == NAMES[solution.labels.numpy()].tolist()
+    np.testing.assert_allclose(model.label_distributions_[:60], solution.probabilities, atol=1e-5)
+    assert model.groups_.tolist() == sorted(set(PLACES))
+    for own, found in zip(model.group_prevalence_, solution.prevalence(), strict=True):
+        np.testing.assert_allclose(own, found, atol=1e-4)
+    over_all = solution.over_all().prevalence().estimate
+    np.testing.assert_allclose(model.prevalence_.estimate, over_all, atol=1e-4)
+    one_batch = PaddleClassifier(device="cpu").fit(X, Y)
+    assert right(model.transduction_[:60]) > right(one_batch.transduction_[:60]) + 0.1
+    assert one_batch.groups_ is one_batch.group_prevalence_ is None
+
+    order = np.random.default_rng(3).permutation(60)  # rows come back in their order
+    labels = model.predict_batch(QUERY[order], groups=PLACES[order])
+    assert labels.tolist() == model.transduction_[:60][order].tolist()
+
+
+def test_metadata_routing() -> None:
+    usual = PaddleClassifier(device="cpu").fit(X, Y, groups=GROUPS).transduction_
+    with config_context(enable_metadata_routing=True):
+        model = PaddleClassifier(device="cpu").set_fit_request(groups=True)
+        pipeline = make_pipeline(Normalizer(), model).fit(X, Y, groups=GROUPS)
+    assert pipeline[-1].transduction_.tolist() == usual.tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (GROUPS[:-1], r"groups must have shape \[96\], one for each row, got \[95\]"),
+        ("place", r"groups must have shape \[96\]"),
+        (np.where(np.arange(96) == 7, None, GROUPS), "all strings, got None in row 7"),
+        (np.full(96, np.nan), "groups must be integers or strings, got nan in row 0"),
+    ],
+)
+def test_invalid_groups(groups: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PaddleClassifier().fit(X, Y, groups=groups)
+    with pytest.raises(ValueError, match="groups must be None unless method='adaptive'"):
+        PaddleClassifier(method="paddle").fit(X, Y, groups=groups)
+
+
+def test_groups_and_names() -> None:
+    model, message = PaddleClassifier(), "groups must be None with prototypes"
+    with pytest.raises(ValueError, match=message):
+        model.fit(QUERY, None, prototypes=CENTRES, groups=PLACES)
+    with pytest.raises(ValueError, match=message):
+        model.fit(QUERY, None, prototypes=CENTRES).predict_batch(QUERY, PLACES)
+    with pytest.raises(ValueError, match="group must be None with prototypes, got 'place'"):
+        BatchClassifier(None, None, prototypes=CENTRES, group="place")
+
+
+def test_batches() -> None:
+    model = BatchClassifier(SUPPORT, KNOWN, NAMES, group="place", device="cpu")
+    frame = pandas.DataFrame({"place": PLACES, "embedding": list(QUERY)})
+    answer = model(frame)
+    assert answer["label"].tolist() == NAMES[expected().labels.numpy()].tolist()
+    # Frames that cut the sixth and the eleventh group in two, and one that is inside a group.
+    frames = [frame[:28], frame[28:29], frame[29:53], frame[:0], frame[53:]]
+    parts = list(model.map_in_pandas(iter(frames)))
+    whole = [model(frame[:25]), model(frame[25:50]), model(frame[50:55]), model(frame[55:])]
+    assert pandas.concat(parts).equals(pandas.concat(whole))
+    with pytest.raises(ValueError, match="batch must have a column 'place', got embedding"):
+        model({"embedding": QUERY})
+    with pytest.raises(TypeError, match="batch must be a dict or a DataFrame, got ndarray"):
+        model(QUERY)
+
+
+def test_memory() -> None:
+    """It helps where proportions last, is pickled, and is dropped after a jump."""
+    random = np.random.default_rng(4)
+    truth = [random.choice([1, 5, 7, 8], 10) for _ in range(12)]
+    truth += [random.choice([0, 2, 3, 4], 10) for _ in range(12)]
+    batches = [rows_of(classes, 10 + i) for i, classes in enumerate(truth)]
+    shares = {}
+    for remember in (False, True):
+        model = BatchClassifier(SUPPORT, KNOWN, NAMES, remember=remember, device="cpu")
+        found = []
+        for number, batch in enumerate(batches):
+            if number == 5:
+                model = pickle.loads(pickle.dumps(model))
+            found.append(model(batch)["label"])
+        halves = np.split(np.concatenate(found), 2), np.split(np.concatenate(truth), 2)
+        shares[remember] = [right(*half) for half in zip(*halves, strict=True)]
+    assert all(np.subtract(shares[True], shares[False]) > 0.05), shares
+    with pytest.raises(ValueError, match="prior must be None with remember=True"):
+        BatchClassifier(SUPPORT, KNOWN, NAMES, remember=True, prior=np.ones(K))
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_cells(real: bool) -> None:
+    """A stand-in has the four attributes that are used."""
+    obs = pandas.DataFrame({"type": Y, "donor": GROUPS}, index=[f"cell {i}" for i in range(96)])
+    adata: Any = SimpleNamespace(obs=obs, obsm={"X_pca": X}, uns={}, X=X)
+    if real:
+        library = pytest.importorskip("anndata", reason="needs anndata")
+        adata = library.AnnData(X=X, obs=obs, obsm={"X_pca": X})
+    model = label(adata, "type", groups="donor")
+    assert adata.obs["type_label"].tolist() == model.transduction_.tolist()
+    assert right(adata.obs["type_label"][:60]) > 0.8
+    assert adata.obs["type_probability"][60:].eq(1).all()
+    assert not adata.obs["type_unknown"][60:].any()
+    shares = adata.uns["type_shares"]
+    assert list(shares.columns) == ["donor", "label", "share", "low", "high"]
+    assert shares["share"].to_numpy() == pytest.approx(model.group_prevalence_.estimate.ravel())
+    label(adata, "type", use_rep="X")
+    assert list(adata.uns["type_shares"]["label"]) == NAMES.tolist()
+    with pytest.raises(ValueError, match=r"use_rep must be X or in obsm \(X_pca\), got X_umap"):
+        label(adata, "type", use_rep="X_umap")
+    with pytest.raises(ValueError, match=r"groups must be a column of obs .*, got site"):
+        label(adata, "type", groups="site")
