@@ -33,7 +33,7 @@ MOST_IN_FULL_METRIC = 2**20
 
 # On CUDA, where the blocks of this many tasks run at the same time, the queries times (classes +
 # 128) of one task from which on the whole device, in chunks, is quicker than its block.
-BLOCKS_AT_A_TIME, MOST_BLOCK_WORK = 128, 3 * 2**18
+BLOCKS_AT_A_TIME, MOST_BLOCK_WORK = 128, 2**19
 
 # The numbers in the largest matrix of such a chunk: on a GPU, enough to hide the cost of launches.
 CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
