@@ -537,6 +537,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         A table may have gaps and, in a DataFrame, categories.
         """
         options |= {"dtype": REAL, "ensure_all_finite": "allow-nan" if table else True}
+        if isinstance(X, np.ma.MaskedArray):  # scikit-learn would ignore the mask
+            X = np.ma.filled(X.astype(float), np.nan)
         known = None if reset else self._encoder
         categories = [] if known is None else known.categories
         if table and is_frame(X):

@@ -245,6 +245,8 @@ def test_gaps_of_an_array() -> None:
     model = PaddleClassifier(device="cpu").fit(X, y)
     assert (model.transduction_ == truth).mean() > 0.9
     assert np.isfinite(model.prototypes_).all()
+    masked = PaddleClassifier(device="cpu").fit(np.ma.masked_invalid(X), y)
+    assert (masked.label_distributions_ == model.label_distributions_).all()
     full = PaddleClassifier(device="cpu").fit(np.nan_to_num(X), y)  # gaps in new rows alone
     assert (full.predict(X) == truth).mean() > 0.8
     with pytest.raises(ValueError, match="NaN"):
