@@ -130,6 +130,7 @@ print(json.dumps(kills))
 """
 
 
+@pytest.mark.slow
 def test_kills(whole: Path, tmp_path: Path) -> None:
     """The same command continues, or starts over; a folder `.partial-*` may stay."""
     folders = tmp_path / "first", tmp_path / "again"
