@@ -274,11 +274,11 @@ def fuzz(folder: Path, script: str, count: int, seed: int) -> dict[str, int]:
 
 
 def test_random_calls(tmp_path: Path) -> None:
-    counts = fuzz(tmp_path, "functions.py", 3000, 0)
-    assert sum(counts.values()) == 3000
+    counts = fuzz(tmp_path, "functions.py", 2000, 0)
+    assert sum(counts.values()) == 2000
     for name in ("adaptive", "solve", "solve_indexed", "tim", "sinkhorn"):
-        assert counts[f"{name}: answered"] > 100
-        assert counts[f"{name}: ValueError"] > 50
+        assert counts[f"{name}: answered"] > 60
+        assert counts[f"{name}: ValueError"] > 30
 
 
 def test_random_calls_of_the_bindings(tmp_path: Path) -> None:
