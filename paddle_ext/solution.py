@@ -10,7 +10,15 @@ from torch import Tensor
 
 from . import check
 from .groups import Groups
-from .prevalence import RATE, Prevalence, distinct_rows, estimated_shares, from_sums, sums_of
+from .prevalence import (
+    RATE,
+    Prevalence,
+    counts_of,
+    distinct_rows,
+    estimated_shares,
+    from_sums,
+    sums_of,
+)
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -204,8 +212,8 @@ class Solution(NamedTuple):
             )
         novelty = novelty.to(sums.device)
         flagged = sum_up(novelty > 1 - RATE)
-        counts = [sum_up(among)[..., :1, :] for among in (novelty <= 0.5, ~novelty.isnan())]
-        whole = torch.cat([sums, flagged, *counts], -2)
+        counts = [label_counts(self, among) for among in (novelty <= 0.5, ~novelty.isnan())]
+        whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
         return torch.nn.functional.pad(whole, (0, 1))
 
     def over_all(self) -> Solution:
@@ -341,19 +349,23 @@ def counted_shares(proportions: Tensor, count: int) -> Tensor:
 def sums_by_group(solution: Solution, groups: Groups, among: Tensor | None = None) -> Tensor:
     """`sums_of` each group, [G, 3, K]; the order of summation is fixed."""
     G, K = solution.proportions.shape
-    u, held, places = solution.probabilities.double(), solution.held, groups.of_row * K
-    weights = None if among is None else among.double()
-    counted = (places + solution.labels).bincount(weights, minlength=G * K).view(G, K).double()
-    if weights is not None:
-        u = u * weights.unsqueeze(-1)
-    if solution.classes is None or held is None:
-        held, squares = groups.sums(u), groups.sums(u.square())
-    else:
-        at = (places.unsqueeze(-1) + solution.classes).flatten()
-        none = torch.zeros(G * K, dtype=torch.float64, device=u.device)
-        squares = none.scatter_add(0, at, u.square().flatten()).view(G, K)
-        held = held if among is None else none.scatter_add(0, at, u.flatten()).view(G, K)
-    return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
+    u, held, first = solution.probabilities, solution.held, groups.of_row * K
+    if solution.classes is not None and held is not None:
+        labels, classes = first + solution.labels, first.unsqueeze(-1) + solution.classes
+        return sums_of(labels, u, classes, held.flatten(), among).view(3, G, K).transpose(0, 1)
+    u = u.double() if among is None else u.double() * among.unsqueeze(-1)
+    held, counted = groups.sums(u), label_counts(solution, among)
+    return torch.stack([counted, held, (held - groups.sums(u.square())).clamp(min=0)], -2)
+
+
+def label_counts(solution: Solution, among: Tensor | None = None) -> Tensor:
+    """How many queries, or of those `among` [.., Q] bool, have each label, [.., K] float64."""
+    labels, shape = solution.labels, solution.proportions.shape
+    counts = torch.zeros(shape, dtype=torch.float64, device=labels.device)
+    if solution.groups is None:
+        return counts_of(labels, counts, among)
+    counts_of(solution.groups.of_row * shape[-1] + labels, counts.view(-1), among)
+    return counts
 
 
 def distinct(labels: Tensor, num_classes: int) -> Tensor:

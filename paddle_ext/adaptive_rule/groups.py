@@ -50,7 +50,7 @@ def classify_groups(
         logits[part] = likelihood.logits(query[part])
     if added is not None:
         logits += added
-    weight = 2 * likelihood.rows / (2 * likelihood.rows + groups.sizes.double())
+    weight = likelihood.weight_of(groups.sizes.double())
     found = shared_proportions(
         logits, groups, weight, likelihood.rows, measures, max_iter=max_iter, tol=tol
     )
@@ -78,9 +78,7 @@ def absorbed(
         mass = mass + taken.sum(0, dtype=torch.float64)
     in_metric = likelihood.in_metric(sums.unsqueeze(0))[0]
     square = (in_metric * sums).sum(-1)
-    excess = likelihood.excess((mass - shots).to(real)) - likelihood.excess()
-    half = likelihood.sharpness.unsqueeze(-1) / 2
-    constant = (likelihood.bias + half * (likelihood.squares + excess))[0]
+    constant = likelihood.constant_with((mass - shots).to(real))[0]
 
     a, n = found.concentration, groups.sizes.double()
     # Where few classes are present logits count less, but not for a row without others.

@@ -175,9 +175,7 @@ def absorb_step_of(
     all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
     weights = likelihood.in_metric(all_sums)
     square = (weights * all_sums).sum(-1)
-    excess = likelihood.excess(mass.to(real)) - likelihood.excess()
-    half = likelihood.sharpness.unsqueeze(-1) / 2
-    constant = likelihood.bias + half * (likelihood.squares + excess)
+    constant = likelihood.constant_with(mass.to(real))
     share = 1 - SOFTER / (1 + a / FEW)  # the fewer classes are present, the lower
     sharpness = float(likelihood.sharpness)
     counts, two_classes = state.weight * held, (K - 1) * a / (1 + K * a)

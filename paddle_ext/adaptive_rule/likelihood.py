@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch import Tensor
 from ..native.coordinates import as_split, coordinates, split_kind, unsplit
 from ..native.load import module
 from ..rows import class_sums, laid_out, products
+
+Number = TypeVar("Number", float, Tensor)
 
 
 class NativeTensor(NamedTuple):
@@ -148,7 +150,15 @@ class Likelihood:
         v, few = self.variance.unsqueeze(-1), self.shots.clamp(min=1)
         return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
 
-    def weight_of(self, queries: float) -> float:
+    def constant_with(self, more: Tensor) -> Tensor:
+        """The bias without the square of the prototype, [L, K], with rows of weight `more` added.
+
+        `more` is [1, K] or [K].
+        """
+        half = self.sharpness.unsqueeze(-1) / 2
+        return self.bias + half * (self.squares + (self.excess(more) - self.excess()))
+
+    def weight_of(self, queries: Number) -> Number:
         """The weight of a query in the class counts: many do not overrule the labelled rows."""
         return 2 * self.rows / (2 * self.rows + queries)
 
