@@ -39,7 +39,6 @@ from .read.samples import (
 BATCH = 300
 BATCHES = 8  # per call
 MOST_LEFT_OUT = 50_000_000  # limit on the probabilities of a batch
-MOST_IN_GROUPS = 2**29  # the same for all groups together
 CONFIDENCE = 0.9  # of the node that a sample is rolled up to
 MOST_GROUPED = 500  # strangers that are compared with each other
 
@@ -58,39 +57,11 @@ def answer(
     prior: Tensor | None = None,
     certain: Tensor | None = None,
 ) -> Answers:
-    """Classify samples, one batch at a time, with `paddle_ext.methods.Adaptive`.
+    """Classify samples of any batches, regrouped, with the method `Adaptive`.
 
-    Parameters
-    ----------
-    labelled : Labelled
-    batches : iterable of Batch
-        Of any sizes; they are regrouped.
-    batch : int or None
-        Samples classified together; None: those of a group, if they have groups, otherwise 300,
-        fewer with more than 160,000 classes.
-    label_noise : float or "auto"
-        As in `paddle_ext.adaptive`; with class names every label is trusted.
-    device : device
-    source : str
-        The origin of the batches, for messages.
-    total : int
-        Number of samples, for the progress bar; 0: unknown.
-    progress : bool
-    hierarchy : Hierarchy or None
-        Parents of the classes.
-    prior : Tensor [K] or None
-        As in `paddle_ext.adaptive`.
-    certain : Tensor [K + 1] or None
-        Numbers of other samples whose classes are certain, at last of no class, for the shares.
-
-    Examples
-    --------
-    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-    >>> labelled = Labelled(features, torch.tensor([0, 0, 1, 1]), ("cat", "dog"), ("",) * 4)
-    >>> rows = Batch(["a", "b"], torch.tensor([[0.2, 1.0], [0.3, 1.0]]), ["", ""], None)
-    >>> answers = answer(labelled, [rows])
-    >>> [answers.class_names[label] for label in answers.labels]
-    ['dog', 'dog']
+    `batch` are classified together; None: a group, or 300. `source`, their origin, is for messages,
+    and `total`, if it is known, for the progress. `certain` [K + 1] are the numbers of other
+    samples whose classes are known, at last of no class, which count for the shares.
     """
     place = check.device(device)
     samples: list[Batch] = []  # without features
@@ -180,7 +151,7 @@ def classified(
     """
     size, together = batch_sizes(labelled, batch)
     solve = solver(labelled, place, label_noise, prior)
-    D, K, batches = labelled.features.shape[1], len(labelled.class_names), iter(batches)
+    D, batches = labelled.features.shape[1], iter(batches)
     first = next(batches, None)
     if first is None:
         raise ValueError(f"{source} must have at least one sample to classify, got none")
@@ -188,9 +159,6 @@ def classified(
     size = sys.maxsize if grouped else size
     with Progress("classifying", total, show=progress and total > size) as shown:
         for group in grouped_by_shape(rebatched(batches, size), together):
-            if grouped and len(group[0].names) > MOST_IN_GROUPS // K:
-                most = f"at most {MOST_IN_GROUPS // K:,} samples for groups of {K} classes"
-                raise ValueError(f"{source} must have {most}, got {len(group[0].names):,}")
             for part in group:
                 check_batch(part, D, labelled.source, source)
             rows = torch.stack([part.features for part in group])

@@ -42,7 +42,7 @@ def check_tasks(kind: str, name: str) -> None:
         )
 
 
-def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> None:
+def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> list[Path]:
     """Write one task per sample with its prediction, and next to it the labelling interface.
 
     A corrected sample also has an annotation, so its label comes back with the others. An image is
@@ -82,8 +82,10 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
         for row in range(len(answers)):
             file.write(("[" if row == 0 else ",\n") + json.dumps(task(row)))
         file.write("]\n")
-    with replacing(path.with_suffix(".xml")) as new:
+    interface = path.with_suffix(".xml")
+    with replacing(interface) as new:
         new.write_text(interface_of(tag, key, answers.class_names), encoding="utf-8")
+    return [path, interface]
 
 
 def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:

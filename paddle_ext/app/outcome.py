@@ -20,7 +20,6 @@ from ..labels import numbered, sorted_names
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
 from ..prevalence import RATE, from_sums
-from ..solution import PRESENT
 from ..text import plural
 from .answers import NO_CLASS, Answers
 from .corrections import Corrected
@@ -115,7 +114,6 @@ class InGroup(NamedTuple):
 
     name: str
     samples: int
-    present: bool  # surely, as in `Answers.present`
     share: float  # of the group, with its 90 % interval
     low: float
     high: float
@@ -138,7 +136,6 @@ def what_is_where(answers: Answers) -> dict[str, list[InGroup]]:
     counts = counted(judged).int().tolist()
     none = torch.zeros(9, K + 1, dtype=torch.float64)
     sums = torch.stack([answers.group_sums.get(name, none) for name in names])
-    present = ((sums[:, 1] >= PRESENT) | (certain > 0)).tolist()
     sums[:, :2] += certain.unsqueeze(1)
     if len(answers.prevalence.estimate) == K:  # nothing is known of samples of no known class
         sums = sums[:, :4, :K]
@@ -148,7 +145,7 @@ def what_is_where(answers: Answers) -> dict[str, list[InGroup]]:
         rows = [(k, answers.class_names[k]) for k in own]
         if len(shares[g]) > K and (counts[g][K] or shares[g][K][0] > 0):
             rows.append((K, NO_CLASS))
-        found[name] = [InGroup(x, counts[g][k], present[g][k], *shares[g][k]) for k, x in rows]
+        found[name] = [InGroup(x, counts[g][k], *shares[g][k]) for k, x in rows]
     return found
 
 

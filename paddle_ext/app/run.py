@@ -20,7 +20,7 @@ from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
 from .corrections import CORRECTED_FILE, Corrected, DataNames, corrected_source, gathered
 from .label_studio import check_tasks, write_tasks
-from .outcome import LabelledCheck, Outcome, Suggested, check_labelled, expected_accuracy
+from .outcome import Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, prior_of, read_pairs, read_prior, renamed
@@ -41,7 +41,7 @@ from .write.tables import (
     write_suggestions,
 )
 
-SUGGESTIONS = "suggestions.csv"
+LABELLED, SUGGESTIONS = "labelled.csv", "suggestions.csv"
 
 
 @dataclass(frozen=True)
@@ -53,32 +53,17 @@ class Report:
     outcome : Outcome
         The predictions, the corrections, and what the labelled samples say about both.
     table, page : Path
-        The files written.
-    notes : list of str
-        Messages for the user.
-    unreadable : dict of str to str
-        Files that could not be read, and why.
+        The file of the predictions, and the page.
+    written : list of Path
+        All files, and the folder of sorted images.
     seconds : float
-    labelled, model, final, sorted_into : Path or None
-        The files with the check of the labelled samples, the saved model and all labels, and the
-        folder of sorted images.
-    suggested : Suggested or None
-        The samples to label next, if asked for, which are in the file `suggestions`.
-    suggestions : Path or None
     """
 
     outcome: Outcome
     table: Path
     page: Path
-    notes: list[str]
-    unreadable: dict[str, str]
+    written: list[Path]
     seconds: float
-    labelled: Path | None = None
-    model: Path | None = None
-    final: Path | None = None
-    sorted_into: Path | None = None
-    suggested: Suggested | None = None
-    suggestions: Path | None = None
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -88,19 +73,14 @@ class Report:
         return self.outcome.answers
 
     @property
-    def classes(self) -> Path:
-        """The file with the shares of the classes."""
-        return self.table.with_name("classes.csv")
+    def notes(self) -> list[str]:
+        """Messages for the user."""
+        return self.outcome.source.notes
 
     @property
-    def groups(self) -> Path | None:
-        """The file that says what is where; None without groups."""
-        return self.table.with_name("groups.csv") if self.outcome.where else None
-
-    @property
-    def checked(self) -> LabelledCheck | None:
-        """Doubts about the labels of labelled samples; None if no class has two of them."""
-        return self.outcome.checked
+    def unreadable(self) -> dict[str, str]:
+        """Files that could not be read, and why."""
+        return self.outcome.source.unreadable
 
 
 def classify(
@@ -264,47 +244,36 @@ def write_all(
     """Write the tables, the page, the model and the sorted images."""
     answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
     folder.mkdir(parents=True, exist_ok=True)
-    table, page, labelled = (
-        folder / name for name in ("answers.csv", "answers.html", "labelled.csv")
-    )
-    pictures, texts = source.kind == "pictures", source.kind == "texts"
-    column = name_column(source, settings)
+    texts, column = source.kind == "texts", name_column(source, settings)
+    written = [folder / name for name in ("answers.csv", "answers.html", "classes.csv")]
     if settings.corrections:
         write_corrections(folder / CORRECTED_FILE, corrected.corrections)
-    write_answers(table, answers, column, texts=texts)
-    write_classes(folder / "classes.csv", answers, outcome.expected)
+    write_answers(written[0], answers, column, texts=texts)
+    write_classes(written[2], answers, outcome.expected)
     if outcome.where:
-        write_groups(folder / "groups.csv", outcome.where)
+        written.append(folder / "groups.csv")
+        write_groups(written[-1], outcome.where)
     if outcome.checked is not None:
-        shown = "file" if pictures else "text" if texts else "sample"
+        shown = {"pictures": "file", "texts": "text", "rows": "sample"}[source.kind]
+        written.append(folder / LABELLED)
         names = source.labelled.names
-        write_labelled(labelled, outcome.checked, shown, settings.columns.name, names)
+        write_labelled(written[-1], outcome.checked, shown, settings.columns.name, names)
+    if outcome.suggested is not None:
+        written.append(folder / SUGGESTIONS)
+        write_suggestions(written[-1], outcome.suggested, column, texts=texts)
     if settings.label_studio is not None:
-        write_tasks(Path(settings.label_studio), answers, source, settings)
+        written += write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
-        save_model(Path(settings.save), source.labelled, source.kind, source.settings)
+        written.append(Path(settings.save))
+        save_model(written[-1], source.labelled, source.kind, source.settings)
     if settings.final is not None:
-        write_final(Path(settings.final), answers, corrected, column, order, texts=texts)
-    suggested, next_ones = outcome.suggested, folder / SUGGESTIONS
-    if suggested is not None:
-        write_suggestions(next_ones, suggested, column, texts=texts)
-    write_page(page, outcome, title, time.perf_counter() - began)
+        written.append(Path(settings.final))
+        write_final(written[-1], answers, corrected, column, order, texts=texts)
+    write_page(written[1], outcome, title, time.perf_counter() - began)
     if settings.sort_into is not None:
-        sort_into(Path(settings.sort_into), answers)  # last, as a second run would refuse it
-    return Report(
-        outcome,
-        table,
-        page,
-        source.notes,
-        source.unreadable,
-        time.perf_counter() - began,
-        None if outcome.checked is None else labelled,
-        settings.save,
-        settings.final,
-        settings.sort_into,
-        suggested,
-        None if suggested is None else next_ones,
-    )
+        written.append(Path(settings.sort_into))
+        sort_into(written[-1], answers)  # last, as a second run would refuse it
+    return Report(outcome, written[0], written[1], written, time.perf_counter() - began)
 
 
 def suggestions(

@@ -47,10 +47,10 @@ class Columns:
     truth : str or None
         Column or array of true classes, to report the accuracy; for images: folder.
     group : str or None
-        Column or array of what samples belong to, such as a place or a customer, to classify the
-        samples of each as one batch; for images: folder.
+        Column of what samples belong to, such as a place or a customer, to classify the samples of
+        each as one batch; for images: folder.
     time : str or None
-        Column or array of times, for --group-gap.
+        Column of times, for --group-gap.
     """
 
     features: Annotated[str | None, TABLES, Parameter(name=("--embedding", "--features"))] = None

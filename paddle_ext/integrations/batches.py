@@ -10,7 +10,6 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -81,9 +80,6 @@ class BatchClassifier:
         drops it: see docs/large.md. It is pickled with the classifier. Not with `prior`.
     label_noise, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`; with `prototypes` every label is trusted.
-    threads : int, optional
-        Threads of torch during a call; default: torch's setting. Use 1 if an engine runs a process
-        on every core and does not set ``OMP_NUM_THREADS``; Ray and Spark set it.
     device : str or torch.device
         Device for batches, chosen in the process that computes them. "auto" is a GPU if available.
 
@@ -136,7 +132,6 @@ class BatchClassifier:
         max_iter: int = 100,
         tol: float = 1e-3,
         logit_scale: float = 100.0,
-        threads: int | None = None,
         device: str | torch.device = "auto",
     ) -> None:
         _, max_iter, tol = check_options("auto", max_iter, tol)
@@ -160,7 +155,6 @@ class BatchClassifier:
         # Rows of each class, [K] float64: in the batches since a change, and in the last alone.
         self._memory: list[Tensor] = []
         self._believed = False  # whether the last batch was likelier with its memory
-        self._threads = None if threads is None else check.integer("threads", threads)
         self._device = device_name(device)
         text = None if prototypes is None else checked_prototypes(prototypes)
         rows = support_rows(support, text)
@@ -179,7 +173,7 @@ class BatchClassifier:
         self._examples = None if text is None else examples  # needed with names only
         self._fitted: FittedAdaptive | None = None
         self._here: tuple[torch.device, Likelihood] | None = None
-        with torch_threads(self._threads), torch.inference_mode():
+        with torch.inference_mode():
             self._columns, examples, _ = in_columns(examples, None, "adaptive")
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
@@ -278,7 +272,7 @@ class BatchClassifier:
             labels = self.classes[:0]
         else:
             query = vectors(name, embeddings, width=self._width)
-            with torch_threads(self._threads), torch.inference_mode():
+            with torch.inference_mode():
                 solution = self._solve(query, groups)
                 highest, doubts = solution.probabilities.amax(-1), solution.doubt()
             probability, doubt = array(highest), array(doubts)
@@ -347,17 +341,3 @@ def device_name(device: str | torch.device) -> str:
     if name == "auto" or re.fullmatch(r"cuda(:\d+)?", name):
         return name
     return str(check.device(device))
-
-
-@contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
-    """Let torch use this many threads in a context; None leaves its setting."""
-    before = torch.get_num_threads()
-    if count is None or count == before:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

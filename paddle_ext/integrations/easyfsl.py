@@ -17,7 +17,7 @@ except ImportError as error:
         f"({error}): pip install easyfsl"
     ) from error
 
-__all__ = ["PADDLE", "Adaptive", "Classifier"]
+__all__ = ["Classifier"]
 
 
 class Classifier(FewShotClassifier):  # type: ignore[misc]
@@ -56,7 +56,6 @@ class Classifier(FewShotClassifier):  # type: ignore[misc]
     """
 
     solution: Prediction | None = None
-    class_names: Tensor | None = None  # [K, D]
 
     def __init__(
         self,
@@ -72,33 +71,13 @@ class Classifier(FewShotClassifier):  # type: ignore[misc]
         super().__init__(backbone, use_softmax, feature_centering, feature_normalization)
         self.method = made
 
-    def process_support_set(
-        self, support_images: Tensor, support_labels: Tensor, prototypes: Tensor | None = None
-    ) -> None:
-        """Process the labelled images of an episode, [S, ...], and class names, if any.
-
-        `prototypes` [K, D] are embeddings of the names in the space of the backbone's features;
-        with them a class may have no image, and S may be 0.
-        """
-        self.class_names = prototypes
-        if prototypes is None:
-            super().process_support_set(support_images, support_labels)
-            return
-        self.support_labels, self.prototypes = support_labels.long(), prototypes
-        self.support_features = prototypes[:0]
-        if len(support_images):
-            self.support_features = self.compute_features(support_images)
-            self._raise_error_if_features_are_multi_dimensional(self.support_features)
-
     def forward(self, query_images: Tensor) -> Tensor:
         """Scores of the queries, [Q, K]; call `process_support_set` first."""
-        if len(self.support_labels) == 0 and self.class_names is None:
+        if len(self.support_labels) == 0:
             raise ValueError("process_support_set must be called before forward, got no support")
         features = self.compute_features(query_images)
         self._raise_error_if_features_are_multi_dimensional(features)
-        self.solution = self.method.predict(
-            self.support_features, self.support_labels, features, prototypes=self.class_names
-        )
+        self.solution = self.method.predict(self.support_features, self.support_labels, features)
         # A probability of 0 has underflowed; clamp it, because a score must be finite.
         probabilities = self.solution.probabilities
         scores = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
@@ -109,14 +88,3 @@ class Classifier(FewShotClassifier):  # type: ignore[misc]
     def is_transductive() -> bool:
         """The queries of an episode are classified together."""
         return True
-
-
-class Adaptive(Classifier):
-    """`Classifier` with its default method, "adaptive": whether one class is present or all."""
-
-
-class PADDLE(Classifier):
-    """`Classifier` with the method "paddle", for few classes present."""
-
-    def __init__(self, backbone: nn.Module | None = None, **options: Any) -> None:
-        super().__init__(backbone, method="paddle", **options)

@@ -11,7 +11,6 @@ from scripts import run_code
 
 from paddle_ext import BatchClassifier, methods
 from paddle_ext.check import ArgumentError
-from paddle_ext.integrations import batches
 
 K, SHOTS, D = 8, 3, 24
 NAMES = [f"kind {k}" for k in reversed(range(K))]  # not sorted
@@ -228,29 +227,6 @@ def test_pickled() -> None:
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as requested during a call, even one that fails; then as many as before."""
-    seen = []
-    solve_batch = batches.solve_batch
-
-    def watched(*arguments: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return solve_batch(*arguments)
-
-    before = torch.get_num_threads()
-    other = before + 1
-    monkeypatch.setattr(batches, "solve_batch", watched)
-    classifier()(QUERY)
-    model = classifier(threads=other)
-    model(QUERY)
-    assert seen == [before, other]
-    assert torch.get_num_threads() == before
-    monkeypatch.setattr(batches, "solve_batch", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        model(QUERY)
-    assert torch.get_num_threads() == before
-
-
 def test_needs_no_other_library() -> None:
     """Nor does the package; what needs one says so in a sentence."""
     code = """
@@ -338,7 +314,6 @@ def test_bad_batches(given: Any, message: str) -> None:
         ((SUPPORT, PLACES), {"prototypes": SUPPORT[:8, :3]}, r"support must have 3 features"),
         ((SUPPORT, PLACES), {"column": 3}, r"column must be a string, got int"),
         ((SUPPORT, PLACES), {"keep_embedding": 1}, r"keep_embedding must be True or False"),
-        ((SUPPORT, PLACES), {"threads": 0}, r"threads must be an integer in \[1, "),
         ((SUPPORT, PLACES), {"device": "cuda:x"}, r"device must be the CPU or a CUDA device"),
         ((SUPPORT, PLACES), {"logit_scale": 0}, r"logit_scale must be finite and > 0, got 0"),
     ],

@@ -136,7 +136,8 @@ def test_defaults_are_those_of_the_methods() -> None:
 
 def test_as_the_command_does() -> None:
     """One batch, the same method: the same labels."""
-    from paddle_ext.app.classify import Batch, Labelled, answer
+    from paddle_ext.app.answering import answer
+    from paddle_ext.app.read.samples import Batch, Labelled
 
     for X, y, _ in (batch(np.float32), everything(np.float32)):
         rows, labels = torch.from_numpy(X), torch.from_numpy(y)

@@ -118,9 +118,6 @@ def classify_and_show(
                 "one_batch", "must be omitted unless the output is a file, got True"
             )
         show_report(classify(labelled, unlabelled, output, settings, show=show_findings))
-        if settings.label_studio is not None:
-            interface = settings.label_studio.with_suffix(".xml")
-            show.say(f"written: {settings.label_studio}, {interface}")
     except KeyboardInterrupt:
         computed = labelled.is_dir() or settings.columns.text is not None
         if computed and settings.cache is not None and any(settings.cache.glob("*.sqlite")):
@@ -168,11 +165,9 @@ def show_report(report: Report) -> None:
         samples = plural(known, "sample")
         show.say(f"accuracy: {100 * right:.2f} % of {samples} with a true label{rest}")
     show_trust(report)
-    if report.suggested is not None:
-        show.say(report.suggested.line())
-    written = [report.table, report.page, report.classes, report.groups, report.labelled]
-    written += [report.suggestions, report.model, report.final, report.sorted_into]
-    show.say(f"written: {', '.join(str(path) for path in written if path is not None)}")
+    if outcome.suggested is not None:
+        show.say(outcome.suggested.line())
+    show.say(f"written: {', '.join(map(str, report.written))}")
 
 
 def show_classes(
@@ -212,6 +207,7 @@ def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
 def show_trust(report: Report) -> None:
     """How reliable the predictions and the labels are."""
     from ..outcome import to_check_words
+    from ..run import LABELLED
 
     answers, outcome = report.answers, report.outcome
     error, expected = answers.calibration_error(), outcome.expected()
@@ -233,7 +229,7 @@ def show_trust(report: Report) -> None:
     if outcome.about_strangers():
         show.say(f"note: {outcome.about_strangers()}")
     if suspects:
-        show.say(f"labels that look wrong: {len(suspects)}, see {report.labelled}")
+        show.say(f"labels that look wrong: {len(suspects)}, see {report.table.with_name(LABELLED)}")
 
 
 def percents(expected: Expected | None) -> str:

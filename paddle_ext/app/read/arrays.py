@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,12 +93,6 @@ class ArraySamples:
         for start in range(0, len(self), READ_AT_ONCE):
             rows = self.rows[start : start + READ_AT_ONCE]
             yield batch_of(self.file.features, rows, [""] * len(rows), self.truth)
-
-    def cells(self, name: str) -> dict[int | str, Any]:
-        """Another array of the file, by the numbers of its rows."""
-        values = arrays.pick(self.file.contents, (name,), self.file.path)
-        own = self.file.one_each(np.asarray(values).tolist())
-        return {row: own[row] for row in self.rows}
 
 
 def batch_of(

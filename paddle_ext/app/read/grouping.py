@@ -60,10 +60,11 @@ def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int |
         folders = (path.parent.relative_to(samples.root).as_posix() for path in samples.paths)
         values = folders if wanted else in_threads(picture_time, samples.paths)
         return dict(zip(map(str, samples.paths), values, strict=True))
+    if isinstance(samples, ArraySamples):
+        what = f"must be omitted unless there is a table or a folder of images, got {name!r}"
+        raise check.ArgumentValueError(argument, what)
     if name is None:
         raise check.ArgumentValueError(argument, "must be a column of times, got none")
-    if isinstance(samples, ArraySamples):
-        return samples.cells(name)
     samples.table.column(name, argument)
     parts = samples.parts([])
     return {row: x for part in parts for row, x in zip(part.rows, part.cells(name), strict=True)}

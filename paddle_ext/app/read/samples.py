@@ -26,44 +26,19 @@ def pyarrow() -> Any:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Samples with known classes, classes known by name, or both.
+    """Samples with known classes, classes known by name, or both."""
 
-    Parameters
-    ----------
-    features : Tensor [S, D]
-    labels : Tensor [S] int64
-        Indices into `class_names`; every class has at least one sample, unless there are
-        `prototypes`.
-    class_names : tuple of str
-    texts : tuple of str
-        What the user sees of each sample: a text, the path of an image, or nothing.
-    source : str
-        Their origin, for messages.
-    prototypes : Tensor [K, D] or None
-        Embeddings of the class names, by the encoder that computed the features.
-    logit_scale : float
-        Factor from cosines with the prototypes to logits.
-    names : tuple of str
-        What the samples are called, as in `Batch`; default: their numbers.
-    trusted : Tensor [S] bool or None
-        Samples whose label a person has corrected or confirmed.
-    rows_are : str
-        "table", "embeddings", or "auto" to decide by the numbers and the labels.
-    made_of : Tensor [D] int64 or None
-        The columns of a table that the features were made of, if some are categories.
-    """
-
-    features: Tensor
-    labels: Tensor
+    features: Tensor  # [S, D]
+    labels: Tensor  # [S] int64 indices; every class has a sample, unless there are `prototypes`
     class_names: tuple[str, ...]
-    texts: tuple[str, ...]
-    source: str = "labelled"
-    prototypes: Tensor | None = None
-    logit_scale: float = LOGIT_SCALE
-    names: tuple[str, ...] = ()
-    trusted: Tensor | None = None
-    rows_are: str = "auto"
-    made_of: Tensor | None = None
+    texts: tuple[str, ...]  # what the user sees of each: a text, the path of an image, or nothing
+    source: str = "labelled"  # their origin, for messages
+    prototypes: Tensor | None = None  # [K, D] embeddings of the names, by the same encoder
+    logit_scale: float = LOGIT_SCALE  # factor from cosines with these to logits
+    names: tuple[str, ...] = ()  # of the samples, as in `Batch`; default: their numbers
+    trusted: Tensor | None = None  # [S] bool: a person has corrected or confirmed the label
+    rows_are: str = "auto"  # or "table" or "embeddings"; "auto": decided by numbers and labels
+    made_of: Tensor | None = None  # [D] int64: columns the features were made of, of categories
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:

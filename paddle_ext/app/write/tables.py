@@ -196,16 +196,11 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
 def write_groups(path: Path, where: dict[str, list[InGroup]]) -> None:
     """Write what is where: a row for each class of each group."""
     rows = (
-        (
-            name,
-            *map(str, one[:2]),
-            "yes" if one.present else "unsure",
-            *map("{:.4f}".format, one[3:]),
-        )
+        (name, *map(str, one[:2]), *map("{:.4f}".format, one[2:]))
         for name, classes in where.items()
         for one in classes
     )
-    write_csv(path, ("group", "class", "samples", "present", "share", "low", "high"), rows)
+    write_csv(path, ("group", "class", "samples", "share", "low", "high"), rows)
 
 
 def write_labelled(

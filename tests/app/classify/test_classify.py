@@ -21,9 +21,10 @@ from classify_data import (
 )
 from encoder_models import stand_in_sentences
 
-from paddle_ext.app.classify import Batch, Columns, Labelled, answer, classify
+from paddle_ext.app.answering import answer
+from paddle_ext.app.classify import Columns, classify
 from paddle_ext.app.read.encoders import open_text_model
-from paddle_ext.app.read.samples import named_labels, rebatched
+from paddle_ext.app.read.samples import Batch, Labelled, named_labels, rebatched
 
 SETTINGS = settings()
 

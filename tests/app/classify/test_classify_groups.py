@@ -59,7 +59,7 @@ def test_what_is_where(visits: tuple[Path, Path], tmp_path: Path) -> None:
     rows = table(tmp_path / "out" / "groups.csv")
     assert sum(int(row["samples"]) for row in rows) == len(VISIT)
     yew = next(row for row in rows if row["class"] == "yew")
-    assert (yew["group"], yew["samples"], yew["present"]) == (f"v{VISIT[0]}", "1", "yes")
+    assert (yew["group"], yew["samples"]) == (f"v{VISIT[0]}", "1")
     for row in rows:
         assert 0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1
     page = (tmp_path / "out" / "answers.html").read_text(encoding="utf-8")
@@ -80,22 +80,22 @@ def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
     assert {*column(tmp_path / "all" / "answers.csv", "group")} == {"2026-06-01 10:00:00"}
 
 
-def test_groups_of_arrays(tmp_path: Path) -> None:
-    np.savez(tmp_path / "known.npz", features=KNOWN, labels=NAMES[LABELS])
-    np.savez(tmp_path / "new.npz", features=NEW, visit=VISIT, time=86400.0 * VISIT)
-    files = tmp_path / "known.npz", tmp_path / "new.npz", "--output", tmp_path
-    said(*files, "--group", "visit")
-    assert column(tmp_path / "answers.csv", "group") == [str(k) for k in VISIT]
-    said(*files, *TIMES, "1h")
-    assert column(tmp_path / "answers.csv", "group")[0].startswith(f"1970-01-{VISIT[0] + 1:02d}")
+def test_all_corrected(visits: tuple[Path, Path], tmp_path: Path) -> None:
     lines = [f"{row},{'unknown' if k else 'ash'}\n" for row, k in enumerate(VISIT)]
     (tmp_path / "mine.csv").write_text("name,label\n" + "".join(lines))
-    said(*files, "--group", "visit", "--corrected", tmp_path / "mine.csv")  # all samples
+    corrected = ("--corrected", tmp_path / "mine.csv", "--output", tmp_path)
+    said(*visits, "--group", "visit", *corrected)
     shares = column(tmp_path / "groups.csv", "class"), column(tmp_path / "groups.csv", "share")
     assert shares == (["ash", *["of no known class"] * 11], ["1.0000"] * 12)
+
+
+def test_arrays_and_names_have_no_groups(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    np.savez(tmp_path / "new.npz", features=NEW, visit=VISIT)
+    told = refused(visits[0], tmp_path / "new.npz", "--group", "visit")
+    assert "--group must be omitted unless there is a table or a folder of images" in told
     np.savez(tmp_path / "names.npz", text=KNOWN[:6], class_names=NAMES)
     names = ("--group", "visit", "--names", tmp_path / "names.npz")
-    assert "--group must be omitted with class names" in refused(*files, *names)
+    assert "--group must be omitted with class names" in refused(*visits, *names)
 
 
 def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> None:

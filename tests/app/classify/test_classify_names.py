@@ -20,8 +20,10 @@ from encoder_models import COLOURS, stand_in_folder, stand_in_sentences
 from PIL import Image
 
 from paddle_ext.app import answering
-from paddle_ext.app.classify import Batch, Columns, Labelled, answer
+from paddle_ext.app.answering import answer
+from paddle_ext.app.classify import Columns
 from paddle_ext.app.read.names import ClassPrompts, embedded, read_names, with_labels
+from paddle_ext.app.read.samples import Batch, Labelled
 
 Arrays = dict[str, np.ndarray]
 

@@ -19,9 +19,11 @@ from classify_data import (
 )
 from encoder_models import stand_in_sentences
 
-from paddle_ext.app.classify import Batch, Labelled, answer, classify
+from paddle_ext.app.answering import answer
+from paddle_ext.app.classify import classify
 from paddle_ext.app.outcome import check_labelled
 from paddle_ext.app.read.model import load_model
+from paddle_ext.app.read.samples import Batch, Labelled
 
 CPU = torch.device("cpu")
 
@@ -36,8 +38,8 @@ def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) 
     report = classify(tmp_path / "one.npz", files[1], tmp_path / "out", settings())
     assert report.answers.novelty is None
     assert {row["novelty"] for row in table(report.table)} == {""}
-    assert report.checked is None
-    assert report.labelled is None
+    assert report.outcome.checked is None
+    assert not report.table.with_name("labelled.csv").exists()
     assert any("do not trust the probabilities" in note for note in report.notes)
     more = classify(*files, tmp_path / "more", settings())
     assert not any("trust" in note or "calibrated" in note for note in more.notes)
@@ -123,7 +125,7 @@ def test_the_model_predicts_like_the_labelled_data(
 ) -> None:
     saved = tmp_path / "kept" / "model.npz"
     first = classify(*files, tmp_path / "a", settings(save=saved))
-    assert first.model == saved
+    assert saved in first.written
     again = classify(files[1], None, tmp_path / "b", settings(model=saved))
     assert (tmp_path / "a" / "answers.csv").read_bytes() == again.table.read_bytes()
     both = classify(saved, files[1], tmp_path / "c", settings())  # it is a labelled file too

@@ -54,20 +54,19 @@ def test_the_order_is_that_of_the_function(
     report = classify(*files, tmp_path / "out", options)
     known, new = (torch.from_numpy(np.load(path)["features"]) for path in files)
     want = presence.suggest(known, new, 6).queries
-    assert report.suggestions is not None
-    assert [row["row"] for row in table(report.suggestions)] == [
+    assert [row["row"] for row in table(report.table.with_name("suggestions.csv"))] == [
         report.answers.names[row] for row in want.tolist()
     ]
 
 
 def test_corrected_samples_are_not_suggested(files: tuple[Path, Path], tmp_path: Path) -> None:
     options = settings(suggest=1)
-    suggested = classify(*files, tmp_path, options).suggested
+    suggested = classify(*files, tmp_path, options).outcome.suggested
     assert suggested is not None
     (first,) = suggested.names()
     (tmp_path / "corrected.csv").write_text(f"row,label\n{first},elm\n")
     options = settings(suggest=100, corrected=tmp_path / "corrected.csv")
-    again = classify(*files, tmp_path, options).suggested
+    again = classify(*files, tmp_path, options).outcome.suggested
     assert again is not None
     assert len(again.names()) == 43
     assert first not in again.names()
