@@ -75,8 +75,6 @@ class Settings:
     Parameters
     ----------
     columns : Columns
-    labels : Path or None
-        File of labels for a .npy: .npy, or one per line.
     rows : str
         What rows of numbers are: table, embeddings, or auto, decided by numbers and labels. A table
         may have gaps and categories.
@@ -135,7 +133,6 @@ class Settings:
     """
 
     columns: Columns = field(default_factory=Columns)
-    labels: Annotated[Path | None, TABLES] = None
     rows: Annotated[str, TABLES] = "auto"
     separator: Annotated[str | None, TABLES, Parameter(name="--sep")] = None
     encoding: Annotated[str | None, TABLES] = None

@@ -18,6 +18,7 @@ from .fitted import Array
 from .inputs import labelled
 
 try:
+    from sklearn.model_selection import BaseShuffleSplit  # type: ignore[import-untyped]
     from sklearn.utils import check_random_state  # type: ignore[import-untyped]
 except ImportError as error:
     raise ImportError(
@@ -29,8 +30,10 @@ __all__ = ["BatchSplit", "batch_accuracy"]
 RowIndices = npt.NDArray[np.int64]
 
 
-class BatchSplit:
+class BatchSplit(BaseShuffleSplit):  # type: ignore[misc]
     """A splitter: a few labelled rows of every class, and a batch with some of the classes.
+
+    Rows without a label (-1, None, NaN) are in neither part.
 
     Parameters
     ----------
@@ -72,30 +75,9 @@ class BatchSplit:
         self.n_present = None if n_present is None else check.integer("n_present", n_present)
         self.random_state = random_state
 
-    def __repr__(self) -> str:
-        options = ("n_splits", "shots", "n_query", "n_present", "random_state")
-        return f"BatchSplit({', '.join(f'{name}={getattr(self, name)!r}' for name in options)})"
-
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        """The number of splits; the arguments are ignored."""
-        return self.n_splits
-
-    def split(
+    def _iter_indices(
         self, X: Any, y: Any = None, groups: Any = None
     ) -> Iterator[tuple[RowIndices, RowIndices]]:
-        """Rows to fit on and rows to score, for each split.
-
-        Parameters
-        ----------
-        X : ignored
-        y : array [n]
-            The labels; rows without one (-1, None, NaN) are in neither part.
-        groups : ignored
-
-        Yields
-        ------
-        labelled, batch : array of int
-        """
         if y is None:
             raise ValueError("y must be the labels, got None")
         own = rows_of_classes(np.asarray(y), self.shots)

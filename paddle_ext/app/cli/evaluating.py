@@ -224,6 +224,4 @@ def tune(
         )
     header, cells = tuning.rows()
     show.table(header, cells, text_columns=(0, 1))
-    path = output / FILE
-    show.say(f"written: {path}")
-    show.say(f"next: {show.command_line('paddle-ext', 'evaluate', 'TEST_BANK', '--tuned', path)}")
+    show.say(f"written: {output / FILE}")

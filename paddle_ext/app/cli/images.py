@@ -82,18 +82,6 @@ def train(
             seed=seed,
         )
     show_training(trained.history, folder, time.perf_counter() - began)
-    show.say(f"next: {next_command(folder, layout, root, base_split)}")
-
-
-def next_command(folder: Path, layout: str, root: Path | None, base_split: str) -> str:
-    """The command that computes features with the network just trained."""
-    where = [] if root is None else [root]
-    split = "repr,query" if layout == "inatural" else "test"
-    return show.command_line(
-        *("paddle-ext", "extract", folder / "best.safetensors", *where),
-        *("--layout", layout, "--base-split", base_split),
-        *("--split", split, "--output", folder / "test.npz"),
-    )
 
 
 def chosen_recipe(
@@ -192,7 +180,6 @@ def extract(
     show.say(f"{output}: {bank!r}")
     for shots in (1, 5):
         show.say(nearest_mean_line(bank, shots))
-    show.say(f"next: {show.command_line('paddle-ext', 'evaluate', output)}")
 
 
 def merge_banks(banks: list[FeatureBank]) -> FeatureBank:

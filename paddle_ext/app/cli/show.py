@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,11 +41,6 @@ def console() -> Console:
 def say(text: str) -> None:
     """Print a line, without characters that control the terminal."""
     console().print(printable(text), markup=False, soft_wrap=True)
-
-
-def command_line(*words: object) -> str:
-    """A command to be copied."""
-    return shlex.join(str(word) for word in words)
 
 
 def table(

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from ... import arrays, check
-from ...files import open_regular, readable
 from ...labels import label_text
 from ..settings import Columns
 from .names import NAMED
 from .samples import Batch
-from .text_files import decoded
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 READ_AT_ONCE = 4096  # rows
@@ -39,29 +37,19 @@ class ArrayFile:
         contents |= self.contents
         return label_names(arrays.pick(contents, names, self.path), contents, self.path)
 
-    def labels(self, file: Path | None, *, required: bool) -> list[str]:
-        """A label for each row, empty if missing; the array of true labels does not count.
-
-        `file` has the labels of a file without any: `.npy`, or one label per line. No labels at
-        all are an error if they are required.
-        """
+    def labels(self, *, required: bool) -> list[str]:
+        """A label for each row, empty if missing; the array of true labels does not count."""
         label = self.columns.label
         there = (name for name in arrays.LABELS if name in self.contents)
-        has_labels = label is not None or any(name != self.columns.truth for name in there)
-        if file is None and not has_labels and not required:
+        if not required and label is None and all(name == self.columns.truth for name in there):
             return [""] * len(self.features)
-        if file is None and self.path.suffix == ".npy":
-            raise check.ArgumentValueError(
-                "labels", f"must be a file of labels for {self.path}, got none"
-            )
-        names = (label,) if label else arrays.LABELS
-        return self.one_each(self.array(*names) if file is None else read_labels(file), file)
+        return self.one_each(self.array(*((label,) if label else arrays.LABELS)))
 
-    def one_each(self, values: list[Any], file: Path | None = None) -> list[Any]:
+    def one_each(self, values: list[str]) -> list[str]:
         if len(values) != len(self.features):
             raise ValueError(
-                f"{file or self.path} must have one label for each row of {self.path}, "
-                f"{len(self.features)}, got {len(values)}"
+                f"{self.path} must have one label for each row, {len(self.features)}, "
+                f"got {len(values)}"
             )
         return values
 
@@ -145,14 +133,3 @@ def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:
     if high >= len(names):
         raise ValueError(f"{path} must have a name for every label, got {len(names)} and {high}")
     return [names[number] if number >= 0 else "" for number in numbers]
-
-
-def read_labels(path: Path) -> list[str]:
-    """Labels from `.npy`, or one per line of a text file; an empty line is a missing label."""
-    if path.suffix == ".npy":
-        return label_names(arrays.read_npy(path), {}, path)
-    with readable(path, "a text file with one label per line"), open_regular(path) as file:
-        lines = decoded(file.read()).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [label_text(line) for line in lines]

@@ -259,7 +259,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         file = ArrayFile(labelled, replace(columns, truth=None))
         given = names_of_rows(given, [file, *stored], settings)
         file.class_names = () if given is None else given.class_names
-        examples = file.labelled(file.labels(settings.labels, required=True))
+        examples = file.labelled(file.labels(required=True))
         settings = replace(settings, columns=replace(columns, text=None))
         classes = classes_of(examples, given)
         opened = open_rows(new, None, settings, given, classes)
@@ -323,7 +323,7 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
     """One file of embeddings: rows without a label are classified, or all if every row has one."""
     notes: list[str] = []
     file.class_names, path = given.class_names, file.path
-    values = file.labels(settings.labels, required=False)
+    values = file.labels(required=False)
     if all(values):
         values = [""] * len(values)
         notes.append(

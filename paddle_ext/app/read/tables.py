@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,9 +62,6 @@ FEW_FEATURES = 2  # numeric columns that hardly are what to classify if there ar
 ROWS_LOOKED_AT = 100  # to find the numeric columns
 READ_AT_ONCE = 2048  # rows
 LONGEST_ROW = 2**24  # bytes of a row of a CSV file
-
-# The column of labels, and a test of its cells in a group of rows.
-LabelTest: TypeAlias = tuple[str, Callable[[Sequence[object]], bool]]
 
 
 class Part(NamedTuple):
@@ -121,8 +118,8 @@ class Table(ABC):
         self.path, self.version = path, current_version(path)
 
     @abstractmethod
-    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
-        """These columns as record batches, or how many rows are left out there."""
+    def batches(self, names: Sequence[str]) -> Iterator[Any]:
+        """These columns as record batches."""
 
     def look(self) -> None:
         """Find the columns of numbers and of lists, by the first rows."""
@@ -138,16 +135,11 @@ class Table(ABC):
         there = [cell for cell in self.as_numbers(self.first[name]) if not is_gap(cell)]
         return bool(there) and all(as_number(cell) is not None for cell in there)
 
-    def parts(
-        self, names: Sequence[str], labelled: LabelTest | None = None, size: int | None = None
-    ) -> Iterator[Part]:
-        """These columns of all rows; groups of rows that fail the test may be left out."""
+    def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Part]:
+        """These columns of all rows."""
         self.check_version()
-        start, size = 0, size or READ_AT_ONCE
-        for batch in self.batches(names, labelled):
-            if isinstance(batch, int):  # rows left out
-                start += batch
-                continue
+        start = 0
+        for batch in self.batches(names):
             for first in range(0, len(batch), size):
                 part = batch.slice(first, size)
                 yield Part(part, range(start, start + len(part)))
@@ -266,19 +258,9 @@ class ParquetTable(Table):
     def is_numeric(self, name: str, kind: Any) -> bool:
         return is_number(kind)
 
-    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
+    def batches(self, names: Sequence[str]) -> Iterator[Any]:
         with open_parquet(self.path) as file:
-            groups: list[list[int] | None] = [None]
-            if labelled is not None:
-                groups = [[number] for number in range(file.metadata.num_row_groups)]
-            for group in groups:
-                if labelled is not None:
-                    own = record_batches(file, self.path, READ_AT_ONCE, labelled[:1], group)
-                    labels = [value for batch in own for value in batch.column(0).to_pylist()]
-                    if not labelled[1](labels):
-                        yield len(labels)
-                        continue
-                yield from record_batches(file, self.path, READ_AT_ONCE, names, group)
+            yield from record_batches(file, self.path, READ_AT_ONCE, names)
 
 
 class CsvTable(Table):
@@ -311,7 +293,7 @@ class CsvTable(Table):
                 what = f"a table with rows of at most {LONGEST_ROW // 2**20} MiB"
             raise ValueError(f"{self.path} must be {what}, got: {first_line(error)}") from error
 
-    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
+    def batches(self, names: Sequence[str]) -> Iterator[Any]:
         arrow, module = pyarrow(), library("pyarrow.csv", "a table", "'paddle_ext[classify]'")
         odd: list[Any] = []
 
@@ -361,7 +343,7 @@ class StoredTable(Table):
         )
         self.look()
 
-    def batches(self, names: Sequence[str], labelled: LabelTest | None) -> Iterator[Any]:
+    def batches(self, names: Sequence[str]) -> Iterator[Any]:
         return iter(self.stored.select(list(names)).to_batches())
 
 
@@ -402,8 +384,7 @@ class TableSamples:
         wanted = {*columns, *self.columns.others()}
         names = [name for name in self.table.names if name in wanted]
         label = None if self.rows == "all" else self.columns.label
-        labelled = (label, self.have_labels) if label and self.rows == "labelled" else None
-        for part in self.table.parts(names or self.table.names[:1], labelled):
+        for part in self.table.parts(names or self.table.names[:1]):
             own = part
             if label is not None:
                 labels = [self.label(value) for value in part.cells(label)]
@@ -434,14 +415,6 @@ class TableSamples:
             cell_text(cell) for part in self.table.parts([column]) for cell in part.cells(column)
         )
         return {name: row for row, name in enumerate(names)}
-
-    def have_labels(self, values: Sequence[object]) -> bool:
-        """Whether there is a label among these; if not, their words are counted here."""
-        before = self.gap_words.copy()
-        there = any(self.label(value) for value in values)
-        if there:
-            self.gap_words = before
-        return there
 
     def label(self, value: object) -> str:
         text = label_text(cell_value(value))

@@ -40,8 +40,6 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None) -> None:
         np.savez_compressed(path, features=features, **({} if names is None else {"labels": names}))
     elif path.suffix == ".npy":
         np.save(path, features)
-        if names is not None:
-            path.with_suffix(".txt").write_text("\n".join(names) + "\n")
     elif path.suffix == ".safetensors":
         from safetensors.numpy import save_file
 
@@ -59,10 +57,10 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None) -> None:
 def test_formats(tmp_path: Path, suffix: str) -> None:
     """Every format gives the same, correct labels."""
     support, labels, query, truth = embeddings()
-    write(tmp_path / f"known{suffix}", support, labels)
+    known = tmp_path / ("known.npz" if suffix == ".npy" else f"known{suffix}")
+    write(known, support, labels)
     write(tmp_path / f"new{suffix}", query, None)
-    chosen = settings(labels=tmp_path / "known.txt" if suffix == ".npy" else None)
-    report = classify(tmp_path / f"known{suffix}", tmp_path / f"new{suffix}", tmp_path, chosen)
+    report = classify(known, tmp_path / f"new{suffix}", tmp_path, settings())
     rows = read_answers(tmp_path)
     assert [row["label"] for row in rows] == NAMES[truth].tolist()
     assert [row["row"] for row in rows] == [str(row) for row in range(len(query))]
@@ -206,7 +204,7 @@ def test_messages_of_files(tmp_path: Path) -> None:
     for path, other, message in (
         (tmp_path / "missing.npz", None, r"missing\.npz must be a file or a folder"),
         (known, None, r"^labelled must be a table .* \(or pass names\)"),
-        (tmp_path / "known.npy", new, "^labels must be a file of labels"),
+        (tmp_path / "known.npy", new, r"known\.npy must have 'labels' or .*, got 'features'"),
     ):
         with pytest.raises(ValueError, match=message):
             classify(path, other, tmp_path, SETTINGS)

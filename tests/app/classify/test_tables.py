@@ -9,7 +9,6 @@ import pytest
 from classify_data import refused, said, settings, write_table
 
 from paddle_ext.app.classify import Report, classify
-from paddle_ext.app.read.arrays import read_labels
 from paddle_ext.app.read.text_files import sniffed_encoding, sniffed_separator
 
 ROWS = ["0.1,2.5", "0.3,2.1", "2.2,0.4", "2.6,0.2", "0.2,2.4", "2.5,0.3"]
@@ -172,12 +171,6 @@ def test_no_label_in_every_format(tmp_path: Path, gap: str) -> None:
 
     new = tmp_path / "new.npy"
     np.save(new, features[4:])
-    np.save(tmp_path / "known.npy", features)
-    (tmp_path / "labels.txt").write_text("\n".join(labels) + "\n")
-    np.save(tmp_path / "labels.npy", np.array(labels))
-    for name in ("labels.txt", "labels.npy"):
-        chosen = settings(labels=tmp_path / name)
-        assert answers(classify(tmp_path / "known.npy", new, tmp_path, chosen)) == ["none", "cat"]
     np.savez(tmp_path / "known.npz", features=features, labels=np.array(labels))
     assert answers(classify(tmp_path / "known.npz", new, tmp_path, settings())) == ["none", "cat"]
     np.savez(tmp_path / "known.npz", features=features, labels=np.array(labels, object))
@@ -255,13 +248,6 @@ def test_options_of_the_command(tmp_path: Path) -> None:
     assert "Käuzchen" in said(*call, "--sep", "#", "--encoding", "cp437")
 
 
-def test_labels_in_a_text_file_of_any_encoding(tmp_path: Path) -> None:
-    path = tmp_path / "labels.txt"
-    for encoding in ("utf-8", "utf-8-sig", "cp1252", "utf-16"):
-        path.write_bytes("Käuzchen\r\n\r\ncat\x1cdog\r\n".encode(encoding))
-        assert read_labels(path) == ["Käuzchen", "", "cat\\x1cdog"]
-
-
 def test_formulas_in_a_table_come_back_as_they_were(tmp_path: Path) -> None:
     """A cell escaped in answers.csv is the same class when it is read back."""
     lines = ["1,2,'=a", "1,2,=a", "2,1,b", "1.1,2,", ""]
@@ -274,4 +260,4 @@ def test_a_table_that_is_a_pipe(tmp_path: Path) -> None:
         path = tmp_path / name
         os.mkfifo(path)
         with pytest.raises(ValueError, match="must be a regular file"):
-            classify(path, path, tmp_path, settings(labels=path))
+            classify(path, path, tmp_path, settings())

@@ -85,7 +85,6 @@ def test_train(trained: tuple[Path, str], pictures: Path) -> None:
     assert f"validation, 5-way 5-shot {accuracy:.1f} %" in shown
     for name in ("best.safetensors", "last.safetensors", "state.pt"):
         assert f"file {folder / name} (" in shown
-    assert f"next: paddle-ext extract {folder / 'best.safetensors'} {pictures}" in shown
 
 
 def test_train_resumes_or_starts_over(trained: tuple[Path, str], pictures: Path) -> None:
@@ -96,13 +95,11 @@ def test_train_resumes_or_starts_over(trained: tuple[Path, str], pictures: Path)
     assert "(or pass --fresh)" in refusal(*arguments, "--epochs", 1, "--batch-size", 32)
 
 
-def test_the_next_command_of_train(
-    trained: tuple[Path, str], pictures: Path, tmp_path: Path
-) -> None:
-    """The command that `train` proposes works, and gives the same result as the library."""
-    folder, shown = trained
-    (line,) = [line for line in shown.splitlines() if line.startswith("next: ")]
-    words = line.removeprefix("next: paddle-ext ").split()
+def test_extract(trained: tuple[Path, str], pictures: Path, tmp_path: Path) -> None:
+    """The same result as the library."""
+    folder, _ = trained
+    words = ("extract", folder / "best.safetensors", pictures, "--layout", "npz")
+    words += ("--base-split", "base", "--output", folder / "test.npz")
     found = run(*words, "--cache", tmp_path / "cache", *CPU)
     bank = FeatureBank.load(folder / "test.npz")
     expected = extract(
