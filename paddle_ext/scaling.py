@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from .rows import class_means, class_sums, parts, squared_distances, unit_rows
+from .rows import class_means, squared_distances, unit_rows
 
 AUTO_GAP = 13.0  # "auto" scales the mean lead of the nearest class to this, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
@@ -32,45 +30,6 @@ def feature_ranges(query: Tensor) -> Tensor:
     """The range of each feature, [.., 1, D], which divides it in "minmax"; 1 if it is constant."""
     width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
     return torch.where(width > 0, width, 1)
-
-
-class RowScaling(NamedTuple):
-    """The effect of `scaling` on the rows of one task; see `paddle_ext.solve`."""
-
-    unit: bool  # whether rows are normalised to unit length first
-    factor: Tensor  # [1] or [D] float64: what the features are then multiplied by
-
-    def apply(self, rows: Tensor) -> Tensor:
-        """The scaled rows [n, D], float64."""
-        rows = rows.double()
-        return (unit_rows(rows) if self.unit else rows) * self.factor
-
-    def prototypes(
-        self, support: Tensor, labels: Tensor, query: Tensor, probabilities: Tensor
-    ) -> Tensor:
-        """The prototypes [K, D] of scaled rows for the probabilities [Q, K]; Q may be 0."""
-        K = probabilities.shape[-1]
-        sums, counts = class_sums(self.apply(support), labels, K)
-        for part in parts(len(query), K + query.shape[-1]):
-            sums += probabilities[part].double().mT @ self.apply(query[part])
-        mass = counts + probabilities.sum(0, dtype=torch.float64)
-        return sums / mass.unsqueeze(-1)
-
-
-def row_scaling(
-    support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, scaling: str
-) -> RowScaling:
-    """The scaling of the task with this support [S, D] and these queries [Q, D]."""
-    one = torch.ones(1, dtype=torch.float64, device=query.device)
-    if scaling == "none":
-        return RowScaling(False, one)
-    if scaling == "minmax":
-        return RowScaling(False, 1 / feature_ranges(query.double()).squeeze(-2))
-    unit = RowScaling(True, one)
-    means = class_means(unit.apply(support), support_labels, num_classes)
-    found = [leads(unit.apply(query[part]), means) for part in parts(len(query), sum(means.shape))]
-    lead, median = (torch.cat(pieces, dim=-1) for pieces in zip(*found, strict=True))
-    return RowScaling(True, auto_factor(lead, median))
 
 
 def scaled_tasks(

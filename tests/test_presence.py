@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from presence_tasks import CLASSES, task
+from presence_tasks import task
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import Solution, rows
-from paddle_ext import scaling as scalings
+from paddle_ext import Solution
 from paddle_ext.methods import Adaptive
-from paddle_ext.reference.paddle import prepare
 
 
 def made(probabilities: Tensor, dual: Tensor) -> Solution:
@@ -121,28 +119,6 @@ def test_summary_of_a_tensor_without_values() -> None:
         fake = Solution(*(mode.from_tensor(x) for x in found[:6]))
         assert repr(fake) == "Solution(75 queries, 30 classes)"
     assert repr(Solution(*(x.to("meta") for x in found[:6]))) == "Solution(75 queries, 30 classes)"
-
-
-# --- coordinates --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-@pytest.mark.parametrize("scaling", ["auto", "minmax", "none"])
-def test_rows_are_scaled_as_by_the_solver(
-    scaling: str, offset: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Distances between the rows of a task, as the reference has them; computed in parts."""
-    monkeypatch.setattr(rows, "PART", 100)
-    support, labels, query = task(offset=offset)
-    one_hot = torch.nn.functional.one_hot(labels, CLASSES).double()
-    expected = prepare(support[None], one_hot[None], query[None], scaling, False)
-    space = scalings.row_scaling(support, labels, query, CLASSES, scaling)
-    means = rows.class_means(space.apply(support), labels, CLASSES)
-    found = torch.cdist(space.apply(query), means, compute_mode="donot_use_mm_for_euclid_dist")
-    exact = torch.cdist(
-        expected.query[0], expected.means[0], compute_mode="donot_use_mm_for_euclid_dist"
-    )
-    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6)
 
 
 def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:

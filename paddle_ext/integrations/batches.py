@@ -174,7 +174,7 @@ class BatchClassifier:
         self._fitted: FittedAdaptive | None = None
         self._here: tuple[torch.device, Likelihood] | None = None
         with torch.inference_mode():
-            self._columns, examples, _ = in_columns(examples, None, "adaptive")
+            self._columns, examples, _ = in_columns(examples, None)
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
                 no_dual = torch.zeros(examples.num_classes)
@@ -291,7 +291,7 @@ class BatchClassifier:
         options = self._options | {"prior": prior}
         if self._fitted is None:
             assert self._examples is not None
-            return solve_again(self._examples, rows, "adaptive", options)
+            return solve_again(self._examples, rows, options)
         if self._here is None or self._here[0] != rows.device:  # moved there once per process
             self._here = rows.device, self._fitted.on(rows.device)
         return solve_batch(self._here[1], rows, options, groups)

@@ -69,10 +69,7 @@ def is_frame(X: Any) -> bool:
 
 
 def frame_cells(X: Any, categories: Sequence[int] | None = None) -> tuple[Array, list[int]]:
-    """Cells [n, D] of a DataFrame, numbers or texts, and which columns are categories.
-
-    These are columns of any type but numbers, or the given ones, as they were in `fit`.
-    """
+    """Cells [n, D] of a DataFrame, and its `categories`: by default all columns but numbers."""
     columns = [X.iloc[:, place] for place in range(X.shape[1])]
     if categories is None:
         categories = [place for place, column in enumerate(columns) if not has_numbers(column)]

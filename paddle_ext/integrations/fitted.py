@@ -6,7 +6,6 @@ one, in parts, so any number of them fits in memory.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -26,19 +25,15 @@ from ..groups import Groups
 from ..large.arguments import returns_all
 from ..native import devices
 from ..prior import measures_of
-from ..rows import class_means, class_sums, parts, power_of_two, unit_rows
-from ..scaling import RowScaling, row_scaling
+from ..rows import class_sums, parts, power_of_two, unit_rows
 from ..solution import Solution
-from ..solvers import solve
 from ..task import Task, without_batch
 from .columns import Columns, columns_for
 
 Array: TypeAlias = "npt.NDArray[Any]"
 Kept = TypeVar("Kept")
 
-CLAMP = 1e150  # of coordinates, so that their products stay finite
 LARGEST_OF_ROW = 5  # probabilities kept of a row, if all would be too many
-SAME = 1e-6  # smaller differences of unit-norm rows are rounding
 
 
 def chosen_device(device: str | torch.device) -> torch.device:
@@ -131,28 +126,6 @@ class FittedNames:
             yield row_logits(unit_rows(rows[part].double())).double()
 
 
-@dataclass(frozen=True)
-class FittedPaddle:
-    """Prototypes in the coordinates of the fit, and a preference for each class."""
-
-    unit: bool
-    factor: Tensor  # [1] or [D]: `unit` and `factor` are the fields of `RowScaling`
-    prototypes: Tensor  # [K, D]
-    preference: Tensor  # [K]
-    temperature: float
-
-    def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        here = moved(self, rows.device)
-        centre = here.prototypes.mean(0)
-        w = (here.prototypes - centre).clamp(-CLAMP, CLAMP)
-        for part in parts(len(rows), sum(w.shape)):
-            z = RowScaling(here.unit, here.factor).apply(rows[part]) - centre
-            z = z.clamp(-CLAMP, CLAMP)
-            distance = w.square().sum(-1) - 2 * z @ w.mT  # minus ||z||^2, the same for all classes
-            behind = distance - distance.amin(-1, keepdim=True)
-            yield here.preference - here.temperature / 2 * behind
-
-
 # --- fitting ------------------------------------------------------------------------------------
 
 
@@ -167,14 +140,10 @@ class Fit(NamedTuple):
 
 
 def in_columns(
-    examples: Examples, query: Tensor | None, method: str, **asked: Any
+    examples: Examples, query: Tensor | None, **asked: Any
 ) -> tuple[Columns, Examples, Tensor | None]:
-    """Prepare the columns of labelled and unlabelled rows [Q, D] if they are a table.
-
-    `asked` are options of `columns_for`. PADDLE has its own `scaling`, and rows with names are
-    embeddings: both stay as they are.
-    """
-    if method != "adaptive" or examples.names is not None:
+    """Prepare columns as `asked` of `columns_for`; rows that have names are embeddings."""
+    if examples.names is not None:
         return Columns(), examples, query
     columns = columns_for(examples.support, examples.labels, examples.num_classes, query, **asked)
     examples = replace(
@@ -186,16 +155,10 @@ def in_columns(
 
 
 def fit_batch(
-    examples: Examples,
-    query: Tensor,
-    method: str,
-    options: dict[str, Any],
-    groups: Groups | None = None,
+    examples: Examples, query: Tensor, options: dict[str, Any], groups: Groups | None = None
 ) -> Fit:
-    """Classify unlabelled rows [Q, D] by options of the method; `groups` exclude names."""
+    """Classify unlabelled rows [Q, D]; `groups` exclude names."""
     by_group = None
-    if method == "paddle":
-        return fit_paddle(examples, query, options)
     if examples.names is None:
         likelihood = learned(examples, options)
         solution = solve_batch(likelihood, query, options, groups)
@@ -212,7 +175,7 @@ def fit_batch(
     return Fit(fitted, prototypes, solution.proportions, solution, by_group)
 
 
-def fit_labelled(examples: Examples, method: str, options: dict[str, Any]) -> Fit:
+def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     """Fit to labelled rows alone: class means, and the proportions of the labels."""
     support, labels, K = examples.support, examples.labels, examples.num_classes
     shots = labels.bincount(examples.weights, minlength=K).double()
@@ -220,36 +183,11 @@ def fit_labelled(examples: Examples, method: str, options: dict[str, Any]) -> Fi
     if examples.names is not None:
         logits = row_logits(examples.task(support), None, **of_names(options))
         fitted: Fitted = FittedNames(moved(logits, "cpu"))
-    elif method == "adaptive":
+    else:
         prior = options["prior"]
         shares = proportions if prior is None else torch.from_numpy(prior / prior.sum())
         fitted = FittedAdaptive.on_cpu(learned(examples, options), torch.log(shares))
-    else:
-        warn_of_lost_length(support, options["scaling"])
-        space = row_scaling(support, labels, support, K, options["scaling"])
-        w = class_means(space.apply(support), labels, K)
-        preference = 1 + torch.log(proportions + options["epsilon"])
-        fitted = fitted_paddle(space, w, preference, options, len(labels))
     return Fit(fitted, means_of(replace(examples, support=support.double())), proportions, None)
-
-
-def fit_paddle(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
-    support, labels, K = examples.support, examples.labels, examples.num_classes
-    warn_of_lost_length(support, options["scaling"])
-    solution = solve(support, labels, query, num_classes=K, return_prototypes=True, **options)
-    assert solution.prototypes is not None
-    space = row_scaling(support, labels, query, K, options["scaling"])
-    w = space.prototypes(support, labels, query, solution.probabilities)
-    fitted = fitted_paddle(space, w, solution.dual.double(), options, len(query))
-    return Fit(fitted, solution.prototypes, solution.proportions, solution)
-
-
-def fitted_paddle(
-    space: RowScaling, prototypes: Tensor, dual: Tensor, options: dict[str, Any], count: int
-) -> FittedPaddle:
-    weight = 1.0 if options["lam"] is None else options["lam"] / count
-    fitted = FittedPaddle(*space, prototypes, weight * dual, options["temperature"])
-    return moved(fitted, "cpu")
 
 
 def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
@@ -292,27 +230,12 @@ def solve_batch(
     return solution if groups is not None else without_batch(solution)
 
 
-def solve_again(
-    examples: Examples, query: Tensor, method: str, options: dict[str, Any]
-) -> Solution:
+def solve_again(examples: Examples, query: Tensor, options: dict[str, Any]) -> Solution:
     """Classify another batch [n, D] by examples that a fit has kept."""
     examples = moved(examples, query.device)
-    solution = fit_batch(examples, query.to(examples.support.dtype), method, options).solution
+    solution = fit_batch(examples, query.to(examples.support.dtype), options).solution
     assert solution is not None
     return solution
-
-
-def warn_of_lost_length(support: Tensor, scaling: str) -> None:
-    """Warn if rows [S, D], such as those of a single column, differ only in length."""
-    if scaling != "auto":
-        return
-    unit = unit_rows(support)
-    if (unit - unit[0]).abs().amax() < SAME and (support != support[0]).any():
-        warnings.warn(
-            "the labelled rows of X differ in length alone, which scaling='auto' ignores: use "
-            "method='adaptive', scaling='minmax' or scaling='none'",
-            stacklevel=4,
-        )
 
 
 def means_of(
@@ -348,11 +271,7 @@ def label_distributions(
     solution: Solution | None,
     dtype: torch.dtype,
 ) -> Any:
-    """The probabilities [n, K]: a labelled row has 1 for its class, of index `place`.
-
-    `solution` is that of the other rows, if there are any. If all would be too many, the largest of
-    each row, as a `scipy.sparse.csr_array`.
-    """
+    """The probabilities [n, K], 1 for a label; if all are too many, the largest, as a csr_array."""
     shape = len(place), num_classes
     none = torch.zeros(0, num_classes, dtype=dtype)
     predicted = none if solution is None else solution.probabilities

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
+from ..adaptive_rule.solve import check_options
 from ..groups import Groups
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
@@ -60,15 +61,11 @@ except ImportError as error:
         "PaddleClassifier needs scikit-learn 1.6 or newer: pip install 'paddle_ext[sklearn]'"
     ) from error
 
-METHODS = ("adaptive", "paddle")
-# Options that only PADDLE has, and their defaults.
-OF_PADDLE = {"lam": None, "scaling": "auto", "temperature": 1.0, "epsilon": 1e-6}
-TOL = {"adaptive": 1e-3, "paddle": 1e-6}
 REAL = [np.float64, np.float32]
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Labels the unlabelled rows of a batch, whether one class is present or all.
+    """Labels the unlabelled rows of a batch by `paddle_ext.adaptive`.
 
     `fit` takes labelled and unlabelled rows together and classifies the unlabelled ones as a batch:
     ``transduction_``. Classes may also be known by an embedding of their name, and then need no
@@ -77,36 +74,23 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    method : {"adaptive", "paddle"}
-        "adaptive" suits any number of classes present, see `paddle_ext.methods.Adaptive`. "paddle"
-        is `paddle_ext.solve`, for batches known to contain few of the classes.
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions, as in `paddle_ext.adapt`; an array is in the order
-        of ``classes_``. For "adaptive". Without a batch, `predict` trusts it.
+        of ``classes_``. Without a batch, `predict` trusts it.
     max_iter : int
         At most this many iterations.
-    tol : float, optional
-        Tolerance, as in `paddle_ext.adapt` or `paddle_ext.solve`; default: theirs.
-    lam : float, optional
-        Only for "paddle", like the next three: weight of the penalty on the number of classes
-        present; default: the number of unlabelled rows.
-    scaling : {"auto", "minmax", "none"}
-        "auto" suits any embedding: unit-norm rows and one factor. "minmax" divides each feature by
-        its range over the unlabelled rows. "none" leaves the features unchanged.
-    temperature : float
-        Factor on the squared distances.
-    epsilon : float
-        Added to the proportions inside the logarithm.
+    tol : float
+        Tolerance, as in `paddle_ext.adapt`.
     logit_scale : float
         Factor on cosines with the prototypes of names in logits; CLIP learned 100.
     label_noise : float or "auto"
-        For "adaptive": the share of labels that are wrong, in [0, 1), or "auto" to estimate it; the
-        weight of a labelled row is then the probability that its label is right. With 0.0, or with
-        `prototypes` of names, all labels are trusted.
+        The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
+        labelled row is then the probability that its label is right. With 0.0, or with `prototypes`
+        of names, all labels are trusted.
     rows : {"auto", "table", "embeddings"}
-        For "adaptive": what the rows of `X` are. In a table every column is a quantity of its own,
-        and may have gaps and, in a DataFrame, categories; embeddings are vectors. "auto" decides by
-        the numbers and the labels: ``rows_`` is the result.
+        What the rows of `X` are. In a table every column is a quantity of its own, and may have
+        gaps and, in a DataFrame, categories; embeddings are vectors. "auto" decides by the numbers
+        and the labels: ``rows_`` is the result.
     balanced : bool
         Whether labels are for balanced accuracy: more of the rare classes are found, and more of
         the frequent ones missed. See `paddle_ext.Solution.balanced_labels`; no probability changes.
@@ -130,8 +114,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     class_proportions_ : array [K]
         The share of each class in the unlabelled rows.
     prevalence_ : Prevalence or None
-        The same with intervals that cover 90 %: `estimate`, `low` and `high`, arrays [K]. None for
-        "paddle", or if no row is unlabelled. See `paddle_ext.Solution.prevalence`.
+        The same with intervals that cover 90 %: `estimate`, `low` and `high`, arrays [K]. None if
+        no row is unlabelled. See `paddle_ext.Solution.prevalence`.
     groups_ : array [G] or None
         The groups of the unlabelled rows, in ascending order, if `fit` was given groups.
     group_prevalence_ : Prevalence or None
@@ -144,14 +128,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         coordinates of the inputs; zeros for a class without either. Categories have a column each,
         after all numbers.
     concentration_ : float or None
-        Of "adaptive": small if few classes are present, large if all are equally frequent. None if
-        no row is unlabelled.
+        Small if few classes are present, large if all are equally frequent. None if no row is
+        unlabelled.
     prior_used_ : bool or None
         Whether `prior` was used, because it makes the unlabelled rows likelier, or those of a
         group; None without one.
     calibrated_ : bool
-        Whether the probabilities are calibrated: not those of "paddle", nor with fewer than 20
-        labelled rows in classes of two or more, which leave too little to calibrate on.
+        Whether the probabilities are calibrated: not with fewer than 20 labelled rows in classes of
+        two or more, which leave too little to calibrate on.
     rows_ : {"table", "embeddings"}
         What the rows were taken for.
     n_iter_ : int
@@ -163,11 +147,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     -----
     Unlabelled is -1 in numbers, as in `sklearn.semi_supervised`, so -1 cannot be a class; among
     objects and in pandas columns also None, NaN and pandas.NA. If all rows are labelled, the
-    prototypes are the class means and the proportions those of the labels; "paddle" then also uses
-    the labelled rows for `scaling` and the default of `lam`.
+    prototypes are the class means and the proportions those of the labels.
 
-    "adaptive" rejects the options of "paddle". It makes rows unit-norm if they are embeddings, and
-    standardises the columns of a table: how `fit` decides is in docs/estimator.md.
+    Rows are made unit-norm if they are embeddings, and the columns of a table standardised: how
+    `fit` decides is in docs/estimator.md.
 
     Examples
     --------
@@ -196,13 +179,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        method: str = "adaptive",
         max_iter: int = 100,
-        tol: float | None = None,
-        lam: float | None = None,
-        scaling: str = "auto",
-        temperature: float = 1.0,
-        epsilon: float = 1e-6,
+        tol: float = 1e-3,
         logit_scale: float = 100.0,
         label_noise: float | str = 0.0,
         prior: Any = None,
@@ -211,13 +189,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         present_threshold: float = 1.5,
         device: str | torch.device = "auto",
     ) -> None:
-        self.method = method
         self.max_iter = max_iter
         self.tol = tol
-        self.lam = lam
-        self.scaling = scaling
-        self.temperature = temperature
-        self.epsilon = epsilon
         self.logit_scale = logit_scale
         self.label_noise = label_noise
         self.prior = prior
@@ -249,20 +222,20 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             A label for each row, or -1, None or NaN for an unlabelled one. At least two classes,
             unless there are `prototypes`; then there may be no label at all, or no `y`.
         sample_weight : array [n], optional
-            Weight of each labelled row in its class, for "adaptive" without `prototypes`: between
-            1e-30 and 1e30, or 0, which ignores the row, though it keeps its label. Weights of
+            Weight of each labelled row in its class, without `prototypes`: between 1e-30 and 1e30,
+            or 0, which ignores the row, though it keeps its label. Weights of
             unlabelled rows are ignored. A weight of 2 differs from repeating the row: two copies
             would confirm each other.
         prototypes : array [K, D], optional
             One embedding per class that is not one of its rows, such as its name by the text tower
-            of the network whose image tower computed `X`. For "adaptive".
+            of the network whose image tower computed `X`.
         classes : array [K], optional
             The labels of the classes, in the order of `prototypes`; default: those of `y`, sorted,
             or 0 to K - 1 if it has none.
         groups : array or Series [n], optional
             The group of each row, an integer or a string, such as its place or its day: groups have
             proportions of their own, as in `paddle_ext.adaptive`. Those of labelled rows, which
-            count for all groups, are ignored. For "adaptive" without `prototypes`.
+            count for all groups, are ignored. Not with `prototypes`.
 
         Returns
         -------
@@ -274,19 +247,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y is None and prototypes is None:
             raise ValueError("PaddleClassifier requires y to be passed, but the target y is None")
         least = 2 if prototypes is None else 1
-        may_be_table = self.method == "adaptive" and prototypes is None
-        if self.rows == "table" and not may_be_table:
-            raise ValueError(
-                "rows must be 'auto' or 'embeddings' with prototypes or method='paddle', "
-                "got 'table'"
-            )
-        may_be_table = may_be_table and self.rows != "embeddings"
+        if self.rows == "table" and prototypes is not None:
+            raise ValueError("rows must be 'auto' or 'embeddings' with prototypes, got 'table'")
+        may_be_table = prototypes is None and self.rows != "embeddings"
         X = self._validated(X, may_be_table, ensure_min_samples=least)
         y = np.full(len(X), -1) if y is None else column_or_1d(y, warn=True)
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
-        self._only_for_adaptive("prototypes", prototypes)
         together = self._groups(groups, ~has_label, device, prototypes is not None)
         if prototypes is not None:
             self.classes_, places, names = named_classes(
@@ -296,7 +264,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"classes must be None without prototypes, got {check.kind(classes)}")
         else:
             self.classes_, places = sorted_classes(y[has_label])
-        self._add_prior(options)
+        options["prior"] = prior_weights(self.prior, self.classes_)
         rows = to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
@@ -309,11 +277,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given, asked = (examples, query), dict[str, Any](rows=self.rows)
         if self._encoder is not None:  # embeddings have neither gaps nor categories
             asked = {"rows": "table", "made_of": torch.from_numpy(self._encoder.made_of).to(device)}
-        columns, examples, query = in_columns(examples, query, self.method, **asked)
+        columns, examples, query = in_columns(examples, query, **asked)
         if query is None:
-            fit = fit_labelled(examples, self.method, options)
+            fit = fit_labelled(examples, options)
         else:
-            fit = fit_batch(examples, query, self.method, options, together)
+            fit = fit_batch(examples, query, options, together)
         if columns.rows == "table":
             fit = fit._replace(prototypes=means_of(*given, fit.solution))
             if self._encoder is None:  # further rows may have gaps
@@ -326,46 +294,28 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._familiar = familiar_of(examples)
         self._examples = None if isinstance(fit.fitted, FittedAdaptive) else moved(examples, "cpu")
         shots = examples.labels.bincount()
-        enough = examples.names is not None or int(shots[shots > 1].sum()) >= FEWEST_TO_CALIBRATE
-        self.calibrated_ = self.method == "adaptive" and enough
+        few = examples.names is None and int(shots[shots > 1].sum()) < FEWEST_TO_CALIBRATE
+        self.calibrated_ = not few
         self._set_batch(fit)
         self._set_rows(fit.solution, labels, has_label, rows.dtype)
         self._batch = X, has_label
         return self
 
     def _options(self) -> dict[str, Any]:
-        """Check all parameters, and return the options of the chosen method."""
-        check.choice("method", self.method, METHODS)
-        tol = TOL[self.method] if self.tol is None else self.tol
-        shared: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol}
-        chosen: dict[str, Any] = {name: getattr(self, name) for name in OF_PADDLE}
-        check.options(None, **chosen, **shared, return_prototypes=True, validate=True)
+        """Check all parameters, and return the options of the solver, except for the prior."""
+        _, max_iter, tol = check_options("auto", self.max_iter, self.tol)
         check.real("present_threshold", self.present_threshold, positive=True)
         check.real("logit_scale", self.logit_scale, positive=True)
         label_noise = check_label_noise("label_noise", self.label_noise)
         check.choice("rows", self.rows, ROWS)
         check.flag("balanced", self.balanced)
-        if self.method == "paddle":
-            self._only_for_adaptive("prior", self.prior)
-            return chosen | shared
-        for name, default in OF_PADDLE.items():
-            if chosen[name] != default:
-                raise ValueError(
-                    f"{name} must be {default!r} unless method='paddle', got {chosen[name]!r}"
-                )
-        return shared | {"logit_scale": self.logit_scale, "label_noise": label_noise}
-
-    def _only_for_adaptive(self, name: str, value: Any) -> None:
-        if value is not None and self.method != "adaptive":
-            raise ValueError(
-                f"{name} must be None unless method='adaptive', got {check.kind(value)}"
-            )
+        shared = {"max_iter": max_iter, "tol": tol, "logit_scale": self.logit_scale}
+        return shared | {"label_noise": label_noise}
 
     def _weighted(
         self, examples: Examples, sample_weight: Any, has_label: Array, places: Array
     ) -> Examples:
         """The labelled rows of positive weight, with their weights."""
-        self._only_for_adaptive("sample_weight", sample_weight)
         if sample_weight is None:
             return examples
         if examples.names is not None:
@@ -381,7 +331,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device, named: bool
     ) -> Groups | None:
         """The groups of the rows that are in the batch, if groups are given."""
-        self._only_for_adaptive("groups", groups)
         if named and groups is not None:
             raise ValueError(f"groups must be None with prototypes, got {check.kind(groups)}")
         given = groups is not None and of_batch.any()
@@ -453,7 +402,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.method == "adaptive" and self.rows != "embeddings"
+        tags.input_tags.allow_nan = self.rows != "embeddings"
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
@@ -484,14 +433,14 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         named = isinstance(self._fitted, FittedNames)
         together = self._groups(groups, np.ones(len(rows), dtype=bool), rows.device, named)
         options = self._options()
-        self._add_prior(options)
+        options["prior"] = prior_weights(self.prior, self.classes_)
         if isinstance(self._fitted, FittedAdaptive):
             likelihood = self._fitted.on(rows.device)
             query = rows.to(likelihood.weights.dtype)
             solution = solve_batch(likelihood, query, options, together).over_all()
         else:
             assert self._examples is not None
-            solution = solve_again(self._examples, rows, self.method, options)
+            solution = solve_again(self._examples, rows, options)
         labels: Array = self.classes_[array(self._labels_of(solution))]
         return labels
 
@@ -509,8 +458,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"novelty, which measures their spread, "
                 f"got {'fewer because of names' if named else 'one of each'}"
             )
-        places = None if self.method == "paddle" else self._places_of(rows)
-        return array(moved(self._familiar, rows.device).novelty(rows, places))
+        return array(moved(self._familiar, rows.device).novelty(rows, self._places_of(rows)))
 
     def strangers(self, X: Any, rate: float = 0.05) -> Array:
         """Which rows are of no known class, [n] bool; about `rate` of the others are flagged.
@@ -532,10 +480,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._columns.applied_to(to_tensor(X, chosen_device(self.device)))
 
     def _validated(self, X: Any, table: bool, *, reset: bool = True, **options: Any) -> Array:
-        """Rows of numbers of what a user gave; `reset` in `fit`, which learns the encoder.
-
-        A table may have gaps and, in a DataFrame, categories.
-        """
+        """Numbers of what a user gave; `reset` in `fit`, which learns the encoder of a table."""
         options |= {"dtype": REAL, "ensure_all_finite": "allow-nan" if table else True}
         if isinstance(X, np.ma.MaskedArray):  # scikit-learn would ignore the mask
             X = np.ma.filled(X.astype(float), np.nan)
@@ -563,11 +508,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _labels_of(self, solution: Solution) -> Tensor:
         """The labels that were asked for."""
         return solution.balanced_labels() if self.balanced else solution.labels
-
-    def _add_prior(self, options: dict[str, Any]) -> None:
-        """Add the checked prior, which needs the classes, to the options of "adaptive"."""
-        if self.method == "adaptive":
-            options["prior"] = prior_weights(self.prior, self.classes_)
 
 
 def familiar_of(examples: Examples) -> Familiar | None:

@@ -145,16 +145,6 @@ def test_pixels_and_embeddings_stay_as_they_are(shots: int) -> None:
     assert not standardised(unit, hidden(np.arange(3).repeat(30), 30, shots))
 
 
-def test_paddle_warns_of_a_single_column() -> None:
-    X, truth = table(2, 1, 20)
-    for y in (truth, hidden(truth, 20, 3)):
-        model = PaddleClassifier(method="paddle", device="cpu")
-        with pytest.warns(UserWarning, match="differ in length alone"):
-            model.fit(X, y)
-        model.set_params(scaling="none").fit(X, y)  # a warning is an error here
-        model.set_params(scaling="auto").fit(X - X.mean(), y)
-
-
 def test_constant_columns_and_extreme_numbers() -> None:
     X, truth = table(3, 3, 20)
     y = hidden(truth, 20, 3)
@@ -195,9 +185,8 @@ def test_what_rows_are_can_be_said() -> None:
         assert PaddleClassifier(rows=rows, device="cpu").fit(X, y).rows_ == rows
     with pytest.raises(ValueError, match="rows must be one of 'auto', 'table'"):
         PaddleClassifier(rows="x").fit(X, y)
-    for options, more in (({"method": "paddle"}, {}), ({}, {"prototypes": X[:3]})):
-        with pytest.raises(ValueError, match=r"rows must be 'auto' or 'embeddings' with .*'table'"):
-            PaddleClassifier(rows="table", **options).fit(X, y, **more)
+    with pytest.raises(ValueError, match=r"rows must be 'auto' or 'embeddings' with .*'table'"):
+        PaddleClassifier(rows="table").fit(X, y, prototypes=X[:3])
 
 
 def mixed_frame(seed: int = 0) -> tuple[Any, np.ndarray]:

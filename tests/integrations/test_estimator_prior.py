@@ -92,5 +92,3 @@ def test_bad_priors(prior: Any, message: str) -> None:
         PaddleClassifier(prior=prior).fit(*joined(X, y, new))
     with pytest.raises((TypeError, ValueError), match=message):
         BatchClassifier(X, y, prior=prior)
-    with pytest.raises(ValueError, match="prior must be None unless method='adaptive'"):
-        PaddleClassifier(method="paddle", prior=WEIGHTS).fit(*joined(X, y, new))

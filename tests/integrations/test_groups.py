@@ -89,8 +89,6 @@ def test_metadata_routing() -> None:
 def test_invalid_groups(groups: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PaddleClassifier().fit(X, Y, groups=groups)
-    with pytest.raises(ValueError, match="groups must be None unless method='adaptive'"):
-        PaddleClassifier(method="paddle").fit(X, Y, groups=groups)
 
 
 def test_groups_and_names() -> None:

@@ -75,14 +75,7 @@ def test_text_with_a_number_that_means_unlabelled() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lam": -1.0}, "lam must be finite and >= 0, got -1"),
-        ({"scaling": "zscore"}, "scaling must be one of"),
-        ({"method": "nearest"}, "method must be one of 'adaptive', 'paddle', got 'nearest'"),
-        ({"temperature": 2.0}, "temperature must be 1.0 unless method='paddle', got 2.0"),
-        ({"scaling": "none"}, "scaling must be 'auto' unless method='paddle', got 'none'"),
-        ({"lam": 3.0}, "lam must be None unless method='paddle', got 3.0"),
         ({"tol": -1.0}, "tol must be finite and >= 0, got -1"),
-        ({"temperature": 0.0}, "temperature must be finite and > 0, got 0"),
         ({"max_iter": 0}, "max_iter must be an integer"),
         ({"present_threshold": 0.0}, "present_threshold must be finite and > 0"),
         ({"device": "abacus"}, "device must be the CPU or a CUDA device, got 'abacus'"),
@@ -168,7 +161,6 @@ def test_weights_of_any_size(shots: int, dtype: type) -> None:
         (1e-31, {}, r"^sample_weight must be 0 or between .*, got 1e-31 in row 0$"),
         (0.0, {}, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
         ("heavy", {}, r"^sample_weight must be numbers of shape"),
-        (1.0, {"method": "paddle"}, r"^sample_weight must be None unless method='adaptive'"),
     ],
 )
 def test_bad_weights(weights: Any, options: dict[str, Any], message: str) -> None:

@@ -176,8 +176,6 @@ def test_bad_names(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_invalid_combinations_with_names() -> None:
-    with pytest.raises(ValueError, match=r"^prototypes must be None unless method='adaptive'"):
-        PaddleClassifier(method="paddle").fit(X8, Y, prototypes=TEXT, classes=NAMES)
     with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):
         PaddleClassifier(logit_scale=0.0).fit(X8, Y, prototypes=TEXT, classes=NAMES)
     model = PaddleClassifier().fit(X8, Y, prototypes=TEXT, classes=NAMES)
