@@ -57,12 +57,7 @@ def answer(
     prior: Tensor | None = None,
     certain: Tensor | None = None,
 ) -> Answers:
-    """Classify samples of any batches, regrouped, with the method `Adaptive`.
-
-    `batch` are classified together; None: a group, or 300. `source`, their origin, is for messages,
-    and `total`, if it is known, for the progress. `certain` [K + 1] are the numbers of other
-    samples whose classes are known, at last of no class, which count for the shares.
-    """
+    """Classify samples of any batches, regrouped; `certain` [K + 1] others count for the shares."""
     place = check.device(device)
     samples: list[Batch] = []  # without features
     novelty, strange = novelty_of(labelled, place), Strange()
@@ -144,11 +139,7 @@ def classified(
     total: int,
     progress: bool,
 ) -> Iterator[tuple[list[Batch], Tensor, Solution]]:
-    """Batches as they are classified, with their features; arguments as in `answer`.
-
-    The features are [B, n, D], or [B, n, D + 1] in the columns of a table. If samples have groups,
-    all are one call, because groups learn from one another.
-    """
+    """Batches as they are classified, with their features [B, n, D]; all groups are one call."""
     size, together = batch_sizes(labelled, batch)
     solve = solver(labelled, place, label_noise, prior)
     D, batches = labelled.features.shape[1], iter(batches)
@@ -220,11 +211,7 @@ def likelihood_of(labelled: Labelled, place: torch.device, label_noise: float | 
 def novelty_of(
     labelled: Labelled, device: torch.device
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Of rows [n, D] with these labels [n], relative to the labelled samples of their class.
-
-    NaN where a class has fewer than two, so that its spread is unknown; None if they are too few to
-    say which samples are stranger than a share of `RATE`.
-    """
+    """Gives the novelty of rows [n, D], NaN if their class has one label; None: too few labels."""
     classes, number = labelled.classes_with_samples()
     if not len(classes):
         return None

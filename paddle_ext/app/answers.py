@@ -137,10 +137,7 @@ class Answers:
         return sum(label == UNKNOWN for label in self.corrected.values())
 
     def accuracy(self) -> tuple[float, int, int] | None:
-        """Share of correct predictions; numbers of samples with a true and with a foreign class.
-
-        Corrected samples do not count.
-        """
+        """Share of correct predictions; numbers of samples with a true and with a foreign class."""
         if self.truth is None:
             return None
         true = [name for name in compress(self.truth, self.predicted()) if name]
@@ -197,11 +194,7 @@ def inserted(
     class_names: tuple[str, ...],
     counts: Tensor,
 ) -> Answers:
-    """All samples in their order: the `rest`, classified as a batch, and at `places` some `more`.
-
-    The classes and shares of the latter do not count. `counts` [K + 1] are those of
-    `label_counts`, of samples whose label is certain, which are all without a `rest`.
-    """
+    """All samples in order: the `rest`, and at `places` some `more`, which count as in `counts`."""
     parts = [more] if rest is None else [more, rest]
     other = torch.ones(sum(map(len, parts)), dtype=torch.bool)
     other[torch.tensor(places, dtype=torch.int64)] = False

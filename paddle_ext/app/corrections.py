@@ -53,11 +53,7 @@ class CorrectionFile(NamedTuple):
 
 
 def read_corrections(path: Path) -> Corrections:
-    """Read a CSV with names in its first column and a column ``label``.
-
-    Columns ``data`` and ``digest`` say which of several samples of a name. The page exports such a
-    file; an edited ``answers.csv`` also works, and so does an export of Label Studio.
-    """
+    """Labels of names: a table of the page, an edited ``answers.csv``, or of Label Studio."""
     is_json = path.suffix == ".json" and path.is_file()
     rows = [] if is_json else given_rows(path, "corrected", "with a column label")
     from_label_studio = read_label_studio(path, rows)
@@ -93,10 +89,7 @@ def read_corrections(path: Path) -> Corrections:
 
 
 def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile], list[str]]:
-    """The file in the output folder, then those that were asked for, and what to tell the user.
-
-    A file of that name that the page or `classify` did not write is neither read nor replaced.
-    """
+    """The file in the output folder, if it is ours, and those asked for; and notes for the user."""
     own, files, notes = folder / CORRECTED_FILE, list[CorrectionFile](), list[str]()
     same = [path.exists() and own.exists() and path.samefile(own) for path in asked]
     if own.is_file() and not any(same):
@@ -248,11 +241,7 @@ class Resolved:
             self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"
 
     def about(self, key: Key) -> list[Key]:
-        """The samples of these data that a correction is about.
-
-        Those of its name and content, in data of any name; or, if the content is not said, of its
-        name, first among those to classify.
-        """
+        """The samples of its name and content, or of its name if it does not say the content."""
         keys = self.keys.get(key.name, [])
         if key.digest:
             keys = [own for own in keys if own.digest == key.digest]
@@ -307,10 +296,7 @@ class Resolved:
 def named_in(
     batches: Iterable[Batch], names: set[str]
 ) -> tuple[int, list[int], Batch, Iterable[Batch]]:
-    """How many samples there are; where those with these names are, and they; and all batches.
-
-    The batches stay in memory unless they are large, so that they are not read again.
-    """
+    """Count the samples, find those with these names, and keep the batches in memory if small."""
     count, places, parts = 0, list[int](), list[Batch]()
     in_memory, size = list[Batch](), 0
     for batch in batches:

@@ -43,11 +43,7 @@ def check_tasks(kind: str, name: str) -> None:
 
 
 def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> list[Path]:
-    """Write one task per sample with its prediction, and next to it the labelling interface.
-
-    A corrected sample also has an annotation, so its label comes back with the others. An image is
-    where Label Studio serves local files: below the folder that holds the folder of images.
-    """
+    """Write a task per sample, with its prediction, and next to it the labelling interface."""
     tag, key = OBJECTS[source.kind]
     root = Path(source.name)
     made_by = settings.encoder or (settings.backbone if source.kind == "pictures" else "")

@@ -51,10 +51,7 @@ class ToCheck(NamedTuple):
 
 
 def to_check(answers: Answers) -> list[ToCheck]:
-    """Samples without a text, doubtful ones and strangers, those most likely wrong first.
-
-    A label is right if the sample is of a known class, and of this one.
-    """
+    """Samples without a text, doubtful ones and strangers, those most likely wrong first."""
     unknown = torch.zeros(len(answers), dtype=torch.bool)
     unknown[answers.strangers()] = True
     doubtful = (answers.doubt >= DOUBTFUL) & answers.predicted()
@@ -240,11 +237,7 @@ def wilson(share: float, n: float) -> tuple[float, float]:
 def expected_accuracy(
     checked: LabelledCheck | None, labelled: Labelled, given: int
 ) -> ExpectedAccuracy | None:
-    """From the first `given` labelled samples, each classified by all others.
-
-    The rest were corrected, so they are not a fair sample. None if nothing was checked, or with
-    names of classes, which the check does not use.
-    """
+    """From the first `given` labelled samples; the rest were corrected, which is not a fair test."""
     if checked is None or labelled.prototypes is not None:
         return None
     K = len(labelled.class_names)

@@ -309,10 +309,7 @@ def answer_table(
     *,
     texts: bool,
 ) -> Any:
-    """The rows of the output as a pyarrow.Table; `report` counts them.
-
-    If the features are those of `texts`, samples without one are unknown.
-    """
+    """Rows of the output as a pyarrow.Table, counted by `report`; without a text: unknown."""
     arrow = pyarrow()
     there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
     names = np.full(len(there), UNKNOWN, dtype=object)

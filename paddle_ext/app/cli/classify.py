@@ -178,10 +178,7 @@ def show_classes(
     note: str = "",
     more: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
-    """Print the classes found, and the number and mean probability of their samples.
-
-    `more` has further columns, by their titles: a cell for each class.
-    """
+    """Print the classes found, how many samples each has, how sure, and `more` columns by title."""
     total = len(report)
     order = [k for k in counts.argsort(descending=True, stable=True).tolist() if counts[k]]
     cells = []

@@ -20,10 +20,7 @@ READ_AT_ONCE = 4096  # rows
 
 
 class ArrayFile:
-    """A file of embeddings; rows are read on demand if its format allows it.
-
-    `columns` has the names of its arrays of labels (None: ``labels``) and of true labels.
-    """
+    """A file of embeddings; rows are read on demand if its format allows it."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
         self.path, self.columns = path, columns

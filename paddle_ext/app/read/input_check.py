@@ -37,10 +37,7 @@ class Finding(NamedTuple):
 
 
 def check_input(opened: Source) -> list[Finding]:
-    """Check the data of `classify`; no model is loaded and no feature of a text or image computed.
-
-    A missing number is an error here already.
-    """
+    """Check opened data; no model is loaded, and no feature of a text or image is computed."""
     labels, names = opened.examples.truth or [], opened.examples.names
     if opened.kind != "pictures" and (opened.rows is None or opened.rows.columns.name is None):
         names = [f"row {name}" for name in names]
@@ -105,10 +102,7 @@ def empty_texts(names: Sequence[str], texts: Sequence[str]) -> list[str]:
 
 
 def contents_of(opened: Source) -> list[Hashable]:
-    """What is equal for equal labelled samples; None: it is not known.
-
-    Of image files only those of equal size are compared.
-    """
+    """What is equal for equal labelled samples; None for a file whose size no other has."""
     examples = opened.examples
     if opened.kind != "pictures":
         if examples.features.shape[1] == 0:

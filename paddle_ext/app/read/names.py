@@ -69,10 +69,7 @@ def only_names(
 def known_classes(
     examples: Batch, named: Labelled | None, source: str, trusted: Sequence[bool] = ()
 ) -> Labelled:
-    """Everything known about the classes: their samples, read from `source`, or names, or both.
-
-    `trusted` are the samples whose label a person has corrected; none: no sample.
-    """
+    """What is known of the classes: samples, some of them `trusted`, or names, or both."""
     labels, sure = examples.truth or [], torch.tensor(trusted) if any(trusted) else None
     if named is None:
         numbers, class_names = named_labels(labels)
@@ -295,10 +292,7 @@ def embedded_names(
 
 
 def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
-    """What a CSV of two columns, with a header or without, says of each class.
-
-    `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
-    """
+    """What a CSV of two columns, maybe with the header class and `what`, says of each class."""
     pairs: dict[str, str] = {}
     rows = given_rows(path, argument, f"of classes and {what}s")
     for number, row in enumerate(rows, start=1):

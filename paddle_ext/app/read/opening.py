@@ -297,11 +297,7 @@ def open_rows(
     *,
     texts: bool = False,
 ) -> Source:
-    """A file whose rows are all to be classified.
-
-    Its columns of features are by default its own; with `texts` they are embedded. `class_names`
-    are the meaning of integers among its true classes.
-    """
+    """A file whose rows are all to be classified; integers in its truth mean `class_names`."""
     columns, notes = settings.columns, list[str]()
     kind = "rows" if columns.text is None else "texts"
     if isinstance(path, ArrayFile):
@@ -377,11 +373,7 @@ def gap_notes(rows: TableSamples) -> list[str]:
 
 
 def chosen_features(table: Table, columns: Columns, notes: list[str], rows: str) -> Chosen | None:
-    """The columns of features; None: the texts are embedded.
-
-    If both are given, the columns are the features and the texts are only displayed. `notes`
-    receives the columns used and why others are not: some of them may not be features.
-    """
+    """The columns of features; None: the texts are embedded. `notes` receive what is used."""
     if columns.text is not None:
         table.column(columns.text, "text")
         if columns.features is None:

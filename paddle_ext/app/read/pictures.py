@@ -32,11 +32,7 @@ GREY_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
 
 
 class PictureReader:
-    """Computes features of image files.
-
-    `unreadable` receives the files that cannot be read, and why; `cache` and `notes` are those of
-    `FeatureCache`.
-    """
+    """Computes features of image files; lists those that are `unreadable`, and why."""
 
     def __init__(
         self,
@@ -147,10 +143,7 @@ def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
 
 
 class FolderSamples:
-    """Any tree of images; with `truth` the name of the folder of an image is its true class.
-
-    The texts are their paths; features are computed later.
-    """
+    """Any tree of images; with `truth` the name of the folder of an image is its true class."""
 
     def __init__(
         self, root: Path, unreadable: dict[str, str], *, truth: bool, progress: bool
@@ -190,10 +183,7 @@ def in_parts(images: Batch, title: str, *, progress: bool) -> Iterator[Batch]:
 def labelled_images(
     root: Path, unreadable: dict[str, str], notes: list[str]
 ) -> tuple[Batch, Counter[str]]:
-    """The files of one folder per class, including its subfolders.
-
-    Also how many files are in folders that are no classes by their names.
-    """
+    """The files of one folder per class; and how many are in folders that are no class by name."""
     paths: list[Path] = []
     classes: list[str] = []
     no_classes: Counter[str] = Counter()

@@ -351,11 +351,7 @@ class StoredTable(Table):
 
 
 class TableSamples:
-    """The samples of a table: all rows, whatever their labels, or those with or without one.
-
-    `chosen` has the columns of numbers; None: the features are those of the texts, which are
-    computed later.
-    """
+    """The samples of a table: all rows, or those with or without a label; `chosen` None: texts."""
 
     def __init__(
         self,

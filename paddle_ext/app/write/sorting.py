@@ -40,10 +40,7 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
 
 
 def sort_into(folder: Path, answers: Answers) -> Counter[str]:
-    """Copy the images into a folder per class, and ``unknown`` and ``doubtful``.
-
-    These folders appear once all images are copied. Returns the number of images in each.
-    """
+    """Copy the images into a folder per class, and two more; returns how many are in each."""
     labels = [
         class_folder(answers.label(row)) if row in answers.corrected or not why else why
         for row, why in enumerate(reasons(answers))

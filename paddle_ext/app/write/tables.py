@@ -172,10 +172,7 @@ def answer_columns(
 
 
 def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
-    """Write the classes, the largest first: shares and expected accuracies, with 90 % intervals.
-
-    The last row is for samples of no known class, unless nothing is known of them.
-    """
+    """Write the classes, the largest first: shares and expected accuracies, with 90 % intervals."""
     shares = answers.prevalence
     if shares is None:
         return
@@ -206,10 +203,7 @@ def write_groups(path: Path, where: dict[str, list[InGroup]]) -> None:
 def write_labelled(
     path: Path, checked: LabelledCheck, shown: str, named: str | None, names: Sequence[str]
 ) -> None:
-    """Write the check of the labelled samples, most doubtful first.
-
-    The column `shown` has what the user sees of them; before it, `named` has their names.
-    """
+    """Write the check of the labelled samples, most doubtful first; `shown` is a column title."""
     doubt = decimals(checked.doubt)
     rows = (
         (names[row], checked.names[row], checked.label(row), doubt[row], checked.suggested(row))
@@ -259,10 +253,7 @@ def write_final(
     *,
     texts: bool,
 ) -> None:
-    """Write every sample; in the order of the table, if there is one, or labelled ones first.
-
-    With two files or folders, a column ``data`` says which.
-    """
+    """Write every sample, in the order of the table, if it is one, or else labelled ones first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     apart = corrected.data.labelled != corrected.data.new
     rows = list(final_rows(answers, corrected))
