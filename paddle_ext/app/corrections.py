@@ -54,12 +54,14 @@ class CorrectionFile(NamedTuple):
 
 def read_corrections(path: Path) -> Corrections:
     """Labels of names: a table of the page, an edited ``answers.csv``, or of Label Studio."""
-    is_json = path.suffix == ".json" and path.is_file()
-    rows = [] if is_json else given_rows(path, "corrected", "with a column label")
-    from_label_studio = read_label_studio(path, rows)
-    if from_label_studio is not None:
-        return from_label_studio
+    if path.suffix == ".json" and path.is_file():
+        return read_label_studio(path)
+    rows = given_rows(path, "corrected", "with a column label")
     header = [plain_cell(cell).strip() for cell in rows[0]] if rows else []
+    if "annotation_id" in header:
+        raise check.ArgumentValueError(
+            "corrected", f"must be exported by Label Studio as JSON, got a table in {path}"
+        )
     if "label" not in header[1:]:
         listed = ", ".join(header) or "no column"
         raise check.ArgumentValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,8 +27,6 @@ from .settings import Settings
 
 CONTROL = "label"  # name of the choices in the labelling interface
 OBJECTS = {"pictures": ("Image", "image"), "texts": ("Text", "text")}  # tag, and key of its data
-COLUMNS = {"annotation_id", "annotator", "lead_time"}  # of every CSV and JSON_MIN export
-NO_EXPORT = "must be an export of Label Studio", "something else"
 NAMED = "as classify --export label-studio writes them"
 
 # --- tasks --------------------------------------------------------------------------------------
@@ -98,61 +96,40 @@ def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:
 # --- labels -------------------------------------------------------------------------------------
 
 
-def read_label_studio(path: Path, rows: Sequence[Sequence[str]]) -> dict[Key, str] | None:
-    """The label of each sample, from an export: JSON, JSON_MIN or the rows of a CSV.
-
-    The last label of a sample counts, and skipped tasks do not. None: not such a file.
-    """
-    if path.suffix == ".json":
-        records = list(json_records(path))
-    elif rows and set(rows[0]) >= COLUMNS:
-        records = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
-    else:
-        return None
+def read_label_studio(path: Path) -> dict[Key, str]:
+    """The last label of each sample in an export as JSON; skipped tasks have none."""
     labels: dict[Key, str] = {}
-    for record in sorted(records, key=lambda one: str(one.get("updated_at") or "")):
-        label = record.get(CONTROL)
-        if label in (None, "", []) or str(record.get("was_cancelled")).lower() == "true":
+    for one in sorted(records(path), key=lambda one: str(one.get("updated_at") or "")):
+        choices, name = one["choices"], one.get("name")
+        if choices in (None, []) or one.get("was_cancelled"):
             continue
-        if record.get("name") in (None, ""):
+        if not name:
             raise wrong(path, f"must have tasks with a name, {NAMED}", "one without")
-        key = Key(plain_cell(str(record["name"])), digest=str(record.get("digest") or ""))
-        labels[key] = one_choice(path, record, label)
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
+            raise wrong(path, "must have one label for each sample", f"{choices} for {name!r}")
+        key = Key(plain_cell(str(name)), digest=str(one.get("digest") or ""))
+        labels[key] = without_controls(choices[0].strip())
     return labels
 
 
-def json_records(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Annotations with the data of their tasks, from JSON or JSON_MIN."""
+def records(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Annotations with the data of their tasks, and their choices."""
     with readable(path, "JSON"), open_regular(path) as file:
         tasks = json.loads(decoded(file.read()))
     for task in dictionaries(path, tasks):
-        if not isinstance(task.get("data"), dict):
-            if not set(task) >= COLUMNS:
-                raise wrong(path, *NO_EXPORT)
-            yield task
-            continue
+        (data,) = dictionaries(path, [task.get("data")])
         for annotation in dictionaries(path, task.get("annotations") or []):
             for result in dictionaries(path, annotation.get("result") or []):
                 if result.get("type") == "choices" and result.get("from_name") == CONTROL:
-                    yield {**annotation, **task["data"], CONTROL: result.get("value")}
+                    (value,) = dictionaries(path, [result.get("value")])
+                    yield {**annotation, **data, "choices": value.get("choices")}
 
 
 def dictionaries(path: Path, value: object) -> list[dict[str, Any]]:
     """What every list of an export holds."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise wrong(path, *NO_EXPORT)
+        raise wrong(path, "must be an export of Label Studio", "something else")
     return value
-
-
-def one_choice(path: Path, record: Mapping[str, Any], label: Any) -> str:
-    """The label of a sample; several are a dictionary, which CSV has as JSON."""
-    if isinstance(label, str) and label.startswith('{"choices"'):
-        with readable(path, "an export of Label Studio"):
-            label = json.loads(label)
-    choices = label.get("choices") if isinstance(label, dict) else [label]
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
-        raise wrong(path, "must have one label for each sample", f"{label} for {record['name']!r}")
-    return without_controls(choices[0].strip())
 
 
 def wrong(path: Path, sentence: str, got: str) -> ValueError:

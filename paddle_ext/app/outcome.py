@@ -237,7 +237,7 @@ def wilson(share: float, n: float) -> tuple[float, float]:
 def expected_accuracy(
     checked: LabelledCheck | None, labelled: Labelled, given: int
 ) -> ExpectedAccuracy | None:
-    """From the first `given` labelled samples; the rest were corrected, which is not a fair test."""
+    """From the first `given` labelled samples; the rest were corrected, so not a fair test."""
     if checked is None or labelled.prototypes is not None:
         return None
     K = len(labelled.class_names)

@@ -215,37 +215,19 @@ class Encoder:
     """An image-text encoder."""
 
     name: str  # as the user gave it
-    images: Network | None
-    texts: TextEncoder | None
+    images: Network
+    texts: TextEncoder
     key: str  # everything the embeddings depend on, apart from the samples
     logit_scale: float = LOGIT_SCALE  # the learned factor from cosines to logits
 
-    def image_tower(self) -> Network:
-        if self.images is None:
-            raise self.lacking("images")
-        return self.images
-
-    def text_tower(self) -> TextEncoder:
+    def text_tower(self, texts: list[str]) -> Tensor:
         """`texts`, in batches."""
-        encode = self.texts
-        if encode is None:
-            raise self.lacking("texts")
-
-        def compute(texts: list[str]) -> Tensor:
-            starts = range(0, len(texts), TEXTS_AT_ONCE)
-            return torch.cat([encode(texts[start : start + TEXTS_AT_ONCE]) for start in starts])
-
-        return compute
-
-    def lacking(self, what: str) -> check.ArgumentValueError:
-        return check.ArgumentValueError(
-            "encoder",
-            f"must have an image tower and a text tower, got {self.name} without one for {what}",
-        )
+        starts = range(0, len(texts), TEXTS_AT_ONCE)
+        return torch.cat([self.texts(texts[start : start + TEXTS_AT_ONCE]) for start in starts])
 
     def check_widths(self) -> None:
         """Images and texts must have the same embedding size."""
-        images, texts = self.image_tower().width(), self.text_tower()(["a"]).shape[1]
+        images, texts = self.images.width(), self.texts(["a"]).shape[1]
         if images != texts:
             raise check.ArgumentValueError(
                 "encoder",
@@ -295,23 +277,23 @@ def transformers_encoder(name: str, folder: Path, device: torch.device) -> Encod
     model = model.float().to(device).eval()
     made_by = f"{type(model).__name__} {getattr(module, '__version__', '')}"
     key = f"transformers {made_by} {digest_of_files(folder)}"
-    images = texts = None
-    if hasattr(model, "get_image_features"):
-        # Not torchvision, which transformers prefers where it is installed.
-        processor = module.AutoImageProcessor.from_pretrained(
-            folder, local_files_only=True, backend="pil"
-        )
+    for method in ("get_image_features", "get_text_features"):
+        if not hasattr(model, method):
+            raise unknown(name, "one tower alone")
+    # Not torchvision, which transformers prefers where it is installed.
+    processor = module.AutoImageProcessor.from_pretrained(
+        folder, local_files_only=True, backend="pil"
+    )
 
-        def prepare(picture: Image) -> Tensor:
-            pixels: Tensor = processor(images=picture, return_tensors="pt")["pixel_values"]
-            return pixels[0]
+    def prepare(picture: Image) -> Tensor:
+        pixels: Tensor = processor(images=picture, return_tensors="pt")["pixel_values"]
+        return pixels[0]
 
-        def compute(pixels: Tensor) -> Tensor:
-            return pooled(model.get_image_features(pixel_values=pixels))
+    def compute(pixels: Tensor) -> Tensor:
+        return pooled(model.get_image_features(pixel_values=pixels))
 
-        images = Network(prepare, compute, device, f"images {key}")
-    if hasattr(model, "get_text_features"):
-        texts = transformers_texts(module, model, folder, device)
+    images = Network(prepare, compute, device, f"images {key}")
+    texts = transformers_texts(module, model, folder, device)
     scale = getattr(model, "logit_scale", None)
     factor = LOGIT_SCALE if scale is None else float(scale.detach().exp())
     return Encoder(name, images, texts, key, factor)

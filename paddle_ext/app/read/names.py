@@ -280,7 +280,7 @@ def embedded_names(
         else:
             assert encoder is not None
             key = f"names 1 {encoder.key}"
-            encode = cached_texts(encoder.text_tower(), settings.cache, key)
+            encode = cached_texts(encoder.text_tower, settings.cache, key)
             prompts = settings.templates or FOR_PICTURES
             given = embedded(given, prompts, encode, source, encoder.logit_scale)
     if given is None or settings.logit_scale is None:

@@ -475,7 +475,7 @@ def encode_rows(source: Source, device: torch.device) -> Change:
 def encode_images(source: Source, device: torch.device) -> Change:
     settings, given, examples = source.settings, source.given, source.examples
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
-    network = open_network(settings.backbone, device) if encoder is None else encoder.image_tower()
+    network = open_network(settings.backbone, device) if encoder is None else encoder.images
     if encoder is not None and isinstance(given, ClassPrompts):
         encoder.check_widths()
     elif encoder is not None and isinstance(given, Labelled):

@@ -4,7 +4,6 @@ The exports are written by hand after https://labelstud.io/guide/export and what
 writes: every key that a project of one group of choices has.
 """
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,9 @@ def answers(folder: Path) -> list[dict[str, str]]:
 
 def test_tasks_of_texts(tmp_path: Path) -> None:
     target = tmp_path / "studio" / "tasks.json"
-    assert f"written: {target}" in said(*texts(tmp_path), "--export", "label-studio", target)
+    assert f"{target}, {target.with_suffix('.xml')}" in said(
+        *texts(tmp_path), "--export", "label-studio", target
+    )
     tasks, rows = json.loads(target.read_text()), answers(tmp_path)
     assert len(tasks) == len(rows) == 40
     for task, row in zip(tasks, rows, strict=True):
@@ -66,7 +67,7 @@ def test_corrected_samples_are_annotated(tmp_path: Path) -> None:
     target = tmp_path / "tasks.json"
     more = ("--corrected", tmp_path / "a.csv", "--export", "label-studio", target)
     said(*texts(tmp_path), *more)
-    back = read_label_studio(target, [])
+    back = read_label_studio(target)
     assert {key.name: label for key, label in back.items()} == {"K30": "unknown", "K33": "elm"}
     assert "by name alone" not in said(*texts(tmp_path), "--corrected", target)
 
@@ -139,55 +140,25 @@ TASKS = [
 EXPECTED = {"K30": "elm", "K33": "oak, red"}
 
 
-def shortened(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """JSON_MIN: one record for each annotation, with a single choice as it is."""
-    records = []
-    for one in tasks:
-        for own in one["annotations"]:
-            record = {**one["data"], "id": one["id"]}
-            for result in own["result"]:
-                choices = result["value"]["choices"]
-                record["label"] = choices[0] if len(choices) == 1 else result["value"]
-            record |= {"annotator": 1, "annotation_id": own["id"], "lead_time": 4.288}
-            record |= {key: own[key] for key in ("created_at", "updated_at", "was_cancelled")}
-            records.append(record)
-    return records
+def export(path: Path, tasks: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(tasks))
+    return path
 
 
-def export(path: Path, kind: str, tasks: list[dict[str, Any]]) -> Path:
-    if kind == "JSON":
-        path.with_suffix(".json").write_text(json.dumps(tasks))
-        return path.with_suffix(".json")
-    records = shortened(tasks)
-    if kind == "JSON_MIN":
-        path.with_suffix(".json").write_text(json.dumps(records))
-        return path.with_suffix(".json")
-    names = sorted({key for record in records for key in record})
-    with path.with_suffix(".csv").open("w", encoding="utf8") as file:
-        writer = csv.DictWriter(
-            file, names, quoting=csv.QUOTE_NONNUMERIC, delimiter="\t" if kind == "TSV" else ","
-        )
-        writer.writeheader()
-        for record in records:
-            writer.writerow(
-                {key: json.dumps(x) if isinstance(x, dict) else x for key, x in record.items()}
-            )
-    return path.with_suffix(".csv")
-
-
-@pytest.mark.parametrize("kind", ["JSON", "JSON_MIN", "CSV", "TSV"])
-def test_labels_come_back(tmp_path: Path, kind: str) -> None:
+def test_labels_come_back(tmp_path: Path) -> None:
     words = texts(tmp_path)
-    said(*words, "--corrected", export(tmp_path / "export", kind, TASKS))
+    said(*words, "--corrected", export(tmp_path / "export.json", TASKS))
     kept = table(tmp_path / "corrected.csv")
     assert {row["name"]: row["label"] for row in kept} == EXPECTED
     several = [task(1, "K30", [annotation(1, ["elm", "ash"])])]
-    told = refused(*words, "--corrected", export(tmp_path / "export", kind, several))
+    told = refused(*words, "--corrected", export(tmp_path / "export.json", several))
     assert "--corrected must have one label for each sample, got" in told
     assert "for 'K30' in" in told
+    (tmp_path / "export.csv").write_text("annotation_id,label,name\n1,elm,K30\n")
+    told = refused(*words, "--corrected", tmp_path / "export.csv")
+    assert "--corrected must be exported by Label Studio as JSON" in told
 
 
-SMALL = {"annotation_id": 1, "annotator": 2, "lead_time": 1, "name": "a", "label": '{"choices": ['}
 ODD: list[Any] = [5, "x", {"a": 1}, [None], ["x"], [{"result": 5}], [{"result": ["x"]}]]
 
 
@@ -201,7 +172,6 @@ def test_other_files(tmp_path: Path) -> None:
         ("[", "must be JSON, got one that cannot be read"),
         (json.dumps([unnamed]), "--corrected must have tasks with a name, as classify --export"),
         *((json.dumps([task(1, "a", odd)]), "got something else in") for odd in ODD),
-        (json.dumps([SMALL]), "must be an export of Label Studio, got one that cannot be read"),
     ):
         path.write_text(content)
         assert message in refused(*words, "--corrected", path)
