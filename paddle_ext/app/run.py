@@ -28,18 +28,9 @@ from .read.opening import Source, classes_of, encode, open_data, row_notes
 from .read.samples import Batch, Labelled, WithText
 from .read.tables import TableSamples
 from .settings import Settings
+from .write import tables
 from .write.page import write_page
 from .write.sorting import check_sort_into, sort_into
-from .write.tables import (
-    check_final,
-    write_answers,
-    write_classes,
-    write_corrections,
-    write_final,
-    write_groups,
-    write_labelled,
-    write_suggestions,
-)
 
 LABELLED, SUGGESTIONS = "labelled.csv", "suggestions.csv"
 
@@ -102,9 +93,8 @@ def classify(
         one folder of images per class.
     unlabelled : path or None
         The same for the samples to classify; any tree of images. None: they are in `labelled`, as
-        table rows without a label; with names (`Settings.names`, or embeddings of them in the
-        file), also as rows of an embeddings file, or a tree of images. With `Settings.model` the
-        only data is what to classify.
+        table rows without a label; with `Settings.names` also as rows of an embeddings file, or a
+        tree of images. With `Settings.model` the only data is what to classify.
     output : path
         The output folder.
     settings : Settings or None
@@ -176,7 +166,7 @@ def check_outputs(settings: Settings, data: tuple[Path, Path | None]) -> None:
     if settings.sort_into is not None:
         check_sort_into(Path(settings.sort_into), data)
     if settings.final is not None:
-        check_final(Path(settings.final), data)
+        tables.check_final(Path(settings.final), data)
 
 
 def all_answers(
@@ -247,20 +237,20 @@ def write_all(
     texts, column = source.kind == "texts", name_column(source, settings)
     written = [folder / name for name in ("answers.csv", "answers.html", "classes.csv")]
     if settings.corrections:
-        write_corrections(folder / CORRECTED_FILE, corrected.corrections)
-    write_answers(written[0], answers, column, texts=texts)
-    write_classes(written[2], answers, outcome.expected)
+        tables.write_corrections(folder / CORRECTED_FILE, corrected.corrections)
+    tables.write_answers(written[0], answers, column, texts=texts)
+    tables.write_classes(written[2], answers, outcome.expected)
     if outcome.where:
         written.append(folder / "groups.csv")
-        write_groups(written[-1], outcome.where)
+        tables.write_groups(written[-1], outcome.where)
     if outcome.checked is not None:
         shown = {"pictures": "file", "texts": "text", "rows": "sample"}[source.kind]
         written.append(folder / LABELLED)
         names = source.labelled.names
-        write_labelled(written[-1], outcome.checked, shown, settings.columns.name, names)
+        tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name, names)
     if outcome.suggested is not None:
         written.append(folder / SUGGESTIONS)
-        write_suggestions(written[-1], outcome.suggested, column, texts=texts)
+        tables.write_suggestions(written[-1], outcome.suggested, column, texts=texts)
     if settings.label_studio is not None:
         written += write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
@@ -268,7 +258,7 @@ def write_all(
         save_model(written[-1], source.labelled, source.kind, source.settings)
     if settings.final is not None:
         written.append(Path(settings.final))
-        write_final(written[-1], answers, corrected, column, order, texts=texts)
+        tables.write_final(written[-1], answers, corrected, column, order, texts=texts)
     write_page(written[1], outcome, title, time.perf_counter() - began)
     if settings.sort_into is not None:
         written.append(Path(settings.sort_into))

@@ -6,13 +6,10 @@ import importlib.util
 import inspect
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from . import options as o
 from . import show
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # The purpose of each library, and the extra that installs it.
 LIBRARIES = {
@@ -105,33 +102,6 @@ def describe_bank(path: Path) -> None:
     from ...research.data import FeatureBank
 
     bank = FeatureBank.load(path).check_finite()
-    N, D = bank.features.shape
-    counts = bank.counts()
-    there = counts[counts > 0]
-    norms = bank.features.double().norm(dim=1)
-    of_no_class = int((bank.labels < 0).sum())
-    rows = [
-        ("rows", f"{N}" + (f", {of_no_class} without a class" if of_no_class else "")),
-        ("features", f"{D}, {str(bank.features.dtype).removeprefix('torch.')}"),
-        ("classes", f"{len(there)} with rows, of {bank.num_classes}"),
-        ("rows per class", range_text(there.double(), "{:.0f}")),
-        ("norm of a row", range_text(norms, "{:.4g}")),
-        ("base mean", "none" if bank.base_mean is None else f"norm {bank.base_mean.norm():.4g}"),
-    ]
-    if bank.class_names is not None:
-        first = ", ".join(bank.class_names[:3])
-        rows.append(("class names", first + (", ..." if len(bank.class_names) > 3 else "")))
+    show.say(f"{path}: {bank!r}")
     for name in bank.splits:
-        own = bank.subset(split=name)
-        classes = int((own.counts() > 0).sum())
-        rows.append((f"split {name}", f"{len(own)} rows, {classes} classes"))
-    show.pairs(rows, title=str(path))
-
-
-def range_text(values: Tensor, form: str) -> str:
-    """Smallest, median and largest value."""
-    if not values.numel():
-        return "none"
-    numbers = (values.min(), values.median(), values.max())
-    least, middle, most = (form.format(float(number)) for number in numbers)
-    return f"{least} to {most}, median {middle}"
+        show.say(f"split {name}: {bank.subset(split=name)!r}")

@@ -238,8 +238,7 @@ def check_final(path: Path, data: Sequence[Path | None]) -> None:
     if path.is_dir() or path.suffix not in SUFFIXES:
         endings = ", ".join(SUFFIXES)
         raise check.ArgumentValueError("final", f"must be a file ending in {endings}, got {path}")
-    if path.suffix != ".csv":
-        require_libraries(path)
+    require_libraries(path)
     if any(one is not None and path.exists() and path.samefile(one) for one in data):
         raise check.ArgumentValueError("final", f"must not be an input file, got {path}")
 
@@ -263,12 +262,9 @@ def write_final(
         rows.sort(key=lambda row: order.get(row[1], len(order)))
     wanted = [apart, True, texts, True, True, True, True]
     names = ["data", name_column, "text", "label", "source", "prediction", "probability"]
-    header = list(compress(names, wanted))
-    if path.suffix == ".csv":
-        write_csv(path, header, (compress(row, wanted) for row in rows))
-        return
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
     sure = [float(cell) if cell else None for cell in columns.pop()]
+    header = list(compress(names, wanted))
     write_file(path, iter([libraries()[0].table([*columns, sure], header)]))
 
 
