@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import compress
@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.classify import classify
 from ..files import ahead
-from ..progress import Progress
-from ..task import without_batch
-from .answering import check_batch, classified, likelihood_of
+from .answering import classified
 from .answers import UNKNOWN
 from .read.input_check import Finding, check_input
 from .read.opening import Source, encode, open_data, row_notes
@@ -29,7 +26,6 @@ from .read.samples import (
     has_text,
     matched_names,
     pyarrow,
-    rebatched,
     selected_from,
 )
 from .read.tables import TableSamples
@@ -109,7 +105,6 @@ def stream(
     output: str | Path,
     settings: Settings | None = None,
     *,
-    one_batch: bool = False,
     show: Callable[[list[Finding]], None] | None = None,
 ) -> StreamReport:
     """Classify data into one file: Parquet, CSV or Excel.
@@ -124,9 +119,6 @@ def stream(
     output : path
         Ends in ``.parquet``, ``.csv`` or ``.xlsx``.
     settings : Settings or None
-    one_batch : bool
-        Whether all rows are one batch, with the class frequencies of the whole file, which is then
-        read a few times.
     show : callable or None
         As in `classify`.
 
@@ -143,7 +135,7 @@ def stream(
     began = time.perf_counter()
     first, target = existing(labelled), Path(output)
     new = None if unlabelled is None else existing(unlabelled)
-    check_arguments(settings, check.flag("one_batch", one_batch), (first, new), target)
+    check_arguments(settings, (first, new), target)
     device = check.device(settings.device)
     source = open_data(first, new, settings)
     samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
@@ -154,9 +146,6 @@ def stream(
     if show is not None:
         show(check_input(source))
     encode(source, device)
-    if one_batch and (source.total == 0 or source.kind == "pictures"):
-        # A CSV file does not say it, and some images may be unreadable.
-        source.total = sum(len(batch.names) for batch in source.unlabelled)
     texts, usable = source.embeds_texts, source.usable()
     examples, trusted = selected_from(source.examples, usable), [*compress(source.trusted, usable)]
     source.labelled = source.classes_by(examples, trusted)
@@ -166,18 +155,15 @@ def stream(
         source.labelled.class_names, target, source.notes + notes, source.unreadable
     )
     target.parent.mkdir(parents=True, exist_ok=True)
-    predict = predictions_of_one_batch if one_batch else predictions
     with closing(ahead(lambda: next(batches, None))) as read:
-        parts = predict(source, read, settings, device)
+        parts = predictions(source, read, settings, device)
         tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in parts)
         report.notes += write_file(target, tables)
     report.seconds = time.perf_counter() - began
     return report
 
 
-def check_arguments(
-    settings: Settings, one_batch: bool, data: tuple[Path, Path | None], output: Path
-) -> None:
+def check_arguments(settings: Settings, data: tuple[Path, Path | None], output: Path) -> None:
     require_libraries(output)
     only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
     for name in (*only_with_a_folder, "prior", "suggest"):
@@ -185,12 +171,6 @@ def check_arguments(
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"
             )
-    if one_batch and (settings.columns.group is not None or settings.group_gap is not None):
-        raise check.ArgumentValueError("one_batch", "must be omitted with groups, got True")
-    if one_batch and settings.batch is not None:
-        raise check.ArgumentValueError(
-            "batch", f"must be omitted if all rows are one batch, got {settings.batch}"
-        )
     if any(path is not None and output.exists() and output.samefile(path) for path in data):
         raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
 
@@ -237,63 +217,6 @@ def predictions(
         answers = (*solution.probabilities.max(-1), solution.doubt())
         probability, labels, doubt = (x.flatten().cpu() for x in answers)
         yield concatenated(group), labels, probability, doubt
-
-
-def predictions_of_one_batch(
-    source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
-) -> Iterator[Predicted]:
-    """All samples as one batch."""
-    if source.labelled.prototypes is not None:
-        raise check.ArgumentValueError("one_batch", "must be omitted with class names, got True")
-    likelihood = likelihood_of(source.labelled, device, settings.label_noise)
-    rows = SampleRows(source, device, progress=settings.progress)
-    whole = without_batch(classify(likelihood, rows, all_classes=False, top=1, validate=True)[0])
-    answers = (whole.labels, whole.probabilities[:, 0], whole.doubt())
-    columns = [x.cpu() for x in answers]
-    with Progress("writing", source.total, show=settings.progress) as shown:
-        for batch in complete(batches, source):
-            n = len(batch.names)
-            labels, probability, doubt = (x[:n] for x in columns)
-            columns = [x[n:] for x in columns]
-            yield batch, labels, probability, doubt
-            shown.advance(n)
-
-
-class SampleRows:
-    """All samples to classify, as `paddle_ext.large.sources.Rows`."""
-
-    def __init__(self, source: Source, device: torch.device, *, progress: bool) -> None:
-        self.source, self.progress = source, progress
-        labelled = source.labelled
-        self.shape = (source.total, labelled.columns.applied_to(labelled.features[:1]).shape[1])
-        self.dtype, self.device = torch.float32, device
-
-    def chunks(self, size: int) -> Iterator[Tensor]:
-        """One chunk is read while another is in use."""
-        labelled, name = self.source.labelled, self.source.name
-        chunks = rebatched(complete(self.source.unlabelled, self.source), size, even_end=False)
-        with (
-            Progress("reading", self.shape[0], show=self.progress) as shown,
-            closing(ahead(lambda: next(chunks, None))) as read,
-        ):
-            for batch in read:
-                check_batch(batch, labelled.features.shape[1], labelled.source, name)
-                yield labelled.columns.applied_to(batch.features.to(self.device, self.dtype))
-                shown.advance(len(batch.names))
-
-
-def complete(batches: Iterable[Batch], source: Source) -> Iterator[Batch]:
-    """The same batches; raises an error unless they have as many samples as counted before."""
-    count = 0
-    for batch in batches:
-        count += len(batch.names)
-        if count <= source.total:
-            yield batch
-    if count != source.total:
-        raise ValueError(
-            f"{source.name} must not change while it is in use, got {count} samples instead of "
-            f"{source.total}"
-        )
 
 
 # --- output -------------------------------------------------------------------------------------

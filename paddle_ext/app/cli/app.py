@@ -39,6 +39,7 @@ REMOVED = {
     "reproduce": "reproduce must be run from a checkout: python benchmarks/reproduce",
     "--opts": "--opts must be given as options of their own, such as --k-eff 5 --shots 5,10",
     "--labels": "--labels must be in the file of features: np.savez(FILE, features=.., labels=..)",
+    "--one-batch": "--one-batch is now --batch N, with N the number of samples",
     "--n-ways": "--n-ways is now --num-classes",
     "--classes": "--classes is now --num-classes",
     "--number-tasks": "--number-tasks is now --n-tasks",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...text import plural
-from ..settings import COMPUTING, REVIEW, Settings
+from ..settings import REVIEW, Settings
 from . import options as o
 from . import show
 
@@ -51,9 +51,6 @@ def classify(
             "texts, and FILE.xml, its labelling interface. --corrected reads what it exports."
         ),
     ] = None,
-    one_batch: Annotated[
-        bool, COMPUTING, o.about("Treat all samples as one batch, if --output is a file.")
-    ] = False,
     check: Annotated[bool, o.about("Only check the input, and print what is odd.")] = False,
 ) -> None:
     """Classify your own data from a few labels, or from class names: writes a table and a page.
@@ -84,7 +81,7 @@ def classify(
         raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
     settings = replace(settings or Settings(), label_studio=tasks, progress=True)
     if not check:
-        classify_and_show(labelled, unlabelled, output, settings, one_batch)
+        classify_and_show(labelled, unlabelled, output, settings)
         return
     from ..read.input_check import check_input
     from ..read.opening import open_data
@@ -101,23 +98,15 @@ def show_findings(findings: list[Finding]) -> None:
 
 
 def classify_and_show(
-    labelled: Path, unlabelled: Path | None, output: Path, settings: Settings, one_batch: bool
+    labelled: Path, unlabelled: Path | None, output: Path, settings: Settings
 ) -> None:
-    from ...check import ArgumentValueError
     from ..classify import classify, stream, streams
 
     try:
         if streams(output):
-            report = stream(
-                labelled, unlabelled, output, settings, one_batch=one_batch, show=show_findings
-            )
-            show_streamed(report)
-            return
-        if one_batch:
-            raise ArgumentValueError(
-                "one_batch", "must be omitted unless the output is a file, got True"
-            )
-        show_report(classify(labelled, unlabelled, output, settings, show=show_findings))
+            show_streamed(stream(labelled, unlabelled, output, settings, show=show_findings))
+        else:
+            show_report(classify(labelled, unlabelled, output, settings, show=show_findings))
     except KeyboardInterrupt:
         computed = labelled.is_dir() or settings.columns.text is not None
         if computed and settings.cache is not None and any(settings.cache.glob("*.sqlite")):

@@ -121,7 +121,6 @@ def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> Non
     [
         ("--group vist", "--group must be a column of .*got 'vist' .did you mean 'visit'"),
         ("--group visit --batch 9", "--batch must be omitted with groups.* got 9"),
-        ("--group visit --one-batch", "--one-batch must be omitted "),
         ("--time time", "--group-gap must be given with the times 'time', got none"),
         ("--group-gap 1h", "--time must be a column of times, got none"),
         ("--time time --group-gap half", "--group-gap must be a time such as .*'half'"),

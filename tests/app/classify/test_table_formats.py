@@ -118,10 +118,8 @@ def test_images_and_arrays_into_one_file(tmp_path: Path) -> None:
     rows = read(tmp_path / "photos.xlsx")
     assert list(rows[0]) == ["file", "label", "probability", "doubt"]
     assert {row["file"].split("/")[1] for row in rows} == {"stripes", "chess"}
-    words = (*embedding_files(tmp_path), "--output", tmp_path / "all.csv")
-    for more in ((), ("--one-batch",)):
-        said(*words, *more)
-        assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
+    said(*embedding_files(tmp_path), "--output", tmp_path / "all.csv")
+    assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
     assert column(read(tmp_path / "all.csv"), "row") == list(map(str, range(40)))
 
 
