@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -60,7 +60,7 @@ def answer(
     """Classify samples of any batches, regrouped; `certain` [K + 1] others count for the shares."""
     place = check.device(device)
     samples: list[Batch] = []  # without features
-    novelty, strange = novelty_of(labelled, place), Strange()
+    novelty, strangers, count = novelty_of(labelled, place), list[tuple[Tensor, ...]](), 0
     best: list[tuple[Tensor, ...]] = []
     nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
     K = len(labelled.class_names)
@@ -88,8 +88,10 @@ def answer(
         strangeness = torch.full_like(columns[-1], math.nan)
         if novelty is not None:
             columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))
-            strange.add(rows.flatten(0, 1), columns[-1])
+            strange = (columns[-1] > 1 - RATE).nonzero().view(-1)
+            strangers.append((rows.flatten(0, 1)[strange], columns[-1][strange], strange + count))
             strangeness = columns[-1] = columns[-1].float()
+        count += len(u)
         best.append(tuple(x.cpu() for x in columns))
         present |= solution.over_all().present().view(-1, K).any(0).cpu()
         own = solution.class_sums(strangeness.view_as(solution.labels)).cpu()
@@ -119,7 +121,7 @@ def answer(
         nodes if sure else None,
         torch.cat(sure) if sure else None,
         from_sums(sums),
-        strange.groups(labelled, place),
+        groups_of_strangers(strangers, labelled, place),
         whole.digests(),
         torch.nn.functional.pad(classes, (0, LIKELIEST - classes.shape[1]), value=-1),
         groups=whole.groups,
@@ -244,42 +246,26 @@ def check_batch(part: Batch, D: int, labelled: str, source: str) -> None:
 # are like one another is none.
 
 
-class Strange:
-    """The features of strangers, while batches are classified."""
-
-    def __init__(self) -> None:
-        self.features: list[Tensor] = []
-        self.novelty: list[Tensor] = []
-        self.places: list[Tensor] = []
-        self.count = 0  # of all samples so far
-
-    def add(self, rows: Tensor, novelty: Tensor) -> None:
-        """Add the strangers among some rows [n, D]."""
-        places = (novelty > 1 - RATE).nonzero().view(-1)
-        self.features.append(rows[places])
-        self.novelty.append(novelty[places])
-        self.places.append(places.cpu() + self.count)
-        self.count += len(rows)
-
-    def groups(self, labelled: Labelled, device: torch.device) -> list[list[int]]:
-        """Numbers of the samples of each group, the largest group first."""
-        if not self.features:
-            return []
-        chosen = torch.cat(self.novelty).argsort(descending=True, stable=True)[:MOST_GROUPED]
-        chosen = chosen.sort().values
-        if len(chosen) < 2:
-            return []
-        rows = unit_rows(torch.cat(self.features)[chosen])
-        places = torch.cat(self.places)[chosen.cpu()].tolist()
-        support, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
-        counts = torch.bincount(labels, minlength=len(labelled.class_names))
-        sums = support.new_zeros(len(counts), support.shape[1]).index_add_(0, labels, support)
-        groups = [
-            members
-            for members in merged(rows @ rows.mT, same_class_limit(sums, counts))
-            if is_new(rows[members], sums[counts > 0] / counts[counts > 0].unsqueeze(1))
-        ]
-        return [[places[row] for row in members] for members in sorted(groups, key=len)[::-1]]
+def groups_of_strangers(
+    parts: Sequence[tuple[Tensor, ...]], labelled: Labelled, device: torch.device
+) -> list[list[int]]:
+    """Groups by number, the largest first; `parts` have features, novelty and number of each."""
+    if not parts:
+        return []
+    features, novelty, numbers = (torch.cat(column) for column in zip(*parts, strict=True))
+    chosen = novelty.argsort(descending=True, stable=True)[:MOST_GROUPED].sort().values
+    if len(chosen) < 2:
+        return []
+    rows, places = unit_rows(features[chosen]), numbers[chosen].tolist()
+    support, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
+    counts = torch.bincount(labels, minlength=len(labelled.class_names))
+    sums = support.new_zeros(len(counts), support.shape[1]).index_add_(0, labels, support)
+    groups = [
+        members
+        for members in merged(rows @ rows.mT, same_class_limit(sums, counts))
+        if is_new(rows[members], sums[counts > 0] / counts[counts > 0].unsqueeze(1))
+    ]
+    return [[places[row] for row in members] for members in sorted(groups, key=len)[::-1]]
 
 
 def same_class_limit(sums: Tensor, counts: Tensor) -> float:

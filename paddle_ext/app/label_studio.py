@@ -32,14 +32,6 @@ NAMED = "as classify --export label-studio writes them"
 # --- tasks --------------------------------------------------------------------------------------
 
 
-def check_tasks(kind: str, name: str) -> None:
-    """Reject embeddings, of which there is nothing to show, before they are classified."""
-    if kind not in OBJECTS:
-        raise check.ArgumentValueError(
-            "label_studio", f"must be omitted unless there are images or texts, got {name}"
-        )
-
-
 def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> list[Path]:
     """Write a task per sample, with its prediction, and next to it the labelling interface."""
     tag, key = OBJECTS[source.kind]

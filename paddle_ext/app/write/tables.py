@@ -19,13 +19,11 @@ from ...libraries import library
 from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
-from ..corrections import HEADER as CORRECTIONS_HEADER
-from ..corrections import Corrected, Corrections
+from ..corrections import Corrected
 from ..outcome import Expected, InGroup, LabelledCheck, Suggested, reasons
 from ..read.stored import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
-CONVERTED_AT_ONCE = 10_000  # rows of CSV
 ROW_GROUP_BYTES = 2**25  # of Parquet
 EXCEL_ROWS, EXCEL_CHARACTERS = 2**20, 32_767  # most of a sheet, and of a cell
 FOUR_DIGITS = ("probability", "doubt")  # columns of CSV
@@ -43,9 +41,13 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[str]]) 
         lines.writerows(map(spreadsheet_cell, row) for row in rows)
 
 
-def decimals(x: Tensor) -> list[str]:
+def decimal(value: float) -> str:
     """Four digits; empty for NaN."""
-    return ["" if math.isnan(value) else f"{value:.4f}" for value in x.tolist()]
+    return "" if math.isnan(value) else f"{value:.4f}"
+
+
+def decimals(x: Tensor) -> list[str]:
+    return [decimal(value) for value in x.tolist()]
 
 
 def require_libraries(path: Path) -> None:
@@ -137,38 +139,29 @@ def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool
     header += [] if answers.groups is None else ["group"]
     header += [] if answers.nodes is None else ["node", "node_probability"]
     header += ["truth"] if answers.truth else []
-    why = reasons(answers)
-    # The numbers of all rows at once would take much memory.
-    starts = range(0, len(answers), CONVERTED_AT_ONCE)
-    parts = (slice(start, start + CONVERTED_AT_ONCE) for start in starts)
-    rows = (zip(*answer_columns(answers, part, why, texts=texts), strict=True) for part in parts)
-    write_csv(path, header, chain.from_iterable(rows))
+    write_csv(path, header, answer_rows(answers, texts=texts))
 
 
-def answer_columns(
-    answers: Answers, part: slice, why: Sequence[str], *, texts: bool
-) -> Iterator[Iterable[str]]:
-    rows, second = range(*part.indices(len(answers))), answers.second[part].tolist()
-    classes, no_text = answers.class_names, answers.no_text
-    yield answers.names[part]
-    if texts:
-        yield answers.texts[part]
-    yield (answers.label(row) for row in rows)
-    yield ("corrected" if row in answers.corrected else "predicted" for row in rows)
-    yield (answers.prediction(row) for row in rows)
-    yield decimals(answers.probability[part])
-    yield ("" if row in no_text else classes[k] for row, k in zip(rows, second, strict=True))
-    yield decimals(answers.second_probability[part])
-    yield decimals(answers.doubt[part])
-    yield [""] * len(rows) if answers.novelty is None else decimals(answers.novelty[part])
-    yield why[part]
-    if answers.groups is not None:
-        yield answers.groups[part]
-    if answers.nodes is not None and answers.node_probability is not None:
-        yield answers.nodes[part]
-        yield decimals(answers.node_probability[part])
-    if answers.truth:
-        yield answers.truth[part]
+def answer_rows(answers: Answers, *, texts: bool) -> Iterator[list[str]]:
+    why, seconds = reasons(answers), answers.second.tolist()
+    numbers = answers.probability, answers.second_probability, answers.doubt
+    sure, less_sure, doubt = (x.tolist() for x in numbers)
+    none = [math.nan] * len(answers)
+    novelty = none if answers.novelty is None else answers.novelty.tolist()
+    node_sure = none if answers.node_probability is None else answers.node_probability.tolist()
+    for row, name in enumerate(answers.names):
+        cells = [name, *[answers.texts[row]] * texts, answers.label(row)]
+        cells.append("corrected" if row in answers.corrected else "predicted")
+        cells += [answers.prediction(row), decimal(sure[row])]
+        cells.append("" if row in answers.no_text else answers.class_names[seconds[row]])
+        cells += [*map(decimal, (less_sure[row], doubt[row], novelty[row])), why[row]]
+        if answers.groups is not None:
+            cells.append(answers.groups[row])
+        if answers.nodes is not None:
+            cells += [answers.nodes[row], decimal(node_sure[row])]
+        if answers.truth:
+            cells.append(answers.truth[row])
+        yield cells
 
 
 def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
@@ -222,12 +215,6 @@ def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, tex
     columns = (classes, decimals(answers.probability[rows]), suggested.reasons().values())
     header = (name_column, *["text"] * texts, "label", "probability", "reason")
     write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
-
-
-def write_corrections(path: Path, corrections: Corrections) -> None:
-    """Write the file in the output folder."""
-    rows = ((key.name, label, *key[1:]) for key, label in corrections.items())
-    write_csv(path, CORRECTIONS_HEADER, rows)
 
 
 # --- all samples with their labels --------------------------------------------------------------
