@@ -29,7 +29,7 @@ LAYERS = {
         "research/demo.py": "every step, on drawn characters",
         "research/tune.py": "the best options",
         "research/evaluate.py": "methods on many tasks",
-        "research/counts.py": "correct predictions, a journal",
+        "research/counts.py": "correct predictions",
         "research/figures.py": "bars and curves",
         "research/tables.py": "results as text",
         "research/results.py": "results and their files",

@@ -103,7 +103,7 @@ def tune(
         As in `evaluate`.
     **run
         Seed, name, device, memory, output, resume and progress, as in `evaluate`. `output` gets the
-        journal and, at the end, ``tuning.json``.
+        finished results and, at the end, ``tuning.json``.
 
     Returns
     -------
