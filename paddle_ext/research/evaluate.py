@@ -21,7 +21,7 @@ from ..methods.registry import as_method, load
 from ..native import devices
 from ..version import version
 from .counts import DeviceBank, Run, options_of, results_of
-from .data.bank import FeatureBank
+from .data.bank import ROWS_AT_ONCE, FeatureBank
 from .results import Evaluation, Result
 from .sampler import TaskSampler
 
@@ -32,7 +32,6 @@ Setting: TypeAlias = tuple[str, int | None, int]  # the label of a method, shots
 FILE = "evaluation.json"
 CLASSES = "classes"  # the note that tells two methods with the same label and options apart
 TASKS = ("sampling", "alpha", "seed")  # what else the tasks depend on, next to the notes
-ROWS_AT_ONCE = 2**16  # checked or digested: a mapped bank may exceed the memory
 
 
 def evaluate(
@@ -156,7 +155,7 @@ def evaluate(
     ]
     if prototypes is not None:
         prototypes = prototypes_of_classes(bank, labels, prototypes)
-    check_features(bank)
+    bank.check_finite()
 
     first = samplers[0]
     notes: dict[str, object] = {"version": version(), "base_mean": bank.base_mean is not None}
@@ -396,15 +395,3 @@ def prototypes_of_classes(bank: FeatureBank, labels: Tensor, prototypes: Tensor)
     of_classes = prototypes.new_empty(int(labels.max()) + 1, D)
     of_classes[labels[drawn]] = prototypes[bank.labels.cpu()[drawn]]
     return of_classes
-
-
-def check_features(bank: FeatureBank) -> None:
-    """Reject features that cannot be summed, so that methods need not check."""
-    for name, x in (("features", bank.features), ("base_mean", bank.base_mean)):
-        if x is None:
-            continue
-        most = check.LARGEST_FEATURE[x.dtype]
-        for rows in torch.split(x, ROWS_AT_ONCE):
-            low, high = torch.aminmax(rows)
-            if not (low >= -most and high <= most):  # false for NaN
-                check.too_large(name, x, most)

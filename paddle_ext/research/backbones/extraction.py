@@ -21,7 +21,7 @@ from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_memory
-from ..sampler import TaskSampler
+from ..evaluate import evaluate
 from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
 from .recipes import Transform
@@ -33,7 +33,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 SHARE_OF_DEVICE = 0.25  # of its free memory, to keep all images there
 SHARE_OF_HOST = 0.5  # of its memory, to keep decoded images
 QUERIES_PER_CLASS = 15  # at most, in a task of `nearest_mean_accuracy`
-TASKS_AT_ONCE = 50
 
 
 def extract(
@@ -272,36 +271,21 @@ def nearest_mean_accuracy(
     >>> nearest_mean_accuracy(features, torch.arange(4).repeat_interleave(10), num_classes=3)
     1.0
     """
-    labels = labels.cpu()
-    present, counts = torch.unique(labels[labels >= 0], return_counts=True)
-    if len(present) < num_classes:
-        raise ValueError(f"labels must have at least {num_classes} classes, got {len(present)}")
-    fewest = int(counts.min())
+    fewest = int(torch.unique(labels[labels >= 0], return_counts=True)[1].min())
     if fewest <= shots:
         raise ValueError(
             f"labels must have at least {shots + 1} samples of each class, got {fewest}"
         )
-    n_query = num_classes * min(QUERIES_PER_CLASS, fewest - shots)
-    sampler = TaskSampler(
-        torch.where(labels < 0, -1, torch.searchsorted(present, labels)),  # numbered from 0
+    (result,) = evaluate(
+        FeatureBank(features, labels, base_mean=None if centre is None else centre.to(features)),
+        SimpleShot(scaling="l2n" if centre is None else "cl2n"),
         shots=shots,
-        n_query=n_query,
         k_eff=num_classes,
         num_classes=num_classes,
+        n_query=num_classes * min(QUERIES_PER_CLASS, fewest - shots),
+        n_tasks=n_tasks,
         sampling="balanced",
+        device=features.device,
+        progress=False,
     )
-    method = SimpleShot(scaling="l2n" if centre is None else "cl2n")
-    correct = 0
-    for start in range(0, n_tasks, TASKS_AT_ONCE):
-        tasks = sampler.batch(start, min(TASKS_AT_ONCE, n_tasks - start)).to(features.device)
-        prediction = method.predict_indexed(
-            features,
-            tasks.support_index,
-            tasks.support_labels,
-            tasks.query_index,
-            num_classes=num_classes,
-            base_mean=None if centre is None else centre.to(features),
-            validate=False,
-        )
-        correct += int((prediction.labels == tasks.query_labels).sum())
-    return correct / (n_tasks * n_query)
+    return result.correct / (n_tasks * result.n_query)

@@ -38,6 +38,7 @@ from ...labels import check_count, check_one_each, numbered, sorted_names
 
 TextArray: TypeAlias = "npt.NDArray[np.str_]"
 
+ROWS_AT_ONCE = 2**16  # checked or digested: a mapped bank may exceed the memory
 NO_CLASS = "no class"  # the split of rows labelled -1, if classes have splits
 
 
@@ -140,15 +141,15 @@ class FeatureBank:
         return torch.bincount(self.labels[self.labels >= 0], minlength=self.num_classes)
 
     def check_finite(self) -> FeatureBank:
-        """Raise if a feature is NaN or infinite; returns the bank."""
-        for start in range(0, len(self), 2**16):  # in parts: a mapped bank may exceed the memory
-            bad = ~torch.isfinite(self.features[start : start + 2**16])
-            if bad.any():
-                row, column = bad.nonzero()[0].tolist()
-                value = self.features[start + row, column].item()
-                raise ValueError(
-                    f"features must be finite, got {value} at [{start + row}, {column}]"
-                )
+        """Raise if a number is NaN, infinite or too large to sum; returns the bank."""
+        for name, x in (("features", self.features), ("base_mean", self.base_mean)):
+            if x is None:
+                continue
+            most = check.LARGEST_FEATURE[x.dtype]
+            for rows in torch.split(x, ROWS_AT_ONCE):
+                low, high = torch.aminmax(rows)
+                if not (low >= -most and high <= most):  # false for NaN
+                    check.too_large(name, x, most)
         return self
 
     # --- parts ----------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ def test_uneven_classes() -> None:
 
 def test_too_few_for_a_task() -> None:
     features, labels = torch.randn(10, 4), torch.arange(2).repeat_interleave(5)
-    with pytest.raises(ValueError, match="at least 3 classes, got 2"):
-        nearest_mean_accuracy(features, labels, num_classes=3)
+    with pytest.raises(ValueError, match="at most the number of classes, 2, got 3"):
+        nearest_mean_accuracy(features, labels, num_classes=3, shots=2)
     with pytest.raises(ValueError, match="at least 6 samples of each class, got 5"):
         nearest_mean_accuracy(features, labels, num_classes=2)
