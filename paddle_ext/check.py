@@ -288,6 +288,17 @@ def integers(name: str, x: object) -> None:
         raise TypeError(f"{name} must be a tensor of integers, got {plain(x.dtype)}")
 
 
+def row_numbers(name: str, given: Any, limit: int) -> Tensor:
+    """Numbers [n] of rows, at least one, in [0, limit)."""
+    (rows,) = tensors(given)
+    integers(name, rows)
+    dense_tensor(name, rows)
+    if rows.dim() != 1 or len(rows) < 1:
+        raise ValueError(f"{name} must have shape [n] with n at least 1, got {list(rows.shape)}")
+    outside(name, *(int(x) for x in torch.aminmax(rows)), limit)
+    return cast(Tensor, rows)
+
+
 def one_device(**tensors: Tensor) -> None:
     """All on the CPU, or all on one CUDA device."""
     places = [x.device for x in tensors.values()]

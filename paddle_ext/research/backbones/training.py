@@ -27,7 +27,6 @@ from .checkpoints import Checkpoint, load_checkpoint
 from .extraction import (
     batches,
     channels_last,
-    digest_of_weights,
     features_of,
     kept,
     nearest_mean_accuracy,
@@ -69,7 +68,6 @@ def train(
     recipe: Recipe | None = None,
     output: str | Path | None = None,
     resume: bool = True,
-    start: Checkpoint | None = None,
     device: str | torch.device | None = None,
     precision: str = "auto",
     compiled: bool = False,
@@ -98,8 +96,6 @@ def train(
     resume : bool
         Resume from `output` if possible; False: start over. Its contents must have the same
         settings and labels.
-    start : Checkpoint or None
-        Initial weights; None: random.
     device : device or None
         None: a GPU if there is one.
     precision : {"auto", "float32", "bfloat16", "float16"}
@@ -128,19 +124,24 @@ def train(
     folder = None if output is None else Path(output)
     if folder is not None:
         safetensors()  # fail before the first epoch if it is missing
-    classifier = create_classifier(architecture, base, recipe, start, seed)
+    if len(base) < 2:
+        raise ValueError(f"base must have at least 2 images, got {len(base)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = create(architecture, channels=base.shape[2])
+        head = nn.Linear(backbone.dimension, len(base.class_names))
+        classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
     if validation is not None:
         check_validation(base, validation)
-    transform = default_transform(classifier.backbone, base, recipe.mirror_features)
+    transform = default_transform(backbone, base, recipe.mirror_features)
     settings = {
         "format": FORMAT,
-        "architecture": classifier.backbone.architecture,
+        "architecture": architecture,
         "base": description(base),
         "validation": description(validation),
         "recipe": repr(recipe),
         "transform": repr(transform),
         "seed": str(seed),
-        "start": "" if start is None else digest_of_weights(start.backbone),
     }
     classifier.to(place)
     if place.type == "cuda":
@@ -391,30 +392,6 @@ class Run:
                 str(path), f"must belong to a run with the same {name}, {both}", "resume=False"
             )
         self.best = load_checkpoint(folder / BEST)
-
-
-def create_classifier(
-    architecture: str, base: ImageSet, recipe: Recipe, start: Checkpoint | None, seed: int
-) -> Classifier:
-    """A network with the weights of `start`, or random ones."""
-    if len(base) < 2:
-        raise ValueError(f"base must have at least 2 images, got {len(base)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        backbone = create(architecture, channels=base.shape[2])
-        head = nn.Linear(backbone.dimension, len(base.class_names))
-        classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
-    if start is not None:
-        expected, got = (
-            f"{network.architecture!r} for images of {network.channels} channels"
-            for network in (backbone, start.backbone)
-        )
-        if got != expected:
-            raise check.ArgumentValueError("start", f"must be a network {expected}, got {got}")
-        backbone.load_state_dict(start.backbone.state_dict())
-        if start.head is not None and start.class_names == base.class_names:
-            head.load_state_dict(start.head.state_dict())
-    return classifier
 
 
 def check_validation(base: ImageSet, validation: ImageSet) -> None:

@@ -395,10 +395,4 @@ def checked_rows(rows: Tensor, N: int) -> Tensor:
         if rows.shape != (N,):
             raise ValueError(f"rows must be a mask of shape [{N}], got {list(rows.shape)}")
         rows = rows.nonzero().view(-1)
-    check.integers("rows", rows)
-    check.dense_tensor("rows", rows)
-    if rows.dim() != 1 or len(rows) < 1:
-        raise ValueError(f"rows must be at least one, got shape {list(rows.shape)}")
-    low, high = (int(x) for x in torch.aminmax(rows))
-    check.outside("rows", low, high, N)
-    return rows
+    return check.row_numbers("rows", rows, N)
