@@ -295,7 +295,8 @@ def row_numbers(name: str, given: Any, limit: int) -> Tensor:
     dense_tensor(name, rows)
     if rows.dim() != 1 or len(rows) < 1:
         raise ValueError(f"{name} must have shape [n] with n at least 1, got {list(rows.shape)}")
-    outside(name, *(int(x) for x in torch.aminmax(rows)), limit)
+    low, high = torch.aminmax(rows)
+    outside(name, int(low), int(high), limit)
     return cast(Tensor, rows)
 
 
@@ -419,19 +420,6 @@ def dense_values(
     """Labels and finiteness; returns the number of classes."""
     seen = {"support_labels": support_labels, "support": support, "query": query}
     return values(seen, support_labels, {}, num_classes)
-
-
-def indexed_values(
-    bank: Tensor,
-    support_index: Tensor,
-    support_labels: Tensor,
-    query_index: Tensor,
-    num_classes: int | None,
-) -> int:
-    """Labels, indices and finiteness (of the whole bank); returns the number of classes."""
-    indices = {"support_index": support_index, "query_index": query_index}
-    seen = {"support_labels": support_labels, **indices, "features": bank}
-    return values(seen, support_labels, dict.fromkeys(indices, len(bank)), num_classes)
 
 
 def classes_of_valid(

@@ -23,15 +23,8 @@ from ...arrays import read_torch, safetensors
 from ...files import first_line, replacing
 from ...progress import Progress
 from ..data.images import ImageSet
+from . import extraction
 from .checkpoints import Checkpoint, load_checkpoint
-from .extraction import (
-    batches,
-    channels_last,
-    features_of,
-    kept,
-    nearest_mean_accuracy,
-    product_dtype,
-)
 from .networks import Backbone, create, create_uninitialised
 from .recipes import DRAWS, Recipe, Transform, pixels
 
@@ -119,7 +112,7 @@ def train(
     >>> trained = train("small", base, val, recipe=recipe("small"))  # doctest: +SKIP
     """
     place, recipe = check.device(device), recipe or Recipe()
-    dtype = product_dtype(precision, place)
+    dtype = extraction.product_dtype(precision, place)
     validate_every = check.integer("validate_every", validate_every)
     folder = None if output is None else Path(output)
     if folder is not None:
@@ -263,9 +256,9 @@ class Run:
     ) -> None:
         self.learner, self.transform, self.settings = learner, transform, settings
         self.base, self.validation = base, validation
-        self.base_images = kept(base, learner.device, progress=progress)
+        self.base_images = extraction.kept(base, learner.device, progress=progress)
         if validation is not None:
-            self.validation_images = kept(validation, learner.device, progress=progress)
+            self.validation_images = extraction.kept(validation, learner.device, progress=progress)
         self.batch = min(learner.recipe.batch_size, len(base))
         self.steps = len(base) // self.batch  # an incomplete batch is dropped
         self.total_steps = self.steps * learner.recipe.epochs
@@ -308,10 +301,12 @@ class Run:
         losses = torch.zeros((), device=device)
         right = torch.zeros((), dtype=torch.int64, device=device)
         self.learner.classifier.train()
-        for step, images in enumerate(batches(self.base_images, order, device)):
+        for step, images in enumerate(extraction.batches(self.base_images, order, device)):
             inputs, turns = recipe.augmentation(images, draws[step], self.transform)
             rate = recipe.rate(epoch * self.steps + step, self.total_steps)
-            loss, correct = self.learner.step(channels_last(inputs), turns, labels[step], rate)
+            loss, correct = self.learner.step(
+                extraction.channels_last(inputs), turns, labels[step], rate
+            )
             losses += loss
             right += correct
             shown.advance()
@@ -328,15 +323,17 @@ class Run:
         centre = self.features(self.base_images, sample_of(self.base)).mean(0)
         features = self.features(self.validation_images, torch.arange(len(labels)))
         num_classes = min(NUM_CLASSES, len(torch.unique(labels)))
-        return nearest_mean_accuracy(
+        return extraction.nearest_mean_accuracy(
             features, labels, num_classes=num_classes, shots=SHOTS, centre=centre
         )
 
     def features(self, images: ImageSet | Tensor, index: Tensor) -> Tensor:
         backbone, dtype = self.learner.final.backbone.eval(), self.learner.dtype
         transform = replace(self.transform, mirror=False)
-        read = batches(images, torch.split(index, VALIDATION_BATCH), self.learner.device)
-        return torch.cat([features_of(backbone, batch, transform, dtype) for batch in read])
+        read = extraction.batches(images, torch.split(index, VALIDATION_BATCH), self.learner.device)
+        return torch.cat(
+            [extraction.features_of(backbone, batch, transform, dtype) for batch in read]
+        )
 
     def checkpoint(self) -> Checkpoint:
         """A copy of the current network on the CPU."""

@@ -12,27 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ... import check
-from ...arrays import (
-    BANK_NAMES,
-    BASE_MEAN,
-    CLASS_NAMES,
-    FEATURES,
-    LABELS,
-    as_names,
-    as_tensor,
-    label_numbers,
-    label_texts,
-    named_contents,
-    names_by_row,
-    pick,
-    read_npy,
-    read_npz,
-    read_safetensors,
-    read_torch,
-    refuse_pickle,
-    safetensors,
-)
+from ... import arrays, check
 from ...files import replacing, write_tensors
 from ...labels import check_count, check_one_each, numbered, sorted_names
 
@@ -254,13 +234,13 @@ class FeatureBank:
             if part is not None
         }
         if path.suffix == ".npz":
-            arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
+            stored: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
             if self.class_names is not None:
-                arrays["class_names"] = np.array(self.class_names, dtype=np.str_)
+                stored["class_names"] = np.array(self.class_names, dtype=np.str_)
             if self.split is not None:
-                arrays["split"] = self.split
+                stored["split"] = self.split
             with replacing(path) as new, new.open("wb") as file:
-                np.savez(file, **arrays)
+                np.savez(file, **stored)
             return
         texts = {}  # strings are JSON metadata
         if self.class_names is not None:
@@ -269,7 +249,7 @@ class FeatureBank:
             names, index = np.unique(self.split, return_inverse=True)
             texts["splits"] = json.dumps(names.tolist())
             tensors["split_index"] = torch.from_numpy(index.astype(np.int32))
-        write_tensors(path, safetensors(), tensors, texts)
+        write_tensors(path, arrays.safetensors(), tensors, texts)
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = False) -> FeatureBank:
@@ -309,24 +289,27 @@ class FeatureBank:
 
 def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
     """The arrays of a bank by name."""
-    refuse_pickle(path)
+    arrays.refuse_pickle(path)
     if path.is_dir():
-        files = [file for file in sorted(path.glob("*.npy")) if file.stem in BANK_NAMES]
-        return {file.stem: read_npy(file, mmap=mmap and file.stem in FEATURES) for file in files}
+        files = [file for file in sorted(path.glob("*.npy")) if file.stem in arrays.BANK_NAMES]
+        return {
+            file.stem: arrays.read_npy(file, mmap=mmap and file.stem in arrays.FEATURES)
+            for file in files
+        }
     if path.suffix == ".npz":
         if mmap:
             raise ValueError(
                 "mmap must be False for .npz (save the bank as .safetensors instead), "
                 f"got True for {path}"
             )
-        return read_npz(path, BANK_NAMES)
+        return arrays.read_npz(path, arrays.BANK_NAMES)
     if path.suffix == ".safetensors":
-        return read_safetensors(path, mmap=mmap)
+        return arrays.read_safetensors(path, mmap=mmap)
     if path.suffix in (".pt", ".pth"):
-        contents = named_contents(read_torch(path), path)
+        contents = arrays.named_contents(arrays.read_torch(path), path)
         tensors = {
-            k: as_tensor(contents[k], k, path)
-            for k in BANK_NAMES & contents.keys()
+            k: arrays.as_tensor(contents[k], k, path)
+            for k in arrays.BANK_NAMES & contents.keys()
             if isinstance(contents[k], Tensor)
         }
         return contents | (tensors if mmap else {k: x.clone() for k, x in tensors.items()})
@@ -338,33 +321,33 @@ def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
 
 def bank_arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The arguments of `FeatureBank` from named contents; unknown names are ignored."""
-    names = next((contents[name] for name in CLASS_NAMES if name in contents), None)
+    names = next((contents[name] for name in arrays.CLASS_NAMES if name in contents), None)
     if names is not None:
-        names = as_names(names, "class_names", path).tolist()
-    features = as_tensor(pick(contents, FEATURES, path), "features", path)
-    labels = pick(contents, LABELS, path)
-    texts = label_texts(labels)
+        names = arrays.as_names(names, "class_names", path).tolist()
+    features = arrays.as_tensor(arrays.pick(contents, arrays.FEATURES, path), "features", path)
+    labels = arrays.pick(contents, arrays.LABELS, path)
+    texts = arrays.label_texts(labels)
     if texts is None:
-        labels = label_numbers(labels, path)
+        labels = arrays.label_numbers(labels, path)
     else:
         names = sorted_names(texts) if names is None else names
         labels = numbered(texts, names)
     parts: dict[str, Any] = {"features": features, "labels": labels, "class_names": names}
-    for name in BASE_MEAN:
+    for name in arrays.BASE_MEAN:
         if name in contents:
-            parts["base_mean"] = as_tensor(contents[name], name, path)
+            parts["base_mean"] = arrays.as_tensor(contents[name], name, path)
             break
     if "split" in contents:
-        parts["split"] = as_names(contents["split"], "split", path)
+        parts["split"] = arrays.as_names(contents["split"], "split", path)
     elif "class_split" in contents:
-        by_class = as_names(contents["class_split"], "class_split", path)
+        by_class = arrays.as_names(contents["class_split"], "class_split", path)
         if labels.numel() and (labels.min() < -1 or labels.max() >= len(by_class)):
             raise ValueError(
                 f"{path} must have a class_split for every label, got {len(by_class)} names and "
                 f"labels from {labels.min()} to {labels.max()}"
             )
         # The last one is that of the label -1.
-        parts["split"] = names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
+        parts["split"] = arrays.names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
     return parts
 
 
