@@ -425,10 +425,7 @@ def dense_values(
 def classes_of_valid(
     labels: Tensor, *given: Tensor, indices: Sequence[Tensor] = (), limit: int = 0
 ) -> int:
-    """The number of classes if a native pass finds all values valid; 0 is inconclusive.
-
-    Indices must be in [0, limit). On CUDA this synchronises once.
-    """
+    """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
     device, S = labels.get_device(), labels.shape[-1]
     if not (labels.numel() and 1 <= len(given) <= 3):
         return 0

@@ -298,10 +298,7 @@ class Solution(NamedTuple):
         return self.classes.gather(-1, best).squeeze(-1)
 
     def held_by_others(self, dual_share: float) -> Tensor:
-        """For each query, the probability of all classes except its label, [.., Q].
-
-        `dual_share` is the share of the dual to subtract from the logits first.
-        """
+        """The probability of all classes but the label, [.., Q], less this share of the dual."""
         if self.classes is not None:
             return (1 - self.probabilities[..., 0]).clamp(min=0)
         own = self.logits_without(dual_share).softmax(-1)

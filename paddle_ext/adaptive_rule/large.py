@@ -156,11 +156,7 @@ class AbsorbedScores:
 def absorb_step_of(
     likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
 ) -> tuple[AbsorbStep, Tensor]:
-    """The absorb step, and sums of labelled rows and weighted queries times the metric, [1, K, D].
-
-    `held` [1, K] are the sums of the queries' probabilities, `sums` [1, K, D] of the weighted
-    queries, and `mass` [1, K] of their weights.
-    """
+    """The absorb step, and the sums of rows by class times the metric, [1, K, D]."""
     real = likelihood.weights.dtype
     a, K = state.concentration, held.shape[-1]
     shots = likelihood.shots.double()

@@ -201,11 +201,7 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
 
 
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each cluster, [B, K]: a permutation of the classes in each task.
-
-    It minimises the total cost [B, K, K] of clusters and classes, over the clusters `wanted`
-    [B, K]; the others get the remaining classes, in order.
-    """
+    """The class of each cluster, [B, K], at the least cost of `wanted` ones; then the others."""
     assignment = library("scipy.optimize", "em_dirichlet", "scipy").linear_sum_assignment
     best = cost.argmin(-1)
     # Usually every cluster has a nearest class of its own, and that is the solution.

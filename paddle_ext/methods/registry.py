@@ -45,11 +45,6 @@ def register(cls: type[T]) -> type[T]:
     type
         The same class. `create`, `evaluate` and the command can use it from then on.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not such a class, or the name is taken.
-
     Examples
     --------
     >>> import torch, paddle_ext
@@ -206,11 +201,6 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
     -------
     Method
         Call its `predict` to classify.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an unknown method, preset or option, or an invalid value, in one sentence.
 
     Examples
     --------

@@ -107,11 +107,6 @@ def evaluate(
         Results for each combination of shots and k_eff, and in it for each method. They do not
         depend on interruptions, except for the seconds.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence.
-
     Examples
     --------
     >>> import torch, paddle_ext
@@ -365,10 +360,7 @@ def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tens
 
 
 def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | None) -> Tensor:
-    """The labels [N], without classes that no task can draw, renumbered.
-
-    A class can be drawn if it has rows; with both pools given, if it has rows in them.
-    """
+    """The labels [N], without classes that no task can draw, renumbered."""
     labels = bank.labels.cpu()
     pools = [x for x in (support, query) if isinstance(x, Tensor) and x.dtype in check.INTEGERS]
     seen = labels

@@ -157,9 +157,7 @@ def method_label(label: str, x: float, y: float, *, dashed: bool = False) -> sty
 
 
 def mark_counts(axes: Axes, counts: Sequence[int]) -> None:
-    """A tick at each count, or of many at 1, 2, 5, 10, 20 and so on; on a log scale if small ones
-    would overlap.
-    """
+    """A tick at each count, or of many at 1, 2, 5, 10 and so on; far apart on a log scale."""
     if len(counts) > 12:
         counts = [count for count in counts if str(count).rstrip("0") in ("1", "2", "5")]
     if max(counts) > 10 * min(counts):

@@ -110,11 +110,6 @@ def tune(
     Tuning
         Of equally accurate points, the one with most of the method's own options, then the first.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence.
-
     Examples
     --------
     >>> import torch, paddle_ext
