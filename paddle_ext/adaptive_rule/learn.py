@@ -154,9 +154,6 @@ def learned(
     return Likelihood(**tensors, temper=1.0, rows=S), distances
 
 
-# --- one row per class ----------------------------------------------------------------------------
-
-
 def one_shot(data: Labelled) -> Likelihood:
     """The likelihood for one row per class, with the sharpness of the prior."""
     means, K = data.means, data.means.shape[1]

@@ -157,9 +157,6 @@ def renamed(u: Tensor, x: Tensor) -> Tensor:
     return torch.zeros_like(u).scatter_(2, match.unsqueeze(1).expand_as(u), u)
 
 
-# --- fit of Dirichlet distributions ---------------------------------------------------------------
-
-
 def log_density(log_x: Tensor, alpha: Tensor) -> Tensor:
     """ln Dir(x_q; alpha_k) for log_x [B, Q, C] and alpha [B, K, C], [B, Q, K]."""
     constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
@@ -195,9 +192,6 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
             current = following
     alpha[rows] = current
     return alpha
-
-
-# --- matching of clusters to classes --------------------------------------------------------------
 
 
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:

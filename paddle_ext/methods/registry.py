@@ -79,7 +79,8 @@ def as_method_class(cls: object) -> type[Method]:
     """The class itself, or a `Method` that wraps it."""
     if not inspect.isclass(cls):
         raise TypeError(f"cls must be a class, got {check.kind(cls)}")
-    name = getattr(cls, "name", None) or snake_case(cls.__name__)
+    word_starts = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    name = getattr(cls, "name", None) or re.sub(word_starts, "_", cls.__name__).lower()
     if issubclass(cls, Method):
         if not isinstance(getattr(cls, "name", None), str):
             cls.name = name
@@ -139,10 +140,6 @@ def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
         f"predict must return labels [{Q}] or probabilities [{Q}, {K}], got {x.dtype} of shape "
         f"{list(x.shape)}"
     )
-
-
-def snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def load(place: str) -> type[Method] | Method:

@@ -124,7 +124,9 @@ def evaluate(
         check.real("memory", memory, positive=True)
     check.flag("resume", resume)
     check.flag("progress", progress)
-    folder = output_folder(output)
+    folder = None if output is None else Path(output)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise check.ArgumentValueError("output", f"must be a folder, got the file {str(output)!r}")
     chosen = chosen_methods(methods, preset, named=prototypes is not None)
     if not isinstance(bank, FeatureBank):
         raise check.ArgumentTypeError("bank", f"must be a FeatureBank, got {check.kind(bank)}")
@@ -273,15 +275,10 @@ def chosen_methods(
     if not methods:
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     chosen: dict[str, Method] = {}
-    for label, given in methods.items() if isinstance(methods, Mapping) else map(labelled, methods):
-        if isinstance(given, str):
-            if ":" not in given and given not in available:
-                check.not_a_choice("methods", given, ("all", *sorted(available)))
-            method: Method | None = create(given, preset)
-        else:
-            method = as_method(given)
-        if method is None:
-            raise bad_methods(f"must be names or methods, got {check.kind(given)}")
+    pairs = methods.items() if isinstance(methods, Mapping) else ((None, one) for one in methods)
+    for label, given in pairs:
+        method = method_of(given, preset, available)
+        label = method.name if label is None else label
         if not isinstance(label, str):
             raise bad_methods(f"must have strings as labels, got {check.kind(label)}")
         if label in chosen:
@@ -294,26 +291,23 @@ def chosen_methods(
     return chosen
 
 
-def labelled(one: object) -> tuple[object, object]:
-    """The label of a method in results, and the method or its name."""
-    if isinstance(one, str) and ":" in one:
-        loaded = load(one)
-        return loaded.name, one if inspect.isclass(loaded) else loaded
-    method = as_method(one)
-    return (one if method is None else method.name), one
+def method_of(given: object, preset: str | None, available: Sequence[str]) -> Method:
+    """The method with this name or MODULE:CLASS, or the given one."""
+    if isinstance(given, str):
+        loaded = load(given) if ":" in given else None
+        if loaded is None and given not in available:
+            check.not_a_choice("methods", given, ("all", *sorted(available)))
+        if loaded is None or inspect.isclass(loaded):
+            return create(given, preset)
+        given = loaded
+    method = as_method(given)
+    if method is None:
+        raise bad_methods(f"must be names or methods, got {check.kind(given)}")
+    return method
 
 
 def bad_methods(problem: str) -> check.ArgumentTypeError:
     return check.ArgumentTypeError("methods", problem)
-
-
-def output_folder(output: str | Path | None) -> Path | None:
-    if output is None:
-        return None
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise check.ArgumentValueError("output", f"must be a folder, got the file {str(output)!r}")
-    return folder
 
 
 def computing_device(device: str | torch.device | None, bank: FeatureBank) -> torch.device:

@@ -107,9 +107,6 @@ def accuracy_bars(
     return style.finish(figure, path)
 
 
-# --- parts of figures ---------------------------------------------------------------------------
-
-
 def at_least_one(results: Iterable[Result]) -> list[Result]:
     listed = list(results)
     if not listed:

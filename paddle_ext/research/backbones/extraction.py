@@ -29,7 +29,7 @@ from .recipes import Transform
 # Part of every cache key: increase it with each change in what is computed from the same weights,
 # transform and data.
 VERSION = 1
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHARE_OF_DEVICE = 0.25  # of its free memory, to keep all images there
 SHARE_OF_HOST = 0.5  # of its memory, to keep decoded images
 QUERIES_PER_CLASS = 15  # at most, in a task of `nearest_mean_accuracy`
@@ -58,9 +58,9 @@ def extract(
     batch_size : int
     device : device or None
         None: a GPU if there is one.
-    precision : {"float32", "bfloat16", "float16", "auto"}
-        Of the products; the features are float32. ``"auto"``: half precision on CUDA. The CPU
-        supports only float32.
+    precision : {"float32", "bfloat16", "auto"}
+        Of the products; the features are float32. ``"auto"``: bfloat16 on CUDA. The CPU supports
+        only float32.
     cache : path or None
         A folder for cached features. They are found by a digest of the weights, the transform, the
         precision and the bytes of the images, so that features of other weights or images are never
@@ -177,11 +177,8 @@ def host_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# --- one batch ----------------------------------------------------------------------------------
-
-
 def product_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of products; ``"auto"``: half precision on CUDA, float32 elsewhere."""
+    """The dtype of products; ``"auto"``: bfloat16 on CUDA, float32 elsewhere."""
     check.choice("precision", precision, ("auto", *DTYPES))
     if device.type == "cpu":
         # On a CPU without bfloat16, torch would disable its fast products for the whole process.
@@ -190,9 +187,7 @@ def product_dtype(precision: str, device: torch.device) -> torch.dtype:
                 "precision", f"must be 'auto' or 'float32' on the CPU, got {precision!r}"
             )
         return torch.float32
-    if precision == "auto":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return DTYPES[precision]
+    return DTYPES["bfloat16" if precision == "auto" else precision]
 
 
 @torch.no_grad()
@@ -213,9 +208,6 @@ def channels_last(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
 
 
-# --- digests ------------------------------------------------------------------------------------
-
-
 def digest_of_weights(network: nn.Module) -> str:
     """A digest of all weights and statistics of a network, without counters."""
     digest = hashlib.blake2b(digest_size=20)
@@ -233,9 +225,6 @@ def digest_of_images(images: ImageSet) -> str:
         digest.update(len(piece).to_bytes(8, "big"))
         digest.update(piece)
     return digest.hexdigest()
-
-
-# --- how good they are --------------------------------------------------------------------------
 
 
 def nearest_mean_accuracy(

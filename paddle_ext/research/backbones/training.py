@@ -91,8 +91,8 @@ def train(
         settings and labels.
     device : device or None
         None: a GPU if there is one.
-    precision : {"auto", "float32", "bfloat16", "float16"}
-        ``"auto"``: half precision on CUDA. The CPU supports only float32.
+    precision : {"auto", "float32", "bfloat16"}
+        ``"auto"``: bfloat16 on CUDA. The CPU supports only float32.
     compiled : bool
         Compile the network with torch.compile.
     deterministic : bool
@@ -202,13 +202,8 @@ class Learner:
             weight_decay=recipe.weight_decay,
             nesterov=recipe.nesterov,
         )
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         # Everything whose state is needed to resume a run.
-        self.parts: dict[str, Any] = {
-            "classifier": classifier,
-            "optimiser": self.optimiser,
-            "scaler": self.scaler,
-        }
+        self.parts: dict[str, Any] = {"classifier": classifier, "optimiser": self.optimiser}
         self.average = None
         self.final = classifier  # the network that is validated and saved
         if recipe.average:
@@ -221,7 +216,6 @@ class Learner:
         self, inputs: Tensor, turns: Tensor, labels: Tensor, rate: float
     ) -> tuple[Tensor, Tensor]:
         """One update; returns the loss and the correct predictions, both on the device."""
-        # Not by a scheduler of torch, which warns about steps that the scaler leaves out.
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         smoothing = self.recipe.label_smoothing
@@ -231,9 +225,8 @@ class Learner:
             if turn_logits is not None:
                 loss = loss + TURN_WEIGHT * F.cross_entropy(turn_logits.float(), turns)
         self.optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.scaler.scale(loss))
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
+        torch.autograd.backward(loss)
+        self.optimiser.step()
         if self.average is not None:
             self.average.update_parameters(self.classifier)
         return loss.detach(), (logits.detach().argmax(1) == labels).sum()
@@ -292,7 +285,8 @@ class Run:
         """One pass over the base images; returns mean loss and accuracy."""
         # All randomness depends on the seed and the epoch only, so a resumed run needs no generator
         # state, and the device does not matter.
-        random = torch.Generator().manual_seed(seed_from(f"{self.settings['seed']} {epoch}"))
+        seed = hashlib.blake2b(f"{self.settings['seed']} {epoch}".encode(), digest_size=8).digest()
+        random = torch.Generator().manual_seed(int.from_bytes(seed, "big") % 2**63)
         order = torch.randperm(len(self.base), generator=random)
         order = order[: self.steps * self.batch].view(self.steps, self.batch)
         device, recipe = self.learner.device, self.learner.recipe
@@ -420,10 +414,6 @@ def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Trans
 def sample_of(images: ImageSet) -> Tensor:
     """Numbers of at most `MEAN_IMAGES` images, evenly spaced."""
     return torch.arange(0, len(images), -(-len(images) // MEAN_IMAGES))
-
-
-def seed_from(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
 
 
 def description(images: ImageSet | None) -> str:

@@ -90,7 +90,12 @@ class FeatureBank:
                 f"labels must be in [0, {self.num_classes}), or -1 for no class, "
                 f"got {low if low < -1 else high}"
             )
-        self.split = None if split is None else checked_split(split, N)
+        self.split = None
+        if split is not None:
+            self.split = np.full(N, split) if isinstance(split, str) else np.asarray(split)
+            if self.split.dtype.kind != "U":
+                raise TypeError(f"split must be strings, got {self.split.dtype}")
+            check_one_each("split", "name", "row of features", self.split.shape, N)
         if base_mean is not None:
             check.features("base_mean", base_mean)
             check.dense_tensor("base_mean", base_mean)
@@ -361,14 +366,6 @@ def checked_names(names: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise TypeError(f"class_names must be strings, got {check.kind(name)}")
     return tuple(map(str, names))
-
-
-def checked_split(split: str | Sequence[str] | TextArray, N: int) -> TextArray:
-    names = np.full(N, split) if isinstance(split, str) else np.asarray(split)
-    if names.dtype.kind != "U":
-        raise TypeError(f"split must be strings, got {names.dtype}")
-    check_one_each("split", "name", "row of features", names.shape, N)
-    return names
 
 
 def checked_rows(rows: Tensor, N: int) -> Tensor:

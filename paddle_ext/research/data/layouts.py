@@ -211,9 +211,6 @@ def read_list(path: str | Path) -> list[tuple[str, str]]:
     return rows
 
 
-# --- paths ---------------------------------------------------------------------------------------
-
-
 def existing_folder(root: str | Path) -> Path:
     if not Path(root).is_dir():
         raise check.ArgumentValueError("root", f"must be a folder, got {root}")

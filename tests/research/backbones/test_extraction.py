@@ -165,8 +165,8 @@ def test_anything_else_is_recomputed(
     for change in ({"mean": (0.41,)}, {"size": 15}, {"resize": 17}, {"mirror": True}):
         other = replace(network, transform=replace(GREY, **change))
         assert counting.during(other, IMAGES, cache=tmp_path)[0] == 45, change
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    assert len({cache_key(network, IMAGES, dtype) for dtype in dtypes}) == 3
+    dtypes = (torch.float32, torch.bfloat16)
+    assert len({cache_key(network, IMAGES, dtype) for dtype in dtypes}) == 2
     with torch.no_grad():
         network.backbone.linear.weight[3, 5] += 1e-3
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 45
