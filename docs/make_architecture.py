@@ -28,12 +28,12 @@ LAYERS = {
     ("research", "#fdf3d6"): {
         "research/demo.py": "every step, on drawn characters",
         "research/tune.py": "the best options",
+        "research/backbones": "networks and their features",
         "research/evaluate.py": "methods on many tasks",
         "research/counts.py": "correct predictions",
         "research/figures.py": "bars and curves",
         "research/tables.py": "results as text",
         "research/results.py": "results and their files",
-        "research/backbones": "networks and their features",
         "research/sampler.py": "numbered tasks",
         "research/data": "banks, images",
         "research/style.py": "style of figures",
