@@ -120,10 +120,7 @@ def safetensors() -> Any:
 
 
 def read_torch(path: Path) -> object:
-    """The output of `torch.save`; its tensors are views of the mapped file from torch 1.6 on.
-
-    So a tensor cannot be larger than the file, whatever size it claims.
-    """
+    """The output of `torch.save`, mapped: no tensor can be larger than the file."""
     check_regular(path)
     with readable(path, "a complete file of torch.save"):
         mapped = zipfile.is_zipfile(path)
@@ -150,11 +147,7 @@ def refuse_pickle(path: Path) -> None:
 
 
 def named_contents(value: object, path: Path) -> dict[str, Any]:
-    """The content of a torch file as arrays by name.
-
-    It is a mapping of names to arrays, a pair of features and labels, or a mapping of classes to
-    their rows.
-    """
+    """A torch file as arrays by name: names, or features and labels, or classes and rows."""
     if isinstance(value, list | tuple) and len(value) == 2:
         return {"features": value[0], "labels": value[1]}
     if not isinstance(value, dict) or not value:

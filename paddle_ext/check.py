@@ -288,6 +288,18 @@ def integers(name: str, x: object) -> None:
         raise TypeError(f"{name} must be a tensor of integers, got {plain(x.dtype)}")
 
 
+def row_numbers(name: str, given: Any, limit: int) -> Tensor:
+    """Numbers [n] of rows, at least one, in [0, limit)."""
+    (rows,) = tensors(given)
+    integers(name, rows)
+    dense_tensor(name, rows)
+    if rows.dim() != 1 or len(rows) < 1:
+        raise ValueError(f"{name} must have shape [n] with n at least 1, got {list(rows.shape)}")
+    low, high = torch.aminmax(rows)
+    outside(name, int(low), int(high), limit)
+    return cast(Tensor, rows)
+
+
 def one_device(**tensors: Tensor) -> None:
     """All on the CPU, or all on one CUDA device."""
     places = [x.device for x in tensors.values()]
@@ -410,26 +422,10 @@ def dense_values(
     return values(seen, support_labels, {}, num_classes)
 
 
-def indexed_values(
-    bank: Tensor,
-    support_index: Tensor,
-    support_labels: Tensor,
-    query_index: Tensor,
-    num_classes: int | None,
-) -> int:
-    """Labels, indices and finiteness (of the whole bank); returns the number of classes."""
-    indices = {"support_index": support_index, "query_index": query_index}
-    seen = {"support_labels": support_labels, **indices, "features": bank}
-    return values(seen, support_labels, dict.fromkeys(indices, len(bank)), num_classes)
-
-
 def classes_of_valid(
     labels: Tensor, *given: Tensor, indices: Sequence[Tensor] = (), limit: int = 0
 ) -> int:
-    """The number of classes if a native pass finds all values valid; 0 is inconclusive.
-
-    Indices must be in [0, limit). On CUDA this synchronises once.
-    """
+    """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
     device, S = labels.get_device(), labels.shape[-1]
     if not (labels.numel() and 1 <= len(given) <= 3):
         return 0

@@ -76,11 +76,7 @@ def first_line(error: Exception) -> str:
 
 
 def check_room(path: Path, wanted: int, stored: int, what: str) -> None:
-    """Reject contents that would take much more memory than the bytes they come from.
-
-    A few compressed bytes can stand for any number of them; no program that saves features writes
-    such files.
-    """
+    """Reject contents that would take much more memory than the bytes they come from."""
     if wanted > ALWAYS_ALLOWED + MOST_EXPANSION * stored:
         raise RefusedError(
             f"{path} must not expand to more than it holds, got {what} of {wanted} bytes in "
@@ -167,10 +163,7 @@ def write_tensors(
 
 
 def user_cache(part: str) -> Path | None:
-    """A cache folder of the user for one part of the package; None for a user without a home.
-
-    In a container the user may be a number unknown to the system.
-    """
+    """A cache folder of the user; None for one without a home, as in some containers."""
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:

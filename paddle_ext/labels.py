@@ -89,9 +89,6 @@ def check_count(high: int) -> None:
         raise ValueError(f"labels must be below {MOST_CLASSES}, the limit on classes, got {high}")
 
 
-# --- names that are alike ------------------------------------------------------------------------
-
-
 def normalised(name: str) -> str:
     """The name in the composed form of Unicode; some systems write accents apart."""
     return unicodedata.normalize("NFC", name)

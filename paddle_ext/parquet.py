@@ -78,10 +78,7 @@ class ParquetColumn:
 
 
 def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Numbers:
-    """An Arrow array of lists of numbers as a matrix [n, width], without a copy.
-
-    Errors name the `source` and the number of the row.
-    """
+    """An Arrow array of lists of numbers as a matrix [n, width], without a copy."""
     lists = storage(column)
     if lists.null_count:
         row = int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))

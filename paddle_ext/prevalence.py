@@ -155,10 +155,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
 
 
 def count_variance(N: Tensor, V: Tensor, inexact: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
-    """The variance of each class's count [.., K], and the weight of the prior mean [.., 1].
-
-    `inexact` [.., K] is 1 / n for n labelled rows of the class, 0 if labels need no labelled rows.
-    """
+    """The variance of each class's count [.., K], and the weight of the prior mean [.., 1]."""
     complete = (N * (Q - N) / Q).clamp(min=1e-9)
     missing = (V / complete).clamp(max=1)
     unknown_shares = V * (1 + missing / (1 - missing + 12 * complete / Q.square()))

@@ -21,12 +21,7 @@ class Measures(NamedTuple):
 
 
 def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -> Measures:
-    """Check a prior and turn it into measures; on CUDA with one synchronisation.
-
-    The weights [K] or [B, K] are 0 for an impossible class; `batch` is B, or None for one task
-    without a batch dimension. The measures are on the device of `like`, in the dtype of its
-    computation.
-    """
+    """Check a prior [K] or [batch, K], and turn it into measures; on CUDA this synchronises."""
     K = num_classes
     (prior,) = check.tensors(prior)
     if not isinstance(prior, Tensor):

@@ -35,10 +35,7 @@ def feature_ranges(query: Tensor) -> Tensor:
 def scaled_tasks(
     support: Tensor, support_labels: Tensor, query: Tensor, num_classes: int, scaling: str
 ) -> tuple[Tensor, Tensor]:
-    """Queries [B, Q, D] and class means [B, K, D] of many tasks, scaled and centred at the queries.
-
-    The support has a batch of B, or of 1 if shared.
-    """
+    """Queries [B, Q, D] and class means [B, K, D], scaled and centred at the queries."""
     if scaling == "auto":
         support, query = unit_rows(support), unit_rows(query)
     means = class_means(support, support_labels, num_classes)

@@ -8,17 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import check
+from . import check, prevalence
 from .groups import Groups
-from .prevalence import (
-    RATE,
-    Prevalence,
-    counts_of,
-    distinct_rows,
-    estimated_shares,
-    from_sums,
-    sums_of,
-)
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -132,7 +123,7 @@ class Solution(NamedTuple):
 
     def prevalence(
         self, coverage: float = 0.9, sampling: bool = False, novelty: Tensor | None = None
-    ) -> Prevalence:
+    ) -> prevalence.Prevalence:
         """How much of the batch each class is, with an interval.
 
         The interval accounts for uncertain labels and for what few labelled rows do not tell. It is
@@ -176,7 +167,7 @@ class Solution(NamedTuple):
                 "the prevalence needs calibrated probabilities, and those of PADDLE are "
                 "overconfident: use paddle_ext.adaptive"
             )
-        return from_sums(self.class_sums(novelty), coverage, sampling)
+        return prevalence.from_sums(self.class_sums(novelty), coverage, sampling)
 
     def class_sums(self, novelty: Tensor | None = None) -> Tensor:
         """The sums from which `prevalence` is computed; those of several batches may be added up.
@@ -195,14 +186,14 @@ class Solution(NamedTuple):
             column for queries that are certainly of no known class, which is 0.
         """
         fields = self.labels, self.probabilities, self.classes, self.held
-        sum_up = partial(sums_of, *fields)
+        sum_up = partial(prevalence.sums_of, *fields)
         if self.groups is not None:
             sum_up = partial(sums_by_group, self, self.groups)
         sums = sum_up()
         inexact = torch.zeros_like(sums[..., 0, :])
         if self.shots is not None and self.variance is not None:
             queries = sums[..., 0, :].sum(-1, keepdim=True)
-            inexact += queries / distinct_rows(self.shots, self.variance)
+            inexact += queries / prevalence.distinct_rows(self.shots, self.variance)
         sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
         if novelty is None:
             return sums
@@ -211,7 +202,7 @@ class Solution(NamedTuple):
                 "novelty", f"must be {list(self.labels.shape)}, got {list(novelty.shape)}"
             )
         novelty = novelty.to(sums.device)
-        flagged = sum_up(novelty > 1 - RATE)
+        flagged = sum_up(novelty > 1 - prevalence.RATE)
         counts = [label_counts(self, among) for among in (novelty <= 0.5, ~novelty.isnan())]
         whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
         return torch.nn.functional.pad(whole, (0, 1))
@@ -236,7 +227,9 @@ class Solution(NamedTuple):
         if self.groups is None:
             return self
         sums = self.class_sums().sum(0)
-        shares = estimated_shares(sums[0], sums[1], len(self.labels)).to(self.proportions)
+        shares = prevalence.estimated_shares(sums[0], sums[1], len(self.labels)).to(
+            self.proportions
+        )
         a, bound, used = self.concentration, self.bound, self.prior_used
         return self._replace(
             proportions=shares,
@@ -305,10 +298,7 @@ class Solution(NamedTuple):
         return self.classes.gather(-1, best).squeeze(-1)
 
     def held_by_others(self, dual_share: float) -> Tensor:
-        """For each query, the probability of all classes except its label, [.., Q].
-
-        `dual_share` is the share of the dual to subtract from the logits first.
-        """
+        """The probability of all classes but the label, [.., Q], less this share of the dual."""
         if self.classes is not None:
             return (1 - self.probabilities[..., 0]).clamp(min=0)
         own = self.logits_without(dual_share).softmax(-1)
@@ -352,7 +342,11 @@ def sums_by_group(solution: Solution, groups: Groups, among: Tensor | None = Non
     u, held, first = solution.probabilities, solution.held, groups.of_row * K
     if solution.classes is not None and held is not None:
         labels, classes = first + solution.labels, first.unsqueeze(-1) + solution.classes
-        return sums_of(labels, u, classes, held.flatten(), among).view(3, G, K).transpose(0, 1)
+        return (
+            prevalence.sums_of(labels, u, classes, held.flatten(), among)
+            .view(3, G, K)
+            .transpose(0, 1)
+        )
     u = u.double() if among is None else u.double() * among.unsqueeze(-1)
     held, counted = groups.sums(u), label_counts(solution, among)
     return torch.stack([counted, held, (held - groups.sums(u.square())).clamp(min=0)], -2)
@@ -363,8 +357,8 @@ def label_counts(solution: Solution, among: Tensor | None = None) -> Tensor:
     labels, shape = solution.labels, solution.proportions.shape
     counts = torch.zeros(shape, dtype=torch.float64, device=labels.device)
     if solution.groups is None:
-        return counts_of(labels, counts, among)
-    counts_of(solution.groups.of_row * shape[-1] + labels, counts.view(-1), among)
+        return prevalence.counts_of(labels, counts, among)
+    prevalence.counts_of(solution.groups.of_row * shape[-1] + labels, counts.view(-1), among)
     return counts
 
 

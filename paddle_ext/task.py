@@ -99,10 +99,7 @@ class IndexedTask:
         return self.features, *support, self.query_index
 
     def gathered(self) -> Task:
-        """The batch with its rows copied out of the bank.
-
-        Indices and labels may be unchecked: one out of range stands for the nearest in range.
-        """
+        """The batch with its rows copied out of the bank; unchecked indices are kept in range."""
         dtype, last = computing_dtype(self.features), len(self.features) - 1
         support, query = (
             self.features[x.clamp(0, last)].to(dtype)
@@ -162,10 +159,7 @@ def bounded(factor: float) -> float:
 
 
 def merged(parts: list[Solution], order: Tensor | None = None) -> Solution:
-    """Concatenate solutions of several batches into one, optionally reordering the tasks.
-
-    What only some of them have, such as the labelled rows of tasks with names, is left out.
-    """
+    """The solutions of several batches as one; what only some of them have is left out."""
     if len(parts) == 1 and order is None:
         return parts[0]
     together: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """Run a published experiment on a feature bank, its numbers alongside ours; or `any-batch`.
 
-A folder of results gets the tables as Markdown, all numbers as JSON, figures, and the journals of
+A folder of results gets the tables as Markdown, all numbers as JSON, figures, and the results of
 `paddle_ext.evaluate`, from which the same command resumes.
 """
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from paddle_ext import FeatureBank, Solution, TaskSampler, check, methods, reference, solve
 from paddle_ext.methods import PaddlePgd
 from paddle_ext.research.counts import wait_for
-from paddle_ext.research.evaluate import check_features, computing_device, machine_line
+from paddle_ext.research.evaluate import computing_device, machine_line
 from paddle_ext.research.style import PALE, finish, head, label_point, make_panels, name_panel
 from paddle_ext.research.tables import MISSING, display_of, title_of
 from paddle_ext.rows import computing_dtype
@@ -85,7 +85,7 @@ def measure_convergence(
     pgd = PaddlePgd(max_iter=pgd_max_iter, learning_rate=learning_rate, **shared)
     bank = bank.take_classes()
     sampler = TaskSampler(bank.labels, shots=shots, k_eff=k_eff, n_query=n_query, seed=seed)
-    check_features(bank)
+    bank.check_finite()
     where = computing_device(device, bank)
     support, labels, query, truth = (x[0] for x in sampler.batch(task, 1))
     rows = [bank.features[x.to(bank.features.device)].to(where) for x in (support, query)]

@@ -94,14 +94,10 @@ def weigh_labels(
     num_classes: int,
     label_noise: float | str,
     metric: str = "auto",
-    given: Tensor | None = None,
-    trusted: Tensor | None = None,
+    given: Tensor | None = None,  # [B, S] further weights of the rows
+    trusted: Tensor | None = None,  # [B, S] whether the label is right
 ) -> WeighedLabels:
-    """Estimate which labels are wrong, and learn the likelihood with rows weighed accordingly.
-
-    There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
-    `given` [B, S] are further weights of the rows. The labels of `trusted` rows [B, S] are right.
-    """
+    """Estimate which labels are wrong, and learn from rows [B, S, D] weighed accordingly."""
     likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
     assert distances is not None
     has_peers = likelihood.shots.gather(1, labels) > 1
@@ -173,11 +169,7 @@ class WeightedRows(NamedTuple):
         return cls(x, labels, weights, plain, full, along, cut / remainder)
 
     def distances(self, metric: Likelihood, weights: Tensor) -> Tensor:
-        """Squared distances to the weighted class means, each row left out of its own, [B, S, K].
-
-        `metric` is `plain` or `full`, and `weights` [B, S] are those in the means. The distance to
-        its own class is scaled to that of a new row on average.
-        """
+        """Squared distances to weighted class means, each row left out of its own, [B, S, K]."""
         x, labels, K = self.x, self.labels, metric.shots.shape[-1]
         means, mass, squared_mass = weighted_means(x, labels, K, weights)
         d = metric.squared(x).unsqueeze(-1) - 2 * products(x, metric.in_metric(means))
@@ -188,6 +180,7 @@ class WeightedRows(NamedTuple):
         if metric is self.full:
             along = (self.along * x).sum(-1, keepdim=True) - products(self.along, means)
             d = d + self.share.unsqueeze(-1) * along.square()
+        # The distance to its own class, scaled to that of a new row on average.
         n, n2 = mass.gather(1, labels), squared_mass.gather(1, labels)
         new = n.square() + n2
         seen = (n - weights).square() + (n2 - weights.square()).clamp(min=0)
@@ -280,10 +273,7 @@ class CalibrationRows(NamedTuple):
         return (own[:, self.chosen] * self.counts).sum(-1) + SMALLEST
 
     def estimate(self, plain: Tensor, full: Tensor | None = None) -> Estimate:
-        """Estimate from the squared distances [B, S, K] of left-out rows, up to a row constant.
-
-        With those in the full metric, its share grows while the labels are likely enough.
-        """
+        """Estimate from squared distances [B, S, K] of left-out rows, in one metric or both."""
         counts, own = self.counts.to(plain.dtype), self.labels[:, self.chosen]
         near, others = plain[:, self.chosen], (own, counts, self.doubted, self.rate)
         f, best = most_likely_sharpness(near, *others)
@@ -321,11 +311,7 @@ class CalibrationRows(NamedTuple):
 def most_likely_sharpness(
     d: Tensor, own: Tensor, counts: Tensor, doubted: Tensor, rate: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The sharpness that makes the labels most likely, and their log-likelihood, [B] each.
-
-    At the given rate or the best one. Tries some sharpnesses, and takes the top of a parabola
-    through the best and its neighbours.
-    """
+    """The sharpness that makes the labels most likely, and their log-likelihood, [B] each."""
     K = d.shape[-1]
     gaps = d - d.gather(-1, own.unsqueeze(-1))
     octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
@@ -336,6 +322,7 @@ def most_likely_sharpness(
     right, wrong = joint_probabilities(p, e, doubted, K)
     fit = ((right + wrong).clamp(min=SMALLEST).log() * counts).sum(-1)
     fit = fit - (octaves * math.log(2)).square().div(2 * SHARPNESS_SPREAD**2).unsqueeze(-1)
+    # The top of a parabola through the best and its neighbours.
     best = fit.argmax(0).clamp(1, len(octaves) - 2)
     low, middle, high = (fit.gather(0, (best + i).unsqueeze(0))[0] for i in (-1, 0, 1))
     bend = low - 2 * middle + high

@@ -13,15 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..large.passes import (
-    Part,
-    Queries,
-    RowResults,
-    best_prior,
-    check_summable,
-    classify_rows,
-    sums_by_class,
-)
+from ..large import passes
 from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
 from ..large.sources import Rows
 from ..large.steps import AbsorbStep, State, split
@@ -63,7 +55,7 @@ class LikelihoodScores:
 
     def __init__(
         self,
-        queries: Queries,
+        queries: passes.Queries,
         likelihood: Likelihood,
         added: Tensor | None,
         validate: bool,
@@ -95,10 +87,10 @@ class LikelihoodScores:
                 extremes += rows.aminmax()
             yield part, rows
         if self.unseen:
-            check_summable(extremes, self.queries.features)
+            passes.check_summable(extremes, self.queries.features)
         self.unseen = False
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[passes.Part]:
         for part, rows in self.rows():
             x = self.form.operand(rows, part)
             products = self.form.products(x, self.operand)
@@ -164,11 +156,7 @@ class AbsorbedScores:
 def absorb_step_of(
     likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
 ) -> tuple[AbsorbStep, Tensor]:
-    """The absorb step, and sums of labelled rows and weighted queries times the metric, [1, K, D].
-
-    `held` [1, K] are the sums of the queries' probabilities, `sums` [1, K, D] of the weighted
-    queries, and `mass` [1, K] of their weights.
-    """
+    """The absorb step, and the sums of rows by class times the metric, [1, K, D]."""
     real = likelihood.weights.dtype
     a, K = state.concentration, held.shape[-1]
     shots = likelihood.shots.double()
@@ -214,22 +202,22 @@ def solve_large(
     validate: bool,
 ) -> Solution:
     """Classify one task; `added` [N, K] are further logits, `measures` [n, K] possible priors."""
-    queries = Queries(rows)
+    queries = passes.Queries(rows)
     scores = LikelihoodScores(queries, likelihood, added, validate)
     K, total = scores.shape[2], float(queries.N)
     weight = likelihood.weight_of(total)
-    counter, state, chosen = best_prior(
+    counter, state, chosen = passes.best_prior(
         scores, measures, max_iter, total=weight * total, weight=weight, tol=tol
     )
     held = counter.held(state.dual)
     del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
-    sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, squared=True)
+    sums, mass = passes.sums_by_class(scores.parts(), scores.slope, bias, scores.form, squared=True)
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
     step, weights = absorb_step_of(likelihood, state, held, moved, trust * mass, total)
     absorbed = AbsorbedScores(scores, weights, step)
-    found = classify_rows(absorbed, None, top=top, all_classes=all_classes)
+    found = passes.classify_rows(absorbed, None, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
     solution = solution_of(found, state, estimated_shares(counted, found.held, total))
     if measures is None:
@@ -242,7 +230,7 @@ def trust_in_queries(queries: float, num_classes: int) -> float:
     return queries / (queries + num_classes)
 
 
-def solution_of(found: RowResults, state: State, shares: Tensor) -> Solution:
+def solution_of(found: passes.RowResults, state: State, shares: Tensor) -> Solution:
     """The solution from the results for the rows; `shares` [1, K] are its proportions."""
     real = found.top.probabilities.dtype
     all_classes = found.probabilities is not None

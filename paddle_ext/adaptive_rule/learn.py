@@ -71,11 +71,7 @@ def likelihood_of(
 
 @on_cpu_without_gpu_code
 def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
-    """Centre, class means and feature scale of labelled rows [B, S, D] with labels [B, S].
-
-    Up to `rows` calibration rows are chosen, evenly spread over the rows of classes that have at
-    least two; 0 chooses none.
-    """
+    """Centre, class means and feature scale of labelled rows; `rows` is how many calibrate."""
     (B, S, D), K, R = support.shape, num_classes, rows
     support, labels = packed(support), packed_int64(labels)
     real = support.dtype
@@ -126,11 +122,7 @@ def learned(
     *,
     left_out: bool = False,
 ) -> tuple[Likelihood, Tensor | None]:
-    """The likelihood learned from more labelled rows than classes, in one native call.
-
-    With `left_out` also [B, S, K]: squared distances of every row to the class means, each row left
-    out of its own, up to a constant per row.
-    """
+    """The likelihood, and with `left_out` the squared distances of rows left out, [B, S, K]."""
     (B, S, D), K = support.shape, num_classes
     full = uses_full_metric(metric, S, K)
     support, labels = packed(support), packed_int64(labels)
@@ -160,9 +152,6 @@ def learned(
     distances = results.pop() if left_out else None
     tensors: Any = dict(zip((x for x in kinds if x not in absent), results, strict=True))
     return Likelihood(**tensors, temper=1.0, rows=S), distances
-
-
-# --- one row per class ----------------------------------------------------------------------------
 
 
 def one_shot(data: Labelled) -> Likelihood:

@@ -151,10 +151,7 @@ class Likelihood:
         return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
 
     def constant_with(self, more: Tensor) -> Tensor:
-        """The bias without the square of the prototype, [L, K], with rows of weight `more` added.
-
-        `more` is [1, K] or [K].
-        """
+        """The bias without the square of the prototype, [L, K], with `more` rows added."""
         half = self.sharpness.unsqueeze(-1) / 2
         return self.bias + half * (self.squares + (self.excess(more) - self.excess()))
 

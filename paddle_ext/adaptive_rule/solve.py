@@ -96,12 +96,6 @@ def adaptive(
     -------
     Solution
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence that names it, what is expected
-        and what was given.
-
     Examples
     --------
     >>> import torch, paddle_ext

@@ -101,10 +101,7 @@ class Method(ABC):
                 field.metadata["rule"](field.name, value)
 
     def checks_values_itself(self, support: Tensor, query: Tensor, num_classes: int | None) -> bool:
-        """Whether `prediction` looks for invalid values itself, and then calls `Task.check_values`.
-
-        A method that passes over the rows anyway saves a separate pass for the check.
-        """
+        """Whether `prediction` looks for invalid values, which saves a separate pass."""
         return False
 
     def prediction(self, task: Task) -> Prediction:
@@ -135,16 +132,9 @@ class Method(ABC):
 
         Parameters
         ----------
-        support : Tensor [S, D] or [B, S, D]
-            Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-            Without a batch dimension but with a batched query, all tasks share the support.
-        support_labels : Tensor [S] or [B, S]
-            Integers in [0, K). Every class must occur in every task; the numbers of shots may
-            differ. With `prototypes` or `logits` a class may have none, and the support no row.
-        query : Tensor [Q, D] or [B, Q, D]
-            Features to classify, of the dtype of `support`.
-        num_classes : int, optional
-            K. By default the largest label + 1.
+        support, support_labels, query, num_classes
+            As in `paddle_ext.solve`. With `prototypes` or `logits` a class may have no label, and
+            the support no row.
         base_mean : Tensor [D], optional
             Mean feature of the classes the embedding was trained on, for methods that centre the
             features (CL2N); default: the mean of a task's support. Other methods ignore it.
@@ -162,12 +152,6 @@ class Method(ABC):
                 The most probable class; of equals, the smallest.
             probabilities : Tensor [.., Q, K]
                 In float64 for float64 features, else in float32.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For an invalid argument, before any work, in one sentence that names it, what is
-            expected and what was given.
 
         Notes
         -----
@@ -232,13 +216,8 @@ class Method(ABC):
 
         Parameters
         ----------
-        features : Tensor [N, D]
-            The bank: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        support_index, support_labels : Tensor [S] or [B, S]
-            Rows of the bank, and their labels in [0, K). Without a batch dimension but with a
-            batched `query_index`, all tasks share the support.
-        query_index : Tensor [Q] or [B, Q]
-            Rows of the bank to classify.
+        features, support_index, support_labels, query_index
+            As in `paddle_ext.solve_indexed`.
         num_classes, base_mean, prototypes, logits
             As in `predict`.
         validate : bool
@@ -333,10 +312,7 @@ def least_rows(extras: Mapping[str, object]) -> int:
 def check_extras(
     extras: Mapping[str, Any], features: Tensor, queries: torch.Size, num_classes: int | None
 ) -> int | None:
-    """Check types and shapes of what is given next to rows [.., D] and queries [.., Q]; returns K.
-
-    K is None if it is not known yet.
-    """
+    """Check types and shapes of what is given next to the rows; returns K, None if not known."""
     D, tasks = features.shape[-1], list(queries[:-1])
     expected: dict[str, list[list[object]]] = {
         "base_mean": [[D]],

@@ -26,11 +26,12 @@ class BdCspn(Method):
         weight_nk = softmax_k( temperature cos(x_n, w_k) )
         w'_k      = mean of weight_nk x_n over the rows n that are nearest, by cosine, to w_k
 
-    and a query z_q, not moved, belongs to the nearest w'. The means are not divided by the sum of
-    the weights, as published, so that w' is shorter than w. The method ends with labels; the
-    probabilities ``softmax_k( -temperature/2 ||z_q - w'_k||^2 / scale )`` are ours: for unit-norm
-    rows scale = 1, and they are as sharp as the weights. Without scaling, scale is the mean squared
-    norm of the task's support.
+    and a query z_q, not moved, belongs to the nearest w'; a class without a nearest row keeps its
+    w_k. The means are not divided by the sum of the weights, as published, so that w' is shorter
+    than w. The method ends with labels; the probabilities
+    ``softmax_k( -temperature/2 ||z_q - w'_k||^2 / scale )`` are ours: for unit-norm rows scale = 1,
+    and they are as sharp as the weights. Without scaling, scale is the mean squared norm of the
+    task's support.
 
     Parameters
     ----------
@@ -40,9 +41,6 @@ class BdCspn(Method):
         does so by mistake, and so do the published numbers.
     temperature : float
         Sharpness of the weights, > 0.
-    empty_class : {"keep_own", "keep_all"}
-        If no row is nearest to some w_k, "keep_own" lets that class keep its w_k; "keep_all" lets
-        all classes of the task keep theirs, like the public code.
     """
 
     name: ClassVar[str] = "bd_cspn"
@@ -52,7 +50,6 @@ class BdCspn(Method):
 
     scaling: str = option("cl2n", one_of("cl2n", "l2n", "none"))
     temperature: float = option(50.0, positive)
-    empty_class: str = option("keep_own", one_of("keep_own", "keep_all"))
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 5 * task.bytes)
@@ -72,10 +69,7 @@ class BdCspn(Method):
         query_total, query_count = self.rectified(moved, directions)
         total = total * ratio + query_total
         count = (count + query_count).unsqueeze(-1)  # [B, K, 1]
-        empty = count == 0
-        if self.empty_class == "keep_all":
-            empty = empty.any(-2, keepdim=True)
-        prototypes = torch.where(empty, means * ratio, total / count.clamp(min=1))
+        prototypes = torch.where(count == 0, means * ratio, total / count.clamp(min=1))
 
         scale = unit.square().reciprocal()
         if self.scaling == "none":

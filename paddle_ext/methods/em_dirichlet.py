@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import check
+from ..libraries import library
 from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
 from .base import Display, Method, one_of, option, positive
@@ -157,9 +157,6 @@ def renamed(u: Tensor, x: Tensor) -> Tensor:
     return torch.zeros_like(u).scatter_(2, match.unsqueeze(1).expand_as(u), u)
 
 
-# --- fit of Dirichlet distributions ---------------------------------------------------------------
-
-
 def log_density(log_x: Tensor, alpha: Tensor) -> Tensor:
     """ln Dir(x_q; alpha_k) for log_x [B, Q, C] and alpha [B, K, C], [B, Q, K]."""
     constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
@@ -197,54 +194,17 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
     return alpha
 
 
-# --- matching of clusters to classes --------------------------------------------------------------
-
-
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each cluster, [B, K]: a permutation of the classes in each task.
-
-    It minimises the total cost [B, K, K] of clusters and classes, over the clusters `wanted`
-    [B, K]; the others get the remaining classes, in order.
-    """
+    """The class of each cluster, [B, K], at the least cost of `wanted` ones; then the others."""
+    assignment = library("scipy.optimize", "em_dirichlet", "scipy").linear_sum_assignment
     best = cost.argmin(-1)
     # Usually every cluster has a nearest class of its own, and that is the solution.
     chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
     for b in (chosen > 1).any(-1).nonzero().flatten().tolist():
-        best[b, wanted[b]] = cheapest(cost[b, wanted[b]])
+        _, classes = assignment(cost[b, wanted[b]].double().cpu().numpy())
+        best[b, wanted[b]] = torch.from_numpy(classes).to(best)
     taken = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
     others = wanted.long().argsort(dim=-1, stable=True)  # unwanted clusters first
     left = taken.argsort(dim=-1, stable=True)  # free classes first
     filled = torch.zeros_like(best).scatter_(1, others, left)
     return torch.where(wanted, best, filled)
-
-
-def cheapest(cost: Tensor) -> Tensor:
-    """The class of each cluster, [R], one to one and at the least total cost [R, K]; R <= K.
-
-    By shortest augmenting paths, one for each cluster. Prices keep reduced costs at 0 or above.
-    """
-    costs = cost.double().cpu().numpy()
-    R, K = costs.shape
-    cluster_price, class_price = np.zeros(R), np.zeros(K)
-    owner = np.full(K + 1, -1)  # cluster of each class; the last one is the start of a path
-    for new in range(R):
-        owner[K], here = new, K
-        reach = np.full(K, np.inf)  # what the cheapest path to each class costs
-        before = np.full(K, K)  # the class before it on that path
-        visited = np.zeros(K + 1, dtype=bool)
-        while owner[here] >= 0:
-            visited[here] = True
-            reduced = costs[owner[here]] - cluster_price[owner[here]] - class_price
-            nearer = ~visited[:K] & (reduced < reach)
-            reach[nearer], before[nearer] = reduced[nearer], here
-            here = int(np.where(visited[:K], np.inf, reach).argmin())
-            step = reach[here]
-            reach[~visited[:K]] -= step
-            cluster_price[owner[visited]] += step
-            class_price[visited[:K]] -= step
-        while here != K:  # along the path every class gets the cluster of the previous one
-            owner[here], here = owner[before[here]], before[here]
-    classes = torch.empty(R, dtype=torch.int64)
-    held = np.flatnonzero(owner[:K] >= 0)
-    classes[owner[held]] = torch.from_numpy(held)
-    return classes.to(cost.device)

@@ -138,11 +138,7 @@ class Ici(Method):
 
 
 def principal_components(rows: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
-    """Features of the model [B, N, F], and an orthonormal basis of the first ones [B, N, d].
-
-    The features are the rows [B, N, D] along their principal axes, on which the model is the same,
-    and a 1. A basis vector is zero where rows have no spread.
-    """
+    """Rows along their principal axes and a 1, [B, N, F], and a basis of the first, [B, N, d]."""
     left, spread, _ = torch.linalg.svd(rows - rows.mean(1, keepdim=True), full_matrices=False)
     wide = spread > LEAST_SPREAD * rows.shape[1] ** 0.5
     features = F.pad(left * spread.unsqueeze(1), (0, 1), value=1.0)

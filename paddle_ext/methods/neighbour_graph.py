@@ -50,10 +50,7 @@ class NeighbourGraph:
 def pull_of_labelled(
     query: Tensor, nearest: Tensor, support: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """What labelled rows add to W^T z, [B, Q, K]: each adds to its class at its nearest queries.
-
-    `nearest` [B, S, knn] is from `nearest_queries`; `support` and `labels` have a batch of B or 1.
-    """
+    """What labelled rows add to W^T z, [B, Q, K]: each at its nearest queries, to its class."""
     B, Q, _ = query.shape
     cosines = neighbour_products(support.expand(B, -1, -1), query, nearest)
     cells = nearest * num_classes + labels.unsqueeze(-1)

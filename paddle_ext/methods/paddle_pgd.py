@@ -104,10 +104,7 @@ class PaddlePgd(Paddle):
 
 
 def simplex_project(x: Tensor) -> Tensor:
-    """Euclidean projection of every row of x [.., K] onto the simplex.
-
-    It is max(x - t, 0), with the t that makes it sum to 1.
-    """
+    """Euclidean projection of rows [.., K] onto the simplex: max(x - t, 0), of sum 1."""
     ordered = x.sort(-1, descending=True).values
     thresholds = (ordered.cumsum(-1) - 1) / torch.arange(
         1, x.shape[-1] + 1, dtype=x.dtype, device=x.device

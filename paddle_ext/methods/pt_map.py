@@ -13,7 +13,7 @@ from .. import check
 from ..rows import class_sums, products, unit_rows
 from ..solvers.sinkhorn import sinkhorn
 from ..task import Task, in_chunks
-from .base import Display, Grid, Method, one_of, option, positive
+from .base import Display, Grid, Method, option, positive
 from .registry import register
 
 AT_THE_MEAN = 1e-5  # a unit-norm row closer than this to the mean of its set has no direction
@@ -47,13 +47,6 @@ class PtMap(Method):
         code has 0.01 for a wide network on mini.
     epochs : int
         Moves of the centroids, >= 1.
-    class_mass : {"balanced", "oracle"}
-        "balanced" is as above. "oracle" does as the public code, which knows how many classes are
-        present: it requires a mass of Q // k_eff in each of the K classes, and of 1 in each query.
-        No plan has both; its iteration ends at the plan above times K (Q // k_eff) / Q, so that
-        queries weigh that much more in the centroids.
-    k_eff : int
-        Number of classes among the queries, used only by "oracle", >= 1.
     max_iter : int
         Limit on Sinkhorn iterations per epoch, >= 1.
     tol : float
@@ -68,15 +61,11 @@ class PtMap(Method):
     reg: float = option(0.1, positive)
     step: float = option(0.02, partial(check.real, most=1.0))
     epochs: int = option(20, check.integer)
-    class_mass: str = option("balanced", one_of("balanced", "oracle"))
-    k_eff: int = option(5, check.integer)
     max_iter: int = option(1000, check.integer)
     tol: float = option(1e-6, check.real)
 
     def solve(self, task: Task) -> Tensor:
         Q, K = task.query.shape[1], task.num_classes
-        if self.class_mass == "oracle" and self.k_eff > Q:
-            raise ValueError(f"k_eff must be at most the number of queries, {Q}, got {self.k_eff}")
         if self.power not in (None, 1):
             at_least_zero(task, self.power)
         small = (Q * Q + 8 * Q * K) * task.query.itemsize  # of an epoch
@@ -111,7 +100,6 @@ class PtMap(Method):
         z_mu, s_mu, mu_mu = zs / shots, ss / shots, ss / shots.square()
 
         Q, K, step = *zs.shape[1:], self.step
-        weight = 1.0 if self.class_mass == "balanced" else K * (Q // self.k_eff) / Q
         row_mass, col_mass = z.new_ones(Q), z.new_full((K,), Q / K)
         plan = zs
         for epoch in range(self.epochs + 1):
@@ -126,12 +114,11 @@ class PtMap(Method):
             ).plan
             if epoch == self.epochs:
                 break
-            p = weight * plan
-            n = shots + p.sum(-2, keepdim=True)
-            pz = zz @ p  # [B, Q, K]: z.(sum_q p_q z_q)
-            s_e = (ss + (p * zs).sum(-2, keepdim=True)) / n
-            mu_e = (s_mu + (p * z_mu).sum(-2, keepdim=True)) / n
-            e_e = (ss + (p * (2 * zs + pz)).sum(-2, keepdim=True)) / n.square()
+            n = shots + plan.sum(-2, keepdim=True)
+            pz = zz @ plan  # [B, Q, K]: z.(sum_q p_q z_q)
+            s_e = (ss + (plan * zs).sum(-2, keepdim=True)) / n
+            mu_e = (s_mu + (plan * z_mu).sum(-2, keepdim=True)) / n
+            e_e = (ss + (plan * (2 * zs + pz)).sum(-2, keepdim=True)) / n.square()
             mu_mu = (1 - step) ** 2 * mu_mu + 2 * step * (1 - step) * mu_e + step**2 * e_e
             s_mu = s_mu + step * (s_e - s_mu)
             z_mu = z_mu + step * ((zs + pz) / n - z_mu)

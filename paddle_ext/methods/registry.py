@@ -45,11 +45,6 @@ def register(cls: type[T]) -> type[T]:
     type
         The same class. `create`, `evaluate` and the command can use it from then on.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not such a class, or the name is taken.
-
     Examples
     --------
     >>> import torch, paddle_ext
@@ -84,7 +79,8 @@ def as_method_class(cls: object) -> type[Method]:
     """The class itself, or a `Method` that wraps it."""
     if not inspect.isclass(cls):
         raise TypeError(f"cls must be a class, got {check.kind(cls)}")
-    name = getattr(cls, "name", None) or snake_case(cls.__name__)
+    word_starts = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    name = getattr(cls, "name", None) or re.sub(word_starts, "_", cls.__name__).lower()
     if issubclass(cls, Method):
         if not isinstance(getattr(cls, "name", None), str):
             cls.name = name
@@ -146,10 +142,6 @@ def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
     )
 
 
-def snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-
-
 def load(place: str) -> type[Method] | Method:
     """Import a method, a class or an instance, given as ``"my_module:MyMethod"``."""
     module, _, attribute = place.partition(":")
@@ -206,11 +198,6 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
     -------
     Method
         Call its `predict` to classify.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an unknown method, preset or option, or an invalid value, in one sentence.
 
     Examples
     --------

@@ -135,10 +135,7 @@ class TransClip(ZeroShot):
 
 
 class Mixture:
-    """Fits means and variances to unit-norm queries and labelled rows; these weigh 50 gamma in all.
-
-    Rows are centred at the mean query, to avoid cancellation in products.
-    """
+    """Means and variances of rows, centred at the mean query to avoid cancellation."""
 
     def __init__(self, query: Tensor, support: Tensor, task: Task, gamma: float) -> None:
         S, K = support.shape[1], task.num_classes

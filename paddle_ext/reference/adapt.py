@@ -84,10 +84,7 @@ def next_concentration(a: Tensor, counts: Tensor, total: float, m: Tensor, least
 
 
 def bound(logits: Tensor, e: Tensor, a: Tensor, m: Tensor, weight: float) -> Tensor:
-    """Lower bound of the log evidence, [B], with u optimal for e.
-
-    Logits are [B, Q, K], e and m [B, K], a [B, 1].
-    """
+    """Lower bound of the log evidence, [B], with u optimal for e."""
     Q, K = logits.shape[-2:]
     z = logits + e.unsqueeze(-2)
     counts = weight * z.softmax(-1).sum(-2)
@@ -107,10 +104,7 @@ def iterate(
     first: float = FIRST,
     rival: Tensor | None = None,
 ) -> Iterated:
-    """Iterate under the measure m [B, K], with a from `first` and at least `least` [B, 1].
-
-    A task ends early if its bound will not reach `rival` [B].
-    """
+    """Iterate under the measure m; a task ends if its bound will not reach `rival` [B]."""
     B, Q, K = logits.shape
     e, a = m.log().clamp(min=IMPOSSIBLE), least.clamp(min=first)
     counts, criterion = torch.zeros_like(m), torch.zeros_like(m[:, 0])

@@ -126,10 +126,7 @@ def by_scale(rows: CalibrationRows, means: Tensor) -> Judged:
 
 
 def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
-    """The full metric, and the distances of each calibration row in the one learned without it.
-
-    `off` is v of all labelled rows; `plain` is the diagonal metric.
-    """
+    """The full metric, and the distances of calibration rows in the one without each of them."""
     metric, length = full_metric(off, len(off) - len(means), plain.metric)
 
     # Without row i the inverse of A loses cut v v^T, and A follows in closed form.
@@ -244,10 +241,7 @@ def bias_of(attracted: Tensor) -> Tensor:
 def moved_distances(
     x: Tensor, means: Tensor, shots: Tensor, weights: Tensor, metric: Tensor
 ) -> Tensor:
-    """Squared distances of queries x [Q, D] to prototypes that have absorbed all other queries.
-
-    `weights` [Q, K] are those of the queries in the prototypes.
-    """
+    """Squared distances of queries to prototypes that have absorbed the others by weights."""
     parts = []
     for q in range(len(x)):
         others = weights.clone()
@@ -316,10 +310,7 @@ def posterior(
     added: Tensor | None = None,
     prior: Tensor | None = None,
 ) -> Solution:
-    """Classify the queries [Q, D] of one task.
-
-    `added` [Q, K] are further logits, `prior` [K] is what is known of the proportions.
-    """
+    """Classify queries [Q, D] of one task; `added` [Q, K] are further logits."""
     Q, K, S = len(query), len(known.shots), known.rows
     z = centred(query, known.centre)
     distances, more = known.distances(z), 0.0 if added is None else added

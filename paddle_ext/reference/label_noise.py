@@ -58,10 +58,7 @@ def full_metric(off: Tensor, rows: float, plain: Tensor) -> tuple[Tensor, Tensor
 def distances(
     x: Tensor, labels: Tensor, weights: Tensor, plain: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared distances of each row to the weighted class means, left out of its own, [S, K].
-
-    In the diagonal metric `plain` and in the full one; the third is the full metric [D, D].
-    """
+    """Squared distances to weighted class means, left out of its own, in both metrics; and A."""
     K = int(labels.max()) + 1
     means, mass, squares = weighted_means(x, labels, weights, K)
     off = x - means[labels]
@@ -113,9 +110,7 @@ def rate_of(own: Tensor, K: int) -> float:
 def sharpness_of(
     d: Tensor, own: Tensor, trusted: Tensor, rate: float | None
 ) -> tuple[float, float]:
-    """The most likely sharpness: the top of a parabola through the best of several and its two
-    neighbours; and the log-likelihood there.
-    """
+    """The most likely sharpness, and the log-likelihood there."""
     K, fits = d.shape[1], []
     for octave in OCTAVES:
         f = SHARPNESS * 2**octave

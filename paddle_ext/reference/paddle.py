@@ -83,11 +83,7 @@ def prepare(
     trace: bool,
     dtype: torch.dtype = torch.float64,
 ) -> Task:
-    """Bring tasks into the coordinates of the method; see `solve` for the scalings.
-
-    A shared support (a batch of 1) is not copied for each task. `scatter` is computed only for a
-    trace. `dtype` is that of the computation.
-    """
+    """Bring tasks into the coordinates of the method; `scatter` is only for a trace."""
     if scaling == "auto":
         support, query = (unit_rows(x, MIN_NORM[dtype]) for x in (support, query))
     means = class_means(support, one_hot)
@@ -243,10 +239,7 @@ def solve(
 
 
 def power_of_two_above(x: Tensor) -> Tensor:
-    """The smallest power of two above all coordinates, [B, N, D] -> [B, 1, 1]; 1 for 0.
-
-    Dividing by a power of two is exact.
-    """
+    """The smallest power of two above all coordinates, exact to divide by, [B, 1, 1]."""
     exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
     return torch.exp2(exponent.clamp(min=-1000).double())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,23 +20,18 @@ from ..methods.base import PRESETS, known_methods
 from ..methods.registry import as_method, load
 from ..native import devices
 from ..version import version
-from .counts import (
-    BLOCK_TASKS,
-    ROWS_AT_ONCE,
-    DeviceBank,
-    Journal,
-    count_correct,
-    digest,
-    summed_result,
-)
-from .data.bank import FeatureBank
-from .results import Evaluation
+from .counts import DeviceBank, Run, options_of, results_of
+from .data.bank import ROWS_AT_ONCE, FeatureBank
+from .results import Evaluation, Result
 from .sampler import TaskSampler
 
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
-FILE, JOURNAL = "evaluation.json", "journal.jsonl"
-SAME_IN_ALL_SETTINGS = ("n_query", "num_classes", "sampling", "alpha", "seed")  # of the samplers
+Setting: TypeAlias = tuple[str, int | None, int]  # the label of a method, shots, k_eff
+
+FILE = "evaluation.json"
+CLASSES = "classes"  # the note that tells two methods with the same label and options apart
+TASKS = ("sampling", "alpha", "seed")  # what else the tasks depend on, next to the notes
 
 
 def evaluate(
@@ -98,9 +95,9 @@ def evaluate(
     memory : float, optional
         Memory limit of a batch of tasks, in GiB.
     output : path, optional
-        A folder for the journal and, at the end, for ``evaluation.json``.
+        A folder for ``evaluation.json``, which gets each result as it is finished.
     resume : bool
-        Resume from the journal in `output`; False starts over.
+        Keep the results of the same evaluation in `output`; False starts over.
     progress : bool
         Show progress on stderr.
 
@@ -109,11 +106,6 @@ def evaluate(
     Evaluation
         Results for each combination of shots and k_eff, and in it for each method. They do not
         depend on interruptions, except for the seconds.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence.
 
     Examples
     --------
@@ -132,7 +124,9 @@ def evaluate(
         check.real("memory", memory, positive=True)
     check.flag("resume", resume)
     check.flag("progress", progress)
-    folder = output_folder(output)
+    folder = None if output is None else Path(output)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise check.ArgumentValueError("output", f"must be a folder, got the file {str(output)!r}")
     chosen = chosen_methods(methods, preset, named=prototypes is not None)
     if not isinstance(bank, FeatureBank):
         raise check.ArgumentTypeError("bank", f"must be a FeatureBank, got {check.kind(bank)}")
@@ -158,38 +152,86 @@ def evaluate(
     ]
     if prototypes is not None:
         prototypes = prototypes_of_classes(bank, labels, prototypes)
-    check_features(bank)
+    bank.check_finite()
 
     first = samplers[0]
-    header: dict[str, object] = {}
+    notes: dict[str, object] = {"version": version(), "base_mean": bank.base_mean is not None}
     if folder is not None:  # digests read the whole bank
-        header = {
-            "version": version(),
-            "block": BLOCK_TASKS,
+        notes |= {
             "features": digest(bank.features, bank.base_mean),
             "rows": digest(labels, support, query),
             "prototypes": digest(prototypes),
+            "n_query": first.n_query,
+            "num_classes": first.num_classes,
+            CLASSES: {label: type(method).__qualname__ for label, method in chosen.items()},
         }
-        header |= {name: getattr(first, name) for name in SAME_IN_ALL_SETTINGS}
-    on_device = DeviceBank(bank, computing_device(device, bank), memory, prototypes)
-    journal = Journal(None if folder is None else folder / JOURNAL, header, resume)
-    count_correct(chosen, samplers, n_tasks, on_device, journal, progress)
-    evaluation = Evaluation(
-        tuple(
-            summed_result(label, method, sampler, n_tasks, journal)
-            for sampler in samplers
-            for label, method in chosen.items()
-        ),
-        name,
-        first.sampling,
-        first.alpha,
-        first.seed,
-        machine_line(on_device.device),
-        notes={"version": version(), "base_mean": bank.base_mean is not None},
-    )
-    if folder is not None:
-        evaluation.save(folder / FILE)
-    return evaluation
+    where = computing_device(device, bank)
+    settings = name, first.sampling, first.alpha, first.seed, machine_line(where)
+    evaluation = Evaluation((), *settings, notes)
+    runs = {
+        (label, sampler.shots, sampler.k_eff): Run(label, method, sampler)
+        for sampler in samplers
+        for label, method in chosen.items()
+    }
+    results: dict[Setting, Result] = {}
+    if folder is not None and resume and (folder / FILE).exists():
+        results = finished_results(folder, evaluation, runs, n_tasks)
+    todo = [run for setting, run in runs.items() if setting not in results]
+    on_device = DeviceBank(bank, where, memory, prototypes)
+    for result in results_of(todo, n_tasks, on_device, show=progress):
+        results[setting_of(result)] = result
+        ordered = tuple(results[setting] for setting in runs if setting in results)
+        evaluation = replace(evaluation, results=ordered)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            evaluation.save(folder / FILE)
+    return replace(evaluation, results=tuple(results[setting] for setting in runs))
+
+
+def finished_results(
+    folder: Path, now: Evaluation, runs: Mapping[Setting, Run], n_tasks: int
+) -> dict[Setting, Result]:
+    """The results of an earlier call that this one needs; an error if its tasks were others."""
+    earlier = Evaluation.load(folder / FILE)
+    there, here = (dict[str, Any](x.notes) for x in (earlier, now))
+    for one, notes in ((earlier, there), (now, here)):
+        notes |= {name: getattr(one, name) for name in TASKS}
+    different = [
+        f"{name} (there {there.get(name)!r}, here {here.get(name)!r})"
+        for name in dict.fromkeys([*here, *there])
+        if there.get(name) != here.get(name) and name != CLASSES
+    ]
+    if different:
+        raise check.ArgumentValueError(
+            "output",
+            f"must be a folder of the same evaluation to resume, got {str(folder)!r} with another "
+            f"{', another '.join(different)}",
+            or_pass="resume=False",
+        )
+    return {
+        setting_of(result): result
+        for result in earlier
+        if (run := runs.get(setting_of(result)))
+        and (result.n_tasks, result.options) == (n_tasks, options_of(run.method))
+        and there[CLASSES].get(run.label) == here[CLASSES][run.label]
+    }
+
+
+def setting_of(result: Result) -> Setting:
+    return result.method, result.shots, result.k_eff
+
+
+def digest(*parts: object) -> str:
+    """A short digest of tensors, and of anything that is identified by its printed form."""
+    result = hashlib.blake2b(digest_size=10)
+    for part in parts:
+        if isinstance(part, Tensor):
+            result.update(f"{part.dtype} {list(part.shape)} ".encode())
+            for rows in torch.split(part.detach(), ROWS_AT_ONCE):
+                result.update(rows.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        else:
+            result.update(f"{part!r} ".encode())
+    return result.hexdigest()
 
 
 def machine_line(device: torch.device) -> str:
@@ -233,15 +275,10 @@ def chosen_methods(
     if not methods:
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     chosen: dict[str, Method] = {}
-    for label, given in methods.items() if isinstance(methods, Mapping) else map(labelled, methods):
-        if isinstance(given, str):
-            if ":" not in given and given not in available:
-                check.not_a_choice("methods", given, ("all", *sorted(available)))
-            method: Method | None = create(given, preset)
-        else:
-            method = as_method(given)
-        if method is None:
-            raise bad_methods(f"must be names or methods, got {check.kind(given)}")
+    pairs = methods.items() if isinstance(methods, Mapping) else ((None, one) for one in methods)
+    for label, given in pairs:
+        method = method_of(given, preset, available)
+        label = method.name if label is None else label
         if not isinstance(label, str):
             raise bad_methods(f"must have strings as labels, got {check.kind(label)}")
         if label in chosen:
@@ -254,32 +291,23 @@ def chosen_methods(
     return chosen
 
 
-def labelled(one: object) -> tuple[object, object]:
-    """The label of a method in results, and the method or its name."""
-    if isinstance(one, str) and ":" in one:
-        loaded = load(one)
-        return loaded.name, one if inspect.isclass(loaded) else loaded
-    method = as_method(one)
-    return (one if method is None else method.name), one
+def method_of(given: object, preset: str | None, available: Sequence[str]) -> Method:
+    """The method with this name or MODULE:CLASS, or the given one."""
+    if isinstance(given, str):
+        loaded = load(given) if ":" in given else None
+        if loaded is None and given not in available:
+            check.not_a_choice("methods", given, ("all", *sorted(available)))
+        if loaded is None or inspect.isclass(loaded):
+            return create(given, preset)
+        given = loaded
+    method = as_method(given)
+    if method is None:
+        raise bad_methods(f"must be names or methods, got {check.kind(given)}")
+    return method
 
 
 def bad_methods(problem: str) -> check.ArgumentTypeError:
     return check.ArgumentTypeError("methods", problem)
-
-
-def output_folder(output: str | Path | None) -> Path | None:
-    if output is None:
-        return None
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise check.ArgumentValueError("output", f"must be a folder, got the file {str(output)!r}")
-    rank = os.environ.get("RANK", "0")
-    if rank != "0":
-        raise ValueError(
-            f"evaluate with output must run in one process, got RANK={rank} of torchrun: start it "
-            "without torchrun, for several GPUs once for each, with other shots or methods"
-        )
-    return folder
 
 
 def computing_device(device: str | torch.device | None, bank: FeatureBank) -> torch.device:
@@ -326,10 +354,7 @@ def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tens
 
 
 def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | None) -> Tensor:
-    """The labels [N], without classes that no task can draw, renumbered.
-
-    A class can be drawn if it has rows; with both pools given, if it has rows in them.
-    """
+    """The labels [N], without classes that no task can draw, renumbered."""
     labels = bank.labels.cpu()
     pools = [x for x in (support, query) if isinstance(x, Tensor) and x.dtype in check.INTEGERS]
     seen = labels
@@ -356,15 +381,3 @@ def prototypes_of_classes(bank: FeatureBank, labels: Tensor, prototypes: Tensor)
     of_classes = prototypes.new_empty(int(labels.max()) + 1, D)
     of_classes[labels[drawn]] = prototypes[bank.labels.cpu()[drawn]]
     return of_classes
-
-
-def check_features(bank: FeatureBank) -> None:
-    """Reject features that cannot be summed, so that methods need not check."""
-    for name, x in (("features", bank.features), ("base_mean", bank.base_mean)):
-        if x is None:
-            continue
-        most = check.LARGEST_FEATURE[x.dtype]
-        for rows in torch.split(x, ROWS_AT_ONCE):
-            low, high = torch.aminmax(rows)
-            if not (low >= -most and high <= most):  # false for NaN
-                check.too_large(name, x, most)

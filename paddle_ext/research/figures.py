@@ -11,19 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import style
 from .results import Evaluation, Result
-from .style import (
-    INK,
-    Label,
-    finish,
-    head,
-    label_ends,
-    label_point,
-    make_panels,
-    name_panel,
-    name_rows,
-    paler,
-)
 from .tables import base_name, display_of, emphasised, settings_line, shots_title, title_of
 
 if TYPE_CHECKING:
@@ -53,7 +42,7 @@ def accuracy_against_k_eff(
     """
     results = at_least_one(evaluation)
     every_shots = distinct(result.shots for result in results)
-    figure, panels = make_panels(len(every_shots), height=3.8)
+    figure, panels = style.make_panels(len(every_shots), height=3.8)
     for axes, shots in zip(panels, every_shots, strict=True):
         ends = []
         for method in evaluation.methods:
@@ -66,16 +55,16 @@ def accuracy_against_k_eff(
         if curve:
             drawn: dict[str, Any] = {"color": display_of("paddle").colour, "ls": (0, (4, 2))}
             axes.plot(list(curve), list(curve.values()), **drawn, lw=1.7, alpha=0.8, zorder=4)
-            ends.append(Label(*list(curve.items())[-1], "published", drawn["color"]))
-        name_panel(axes, shots_title(shots), y="accuracy (%)")
+            ends.append(style.Label(*list(curve.items())[-1], "published", drawn["color"]))
+        style.name_panel(axes, shots_title(shots), y="accuracy (%)")
         mark_counts(axes, distinct(result.k_eff for result in results))
-        label_ends(axes, ends)
-    name_panel(panels[-1], "", r"classes present, $K_{\mathrm{eff}}$")
+        style.label_ends(axes, ends)
+    style.name_panel(panels[-1], "", r"classes present, $K_{\mathrm{eff}}$")
     below = settings_line(results, evaluation.bank)
     if any((published or {}).values()):
         below += "; dashed: PADDLE as published"
-    head(figure, "Accuracy by the number of classes present", below)
-    return finish(figure, path)
+    style.head(figure, "Accuracy by the number of classes present", below)
+    return style.finish(figure, path)
 
 
 def accuracy_bars(
@@ -107,18 +96,15 @@ def accuracy_bars(
                 f"evaluation must have one number of shots for axes, got {every_shots}"
             )
         draw_bars(axes, results, published or {})
-        return finish(axes.figure, path)  # type: ignore[arg-type]
+        return style.finish(axes.figure, path)  # type: ignore[arg-type]
     height = 0.9 + 0.3 * len({r.method for r in results})
-    figure, panels = make_panels(len(every_shots), height=height, share=False)
+    figure, panels = style.make_panels(len(every_shots), height=height, share=False)
     for panel, own in zip(panels, every_shots, strict=True):
         draw_bars(panel, [r for r in results if r.shots == own], published or {})
-        name_panel(panel, shots_title(own))
+        style.name_panel(panel, shots_title(own))
     below = settings_line(results, evaluation.bank) + ("; ticks: published" if published else "")
-    head(figure, "Accuracy of the methods", below)
-    return finish(figure, path)
-
-
-# --- parts of figures ---------------------------------------------------------------------------
+    style.head(figure, "Accuracy of the methods", below)
+    return style.finish(figure, path)
 
 
 def at_least_one(results: Iterable[Result]) -> list[Result]:
@@ -141,7 +127,7 @@ def interval(result: Result) -> float:
 def line_style(label: str, *, dashed: bool = False) -> dict[str, Any]:
     """The style of a method's curve; dashed and without markers for a reference."""
     if dashed:
-        return {"color": INK, "lw": 2.2, "ls": (0, (4, 1.6)), "zorder": 4}
+        return {"color": style.INK, "lw": 2.2, "ls": (0, (4, 1.6)), "zorder": 4}
     shown = display_of(label)
     # Line width, marker size (a star looks smaller than it is), and stacking order.
     width, size, order = {"adaptive": (3.8, 13.0, 6), "paddle": (3.0, 7.5, 5)}.get(
@@ -161,16 +147,14 @@ def draw_line(
     axes.plot(x, [y for _, y, _ in points], **drawn)
 
 
-def method_label(label: str, x: float, y: float, *, dashed: bool = False) -> Label:
+def method_label(label: str, x: float, y: float, *, dashed: bool = False) -> style.Label:
     """The name of a method at the end of its curve."""
     colour = line_style(label, dashed=dashed)["color"]
-    return Label(x, y, title_of(label), colour, emphasised(label))
+    return style.Label(x, y, title_of(label), colour, emphasised(label))
 
 
 def mark_counts(axes: Axes, counts: Sequence[int]) -> None:
-    """A tick at each count, or of many at 1, 2, 5, 10, 20 and so on; on a log scale if small ones
-    would overlap.
-    """
+    """A tick at each count, or of many at 1, 2, 5, 10 and so on; far apart on a log scale."""
     if len(counts) > 12:
         counts = [count for count in counts if str(count).rstrip("0") in ("1", "2", "5")]
     if max(counts) > 10 * min(counts):
@@ -187,16 +171,18 @@ def draw_bars(
     ends = []
     for place, result in enumerate(ordered):
         colour, strong = display_of(result.method).colour, emphasised(result.method)
-        axes.barh(place, result.accuracy, 0.7, color=colour if strong else paler(colour))
+        axes.barh(place, result.accuracy, 0.7, color=colour if strong else style.paler(colour))
         half = interval(result)
-        axes.errorbar(result.accuracy, place, xerr=half, color=INK, lw=1.3, capsize=3, zorder=4)
+        axes.errorbar(
+            result.accuracy, place, xerr=half, color=style.INK, lw=1.3, capsize=3, zorder=4
+        )
         ends.append(result.accuracy + half)
         tick = published.get(result.method, {}).get(result.shots)
         if tick is not None:
-            axes.plot([tick] * 2, [place - 0.42, place + 0.42], color=INK, lw=2.4, zorder=5)
+            axes.plot([tick] * 2, [place - 0.42, place + 0.42], color=style.INK, lw=2.4, zorder=5)
             ends[-1] = max(ends[-1], tick)
-        label_point(axes, ends[-1], place, f"{result.accuracy:.1f}", bold=strong)
+        style.label_point(axes, ends[-1], place, f"{result.accuracy:.1f}", bold=strong)
     strong_titles = [title_of(r.method) for r in ordered if emphasised(r.method)]
-    name_rows(axes, [title_of(result.method) for result in ordered], strong_titles)
+    style.name_rows(axes, [title_of(result.method) for result in ordered], strong_titles)
     axes.set_xlim(0, 1.25 * max(ends))
-    name_panel(axes, "", "accuracy (%)")
+    style.name_panel(axes, "", "accuracy (%)")

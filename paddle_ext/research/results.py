@@ -101,26 +101,18 @@ class Evaluation:
 
     @classmethod
     def from_fields(cls, contents: Mapping[str, Any]) -> Evaluation:
-        """From the fields of an evaluation in a file."""
-        fields = dict(contents)
-        results = tuple(result_from_fields(result) for result in fields.pop("results"))
-        return cls(results, **fields)
-
-
-def result_from_fields(fields: Mapping[str, Any]) -> Result:
-    """From the fields of a result in a file, where tuples have become lists."""
-    options = {name: as_tuple(value) for name, value in fields["options"].items()}
-    result = Result(**{**fields, "options": options})
-    if not all(isinstance(getattr(result, name), int) for name in COUNTS):
-        raise ValueError("a count that is not an integer")
-    return result
+        """From the fields of an evaluation in a file, where tuples have become lists."""
+        fields, results = dict(contents), []
+        for own in fields.pop("results"):
+            options = {name: as_tuple(value) for name, value in own["options"].items()}
+            results.append(Result(**{**own, "options": options}))
+            if not all(isinstance(own[name], int) for name in COUNTS):
+                raise ValueError("a count that is not an integer")
+        return cls(tuple(results), **fields)
 
 
 def as_tuple(value: object) -> object:
     return tuple(map(as_tuple, value)) if isinstance(value, list) else value
-
-
-# --- files --------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, contents: Mapping[str, object]) -> None:

@@ -289,14 +289,7 @@ def checked_labels(labels: Tensor) -> Tensor:
 
 
 def checked_rows(name: str, rows: Tensor, labels: Tensor) -> Tensor:
-    (rows,) = check.tensors(rows)
-    check.integers(name, rows)
-    check.dense_tensor(name, rows)
-    if rows.dim() != 1 or len(rows) < 1:
-        raise ValueError(f"{name} must have shape [n] with n at least 1, got {list(rows.shape)}")
-    rows = rows.detach().to("cpu", torch.int64)
-    low, high = (int(x) for x in torch.aminmax(rows))
-    check.outside(name, low, high, len(labels))
+    rows = check.row_numbers(name, rows, len(labels)).to("cpu", torch.int64)
     ordered = rows.sort().values
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):

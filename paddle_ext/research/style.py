@@ -73,10 +73,7 @@ def figure_class() -> type[Figure]:
 
 
 def make_panels(count: int, *, height: float, share: bool = True) -> tuple[Figure, list[Axes]]:
-    """A figure with panels below one another, each `height` inches high.
-
-    `share` gives them the same y axis.
-    """
+    """Panels below one another, `height` inches high; `share` gives them the same y axis."""
     size = WIDTH, 0.9 + height * count
     figure = figure_class()(figsize=size, dpi=RESOLUTION, layout="constrained")
     leave_room(figure, wspace=0.05, hspace=0.05, w_pad=0.08, h_pad=0.08)
@@ -146,10 +143,7 @@ def head(figure: Figure, title: str, below: str = "") -> None:
 
 
 def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
-    """Names at the right of curves, moved apart where they would overlap.
-
-    Call it when the limits of the axes are final.
-    """
+    """Names at the right of curves, moved apart; call it when the limits of the axes are final."""
     height = axes.get_position().height * size_of(axes)[1]  # inches, before the layout
     ordered = sorted(labels, key=lambda label: label.y)
     ends = [share_of_axes(axes, label)[1] for label in ordered]
@@ -158,10 +152,7 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def label_tops(axes: Axes, labels: Sequence[Label]) -> None:
-    """Names above the marks of the first row, moved apart where they would overlap.
-
-    Call it when the limits of the axes are final.
-    """
+    """Names above marks, moved apart; call it when the limits of the axes are final."""
     width = 0.8 * size_of(axes)[0]  # inches of the axes, about
     ordered = sorted(labels, key=lambda label: label.x)
     gap = (0.58 * max(len(label.text) for label in labels) + 1) * SMALL / 72 / width

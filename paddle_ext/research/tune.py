@@ -103,17 +103,12 @@ def tune(
         As in `evaluate`.
     **run
         Seed, name, device, memory, output, resume and progress, as in `evaluate`. `output` gets the
-        journal and, at the end, ``tuning.json``.
+        finished results and, at the end, ``tuning.json``.
 
     Returns
     -------
     Tuning
         Of equally accurate points, the one with most of the method's own options, then the first.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence.
 
     Examples
     --------

@@ -191,11 +191,7 @@ def adapt_groups(
 
 
 def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:
-    """The solution with these outputs of the native code; `prior` is None if none was given.
-
-    After the nine outputs there are `classes` and `held`, unless the probabilities of all classes
-    are returned.
-    """
+    """The solution with these outputs of the native code; `prior` is None if none was given."""
     labels, u, proportions, dual, iterations, criterion, a, bound, chosen, *top = outputs
     classes, held = top or (None, None)
     return Solution(
@@ -217,10 +213,7 @@ def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:
 def adapt_checked(
     logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None
 ) -> Solution:
-    """`adapt` for checked arguments, returning the probabilities of all classes.
-
-    `measures` [B or 1, n, K] are the priors to choose from.
-    """
+    """`adapt` for checked arguments and measures [B or 1, n, K], with all probabilities."""
     return solution_of(call_adapt(logits, weight, max_iter, tol, measures, None), measures)
 
 
@@ -314,10 +307,7 @@ def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
 def check_values(
     logits: Tensor, measures: Tensor | None = None, groups: Groups | None = None
 ) -> None:
-    """Raise unless all logits are finite or -inf and every row has a possible class.
-
-    Probabilities are refused too. On CUDA this synchronises once, and again if all are in [0, 1].
-    """
+    """Raise unless all logits are finite or -inf and every row has a possible class."""
     if logits.numel() == 0 or isinstance(logits, FakeTensor):
         return
     # A NaN anywhere makes both extremes NaN.

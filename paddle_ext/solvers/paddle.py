@@ -259,9 +259,10 @@ def solve_indexed(
     )
     check.indexed(features, support_index, support_labels, query_index)
     if validate:
-        num_classes = check.indexed_values(
-            features, support_index, support_labels, query_index, num_classes
-        )
+        indices = {"support_index": support_index, "query_index": query_index}
+        seen = {"support_labels": support_labels, **indices, "features": features}
+        limits = dict.fromkeys(indices, len(features))
+        num_classes = check.values(seen, support_labels, limits, num_classes)
     K, features = cast(int, num_classes), packed_features(features)
     of_support, labels, of_query = map(packed_int64, (support_index, support_labels, query_index))
     outputs = call_paddle(

@@ -46,16 +46,8 @@ def tim(
 
     Parameters
     ----------
-    support : Tensor [S, D] or [B, S, D]
-        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        Without a batch dimension but with a batched query, all tasks share the support.
-    support_labels : Tensor [S] or [B, S]
-        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
-    query : Tensor [Q, D] or [B, Q, D]
-        Features to classify, of the dtype of `support`. The result has a batch dimension if they
-        have one.
-    num_classes : int, optional
-        K. By default the largest label + 1.
+    support, support_labels, query, num_classes
+        As in `solve`, except that the queries are a tensor.
     solver : {"gd", "adm"}
         "gd" takes `max_iter` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
         auxiliary assignments of the queries and prototypes, both in closed form, TIM-ADM.

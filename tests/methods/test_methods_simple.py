@@ -48,7 +48,7 @@ def class_means(support: Tensor, labels: Tensor) -> Tensor:
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("simpleshot", {}),
     ("bd_cspn", {}),
-    ("bd_cspn", {"scaling": "none", "temperature": 10.0, "empty_class": "keep_all"}),
+    ("bd_cspn", {"scaling": "none", "temperature": 10.0}),
     ("laplacian_shot", {}),
     ("laplacian_shot", {"scaling": "l2n", "lam": 2.0, "knn": 6, "tol": 0.0}),
     ("paddle_pgd", {"max_iter": 40}),
@@ -156,10 +156,6 @@ def test_bd_cspn_with_a_class_that_nothing_is_nearest_to() -> None:
     own = methods.create("bd_cspn", scaling="none", temperature=3.0)
     got = own.predict(support, labels, query).probabilities[0].tolist()
     assert got == pytest.approx(probabilities(3.0, [x, y], [-x, y], [0.0, 0.1]), rel=1e-9)
-    every = methods.create("bd_cspn", scaling="none", temperature=3.0, empty_class="keep_all")
-    got = every.predict(support, labels, query).probabilities[0].tolist()
-    want = probabilities(3.0, [1.0, 0.0], [-1.0, 0.0], [0.0, 0.1])
-    assert got == pytest.approx(want, rel=1e-9)
 
 
 def test_bd_cspn_of_raw_features(device: str) -> None:

@@ -1,6 +1,7 @@
 """The methods for class names: their guarantees, and one iteration of each by hand."""
 
 import copy
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -290,11 +291,11 @@ def test_stata_stays_at_the_names_with_a_heavy_anchor() -> None:
 # --- clusters matched to classes: one to one, and at the least cost -------------------------------
 
 
-@pytest.mark.parametrize("K", [1, 2, 6, 60])
+@pytest.mark.parametrize("K", [1, 2, 6])
 @pytest.mark.parametrize("levels", [None, 3])
 def test_least_cost(device: str, K: int, levels: int | None) -> None:
     """With ties, too, where costs have few levels."""
-    optimize = pytest.importorskip("scipy.optimize", reason="needs SciPy")
+    pytest.importorskip("scipy.optimize", reason="needs SciPy")
     random = torch.Generator().manual_seed(K)
     cost = torch.rand(6, K, K, generator=random, dtype=torch.float64)
     if levels is not None:
@@ -305,9 +306,12 @@ def test_least_cost(device: str, K: int, levels: int | None) -> None:
     for b in range(6):
         assert sorted(match[b].tolist()) == list(range(K))
         own = cost[b, wanted[b]]
-        want = own.numpy()[optimize.linear_sum_assignment(own.numpy())].sum()
+        orders = itertools.permutations(range(K), len(own))
+        want = min(
+            sum(row[k] for row, k in zip(own.tolist(), order, strict=True)) for order in orders
+        )
         got = own.gather(1, match[b, wanted[b], None]).sum()
-        assert float(got) == pytest.approx(float(want), abs=1e-12)
+        assert float(got) == pytest.approx(want, abs=1e-12)
 
 
 def test_others_get_what_is_left_in_order() -> None:

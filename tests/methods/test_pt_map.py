@@ -12,7 +12,6 @@ from method_tasks import nonnegative
 from problems import Place, Problem, largest, make_problem
 from torch import Tensor
 
-from paddle_ext import reference
 from paddle_ext.methods import Prediction, pt_map
 from paddle_ext.methods.pt_map import PtMap
 
@@ -70,7 +69,7 @@ def test_the_loop_is_that_of_easyfsl(
 @pytest.mark.parametrize("shared", [False, True])
 def test_single_precision(place: Place, shared: bool) -> None:
     """The results are those of double precision on the CPU."""
-    for options in ({}, {"step": 0.4, "epochs": 7}, {"class_mass": "oracle", "k_eff": 3}):
+    for options in ({}, {"step": 0.4, "epochs": 7}):
         problem = overlapping(shared=shared)
         got = predict(problem, place, **options).probabilities.cpu().double()
         want = predict(problem.to(place.dtype), CPU, **options).probabilities
@@ -80,32 +79,6 @@ def test_single_precision(place: Place, shared: bool) -> None:
 def test_balanced_classes_get_equal_shares(place: Place) -> None:
     u = predict(overlapping(), place).probabilities
     assert largest(u.sum(-2) * 9 / 20 - 1) < 1e-4
-
-
-def test_oracle_is_where_inconsistent_masses_lead() -> None:
-    """The public code scales rows to 1 and columns to c, K c being more than Q, and never stops."""
-    cost = torch.rand(20, 9, generator=torch.Generator().manual_seed(0)).double()
-    c = 4.0
-    plan = torch.exp(-5.0 * cost)
-    for _ in range(500):
-        plan = plan / plan.sum(1, keepdim=True)
-        plan = plan * c / plan.sum(0, keepdim=True)
-    balanced = reference.sinkhorn(
-        cost, torch.ones(20), torch.full((9,), 20 / 9), reg=0.2, tol=1e-13
-    ).plan
-    assert largest(plan - 9 * c / 20 * balanced) < 1e-10
-    # So with an oracle queries weigh more, and centroids go further: the first move is by hand.
-    problem = overlapping(B=None)
-    half = torch.tensor(0.5).double()
-    z, s = (pt_map.prepared(x.double(), half) for x in (problem.query, problem.support))
-    one_hot = F.one_hot(problem.support_labels, 9).double()
-    first = predict(problem, CPU, epochs=1, step=1e-12).probabilities * (4 * 9 / 20)
-    means = (one_hot.mT @ s + first.mT @ z) / (one_hot.sum(0) + first.sum(0)).unsqueeze(-1)
-    masses = torch.ones(20), torch.full((9,), 20 / 9)
-    want = reference.sinkhorn(torch.cdist(z, means).square(), *masses, reg=0.1).plan
-    got = predict(problem, CPU, epochs=1, step=1.0, class_mass="oracle", k_eff=5).probabilities
-    assert largest(got - want / want.sum(-1, keepdim=True)) < 1e-4
-    assert largest(got - predict(problem, CPU, epochs=1, step=1.0).probabilities) > 1e-3
 
 
 def test_rotation_changes_nothing(place: Place) -> None:
@@ -157,8 +130,3 @@ def test_the_default_power_is_that_of_each_task(place: Place, shared: bool) -> N
     for b, power in enumerate([0.5, 1.0, 0.5]):
         alone = predict(problem.task(b), place, power=power).probabilities
         assert largest(together[b] - alone) < TOLERANCE[place.dtype]
-
-
-def test_more_k_eff_than_queries() -> None:
-    with pytest.raises(ValueError, match=r"k_eff must be at most .* queries, 20, got 21"):
-        predict(overlapping(), CPU, class_mass="oracle", k_eff=21)

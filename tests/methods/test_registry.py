@@ -232,12 +232,9 @@ OTHER: dict[str | tuple[str, str], object] = {
     ("ici", "step"): 1,
     ("laplacian_shot", "knn"): 6,
     ("laplacian_shot", "lam"): 2.0,
-    ("pt_map", "k_eff"): 2,
     ("pt_map", "epochs"): 2,
     ("pt_map", "power"): 0.25,
 }
-# Options without which another one is of no use.
-BESIDE: dict[tuple[str, str], dict[str, Any]] = {("pt_map", "k_eff"): {"class_mass": "oracle"}}
 
 
 def options_of(names: Iterable[str]) -> pytest.MarkDecorator:
@@ -293,12 +290,11 @@ def predicted(method: Method, D: int) -> Tensor:
 
 @every_option_without_names
 def test_an_option_makes_a_difference(name: str, option: Option) -> None:
-    beside = BESIDE.get((name, option.name), {})
-    default = fast(name, **beside)
+    default = fast(name)
     if option.name == "logit_scale":  # test_names_methods.py has prototypes
         return
     for value in others(name, option):
-        method = fast(name, **beside, **{option.name: value})
+        method = fast(name, **{option.name: value})
         assert f"{option.name}={value!r}" in repr(method)
         # In two dimensions some classes are hidden behind others.
         assert any(largest(predicted(method, D) - predicted(default, D)) > 1e-5 for D in (5, 2)), (

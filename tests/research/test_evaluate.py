@@ -1,7 +1,6 @@
 """Evaluation: the same counts as task by task, in any batches; resumed; errors at once."""
 
 import itertools
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from banks import CLASSES, DIMENSION, SIZE, Spy, right_answers, small_bank
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, check, evaluate, methods, progress
 from paddle_ext.research.counts import BLOCK_TASKS, DeviceBank
 from paddle_ext.research.evaluate import all_methods, chosen_methods, computing_device
+from paddle_ext.research.results import Result
 
 NAMES = ["simpleshot", "bd_cspn", "paddle"]
 PUBLISHED = ("baseline", "ici", "bd_cspn", "pt_map", "laplacian_shot", "tim", "alpha_tim", "paddle")
@@ -292,12 +292,8 @@ def resumable(
     return run(bank or small_bank(), **(options | more))
 
 
-def timeless(evaluation: Evaluation) -> Evaluation:
-    return replace(evaluation, results=tuple(replace(r, seconds=0.0) for r in evaluation))
-
-
-def lines(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+def timeless(evaluation: Evaluation) -> list[Result]:
+    return [replace(result, seconds=0.0) for result in evaluation]
 
 
 def computed() -> list[int]:
@@ -308,35 +304,42 @@ def computed() -> list[int]:
 
 
 def test_interrupted(tmp_path: Path) -> None:
+    """What was finished is not computed again, and nothing else is kept."""
     folder = tmp_path / "runs" / "first"
-    Spy.interrupt_at = 4  # after the warm-up and three blocks
+    Spy.interrupt_at = 5  # after the warm-up, the first setting, and a block of the second
     with pytest.raises(KeyboardInterrupt):
         resumable(folder)
-    assert len(lines(folder)) == 1 + 3
-    assert not (folder / "evaluation.json").exists()
+    (first,) = Evaluation.load(folder / "evaluation.json")
+    assert (first.shots, first.n_tasks) == (1, 1100)
     Spy.forget()
     found = resumable(folder)
     assert computed() == [1, 500, 500, 100]  # the second setting
     assert timeless(found) == timeless(resumable())
-    assert found.results[0].seconds == sum(line["count"][2] for line in lines(folder)[1:4])
+    assert found.results[0] == first  # the seconds too
     assert Evaluation.load(folder / "evaluation.json") == found
     computed()
-    assert resumable(folder) == found  # the seconds too
+    assert resumable(folder) == found
     assert not Spy.seen
 
 
+class Namesake(Spy):
+    """Another method with the options of the first."""
+
+
 def test_more_methods_and_tasks(tmp_path: Path) -> None:
-    resumable(tmp_path, shots=2)
-    sharp = {"nearest": Spy(), "other": Spy(sharpness=0.5)}  # another label is the same method
-    computed()
-    found = resumable(tmp_path, methods=sharp, shots=2)
-    assert computed() == [1, 500, 500, 100]
-    assert timeless(found) == timeless(resumable(methods=sharp, shots=2))
-    for tasks, new in ((1400, [1, 400]), (700, [1, 200])):  # only the last block is another
+    options = {"shots": 2, "n_tasks": 3, "output": tmp_path}
+    run(small_bank(), {"a": Spy()}, **options)
+    both = {"a": Spy(), "b": Spy(sharpness=0.5)}
+    for methods_, again in ((both, [1, 3]), (both, []), ({"a": Namesake()}, [1, 3])):
         computed()
-        found = resumable(tmp_path, shots=2, n_tasks=tasks)
-        assert computed() == new
-        assert timeless(found) == timeless(resumable(shots=2, n_tasks=tasks))
+        found = run(small_bank(), methods_, **options)
+        assert computed() == again
+        assert timeless(found) == timeless(run(small_bank(), methods_, **options))
+    computed()
+    assert (
+        run(small_bank(), {"a": Namesake()}, **(options | {"n_tasks": 4})).results[0].n_tasks == 4
+    )
+    assert computed() == [1, 4]
 
 
 def turned_bank() -> FeatureBank:
@@ -353,13 +356,13 @@ def turned_bank() -> FeatureBank:
         ({"sampling": "balanced", "alpha": 2.0}, r"another sampling \(.*\), another alpha \(there"),
         ({"support": torch.arange(0, 360, 2)}, r"with another rows \("),
         ({"bank": small_bank(noise=1.1)}, r"with another features \("),
-        ({"bank": small_bank(base_mean=None)}, r"with another features \("),
+        ({"bank": small_bank(base_mean=None)}, r"another base_mean \(.*, another features \("),
         ({"bank": turned_bank()}, r"with another rows \("),
     ],
 )
 def test_another_evaluation(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     resumable(tmp_path, n_tasks=3)
-    before = (tmp_path / "journal.jsonl").read_bytes()
+    before = (tmp_path / "evaluation.json").read_bytes()
     Spy.forget()
     with pytest.raises(ValueError, match=message) as caught:
         resumable(tmp_path, n_tasks=3, **changes)
@@ -367,44 +370,13 @@ def test_another_evaluation(tmp_path: Path, changes: dict[str, Any], message: st
     assert isinstance(caught.value, check.ArgumentError)
     assert "--fresh" in caught.value.sentence({"resume=False": "--fresh"})
     assert not Spy.seen
-    assert (tmp_path / "journal.jsonl").read_bytes() == before
+    assert (tmp_path / "evaluation.json").read_bytes() == before
     found = resumable(tmp_path, n_tasks=3, resume=False, **changes)
     assert timeless(found) == timeless(resumable(n_tasks=3, **changes))
 
 
-@pytest.mark.parametrize("lost", [1, 20])
-def test_torn_line(tmp_path: Path, lost: int) -> None:
-    expected = resumable(tmp_path, shots=2)
-    journal = tmp_path / "journal.jsonl"
-    journal.write_bytes(journal.read_bytes()[:-lost])
-    computed()
-    assert timeless(resumable(tmp_path, shots=2)) == timeless(expected)
-    assert computed() == [1, 100]
-    assert len(lines(tmp_path)) == 1 + 3
-    journal.write_text('{"version": "0.')  # not even a header
-    resumable(tmp_path, shots=2)
-    assert len(lines(tmp_path)) == 1 + 3
-
-
-ENTRY = b'HEADER\n{"task": [2, 3, "spy", 0, 10], "count": [%s]}'
-# Of 120 queries; with equal counts at least 360, with whole tasks at most 720.
-COUNTS = [b"121, 1500, 0.5", b"60, 359, 0.5", b"60, 721, 0.5", b"60.5, 400, 0.5", b"60, 400, NaN"]
-DAMAGED = [b"no journal", b"[1]", b"HEADER\n{}", b"\xff\xfe", b"[" * 100_000]
-
-
-@pytest.mark.parametrize("text", [*DAMAGED, *(ENTRY % counts for counts in COUNTS)])
-def test_damaged_journal(tmp_path: Path, text: bytes) -> None:
-    run(small_bank(), Spy(), n_tasks=1, output=tmp_path)
-    header = json.dumps(lines(tmp_path)[0]).encode()
-    (tmp_path / "journal.jsonl").write_bytes(text.replace(b"HEADER", header) + b"\n")
-    with pytest.raises(ValueError, match=r"journal\.jsonl is not a journal of an evaluation"):
-        run(small_bank(), Spy(), n_tasks=1, output=tmp_path)
-
-
-def test_several_processes_share_no_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(ValueError, match="must run in one process, got RANK=1 of torchrun"):
+def test_damaged_results(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"evaluation\.json is not an evaluation"):
         run(small_bank(), Spy(), output=tmp_path)
-    run(small_bank(), Spy())  # nothing is written
+    run(small_bank(), Spy(), output=tmp_path, resume=False)

@@ -35,7 +35,6 @@ def train(
         bool, o.about("Keep the best epoch, not the last.", negative="--no-validation")
     ] = True,
     validate_every: Annotated[int, o.about("Epochs between validations.")] = 1,
-    start: Annotated[Path | None, o.about("Checkpoint to start from.")] = None,
     size: o.Size = None,
     samples: o.Samples = 40,
     compiled: Annotated[bool, o.about("Use torch.compile.", name="--compile")] = False,
@@ -55,12 +54,10 @@ def train(
     paddle-ext train data/mini --layout mini --recipe strong --compile --output runs/a
     paddle-ext train --layout glyphs --arch small --output runs/glyphs
     """
-    from ...research.backbones import load_checkpoint
     from ...research.backbones import train as run
 
     folder = output or Path("runs") / arch
     chosen = chosen_recipe(recipe, arch, epochs, batch_size)
-    start_network = None if start is None else load_checkpoint(start)
     base = open_split(layout, root, base_split, size, samples)
     val = open_split(layout, root, val_split, size, samples) if validation else None
     show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
@@ -73,7 +70,6 @@ def train(
             recipe=chosen,
             output=folder,
             resume=not fresh,
-            start=start_network,
             device=device,
             precision=precision,
             compiled=compiled,

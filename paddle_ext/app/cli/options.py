@@ -78,7 +78,7 @@ Layout: TypeAlias = Annotated[
 ]
 Size: TypeAlias = Annotated[int | None, about("Resize images to squares of this many pixels.")]
 Samples: TypeAlias = Annotated[int, about("Images per class, for the layout glyphs.")]
-Precision: TypeAlias = Annotated[str, about("auto, float32, bfloat16 or float16.")]
+Precision: TypeAlias = Annotated[str, about("auto, float32 or bfloat16.")]
 
 
 def method_options(given: Iterable[str]) -> dict[str, dict[str, object]]:

@@ -21,7 +21,7 @@ from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_memory
-from ..sampler import TaskSampler
+from ..evaluate import evaluate
 from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
 from .recipes import Transform
@@ -29,11 +29,10 @@ from .recipes import Transform
 # Part of every cache key: increase it with each change in what is computed from the same weights,
 # transform and data.
 VERSION = 1
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHARE_OF_DEVICE = 0.25  # of its free memory, to keep all images there
 SHARE_OF_HOST = 0.5  # of its memory, to keep decoded images
 QUERIES_PER_CLASS = 15  # at most, in a task of `nearest_mean_accuracy`
-TASKS_AT_ONCE = 50
 
 
 def extract(
@@ -59,9 +58,9 @@ def extract(
     batch_size : int
     device : device or None
         None: a GPU if there is one.
-    precision : {"float32", "bfloat16", "float16", "auto"}
-        Of the products; the features are float32. ``"auto"``: half precision on CUDA. The CPU
-        supports only float32.
+    precision : {"float32", "bfloat16", "auto"}
+        Of the products; the features are float32. ``"auto"``: bfloat16 on CUDA. The CPU supports
+        only float32.
     cache : path or None
         A folder for cached features. They are found by a digest of the weights, the transform, the
         precision and the bytes of the images, so that features of other weights or images are never
@@ -178,11 +177,8 @@ def host_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# --- one batch ----------------------------------------------------------------------------------
-
-
 def product_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of products; ``"auto"``: half precision on CUDA, float32 elsewhere."""
+    """The dtype of products; ``"auto"``: bfloat16 on CUDA, float32 elsewhere."""
     check.choice("precision", precision, ("auto", *DTYPES))
     if device.type == "cpu":
         # On a CPU without bfloat16, torch would disable its fast products for the whole process.
@@ -191,9 +187,7 @@ def product_dtype(precision: str, device: torch.device) -> torch.dtype:
                 "precision", f"must be 'auto' or 'float32' on the CPU, got {precision!r}"
             )
         return torch.float32
-    if precision == "auto":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return DTYPES[precision]
+    return DTYPES["bfloat16" if precision == "auto" else precision]
 
 
 @torch.no_grad()
@@ -214,9 +208,6 @@ def channels_last(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
 
 
-# --- digests ------------------------------------------------------------------------------------
-
-
 def digest_of_weights(network: nn.Module) -> str:
     """A digest of all weights and statistics of a network, without counters."""
     digest = hashlib.blake2b(digest_size=20)
@@ -234,9 +225,6 @@ def digest_of_images(images: ImageSet) -> str:
         digest.update(len(piece).to_bytes(8, "big"))
         digest.update(piece)
     return digest.hexdigest()
-
-
-# --- how good they are --------------------------------------------------------------------------
 
 
 def nearest_mean_accuracy(
@@ -272,36 +260,21 @@ def nearest_mean_accuracy(
     >>> nearest_mean_accuracy(features, torch.arange(4).repeat_interleave(10), num_classes=3)
     1.0
     """
-    labels = labels.cpu()
-    present, counts = torch.unique(labels[labels >= 0], return_counts=True)
-    if len(present) < num_classes:
-        raise ValueError(f"labels must have at least {num_classes} classes, got {len(present)}")
-    fewest = int(counts.min())
+    fewest = int(torch.unique(labels[labels >= 0], return_counts=True)[1].min())
     if fewest <= shots:
         raise ValueError(
             f"labels must have at least {shots + 1} samples of each class, got {fewest}"
         )
-    n_query = num_classes * min(QUERIES_PER_CLASS, fewest - shots)
-    sampler = TaskSampler(
-        torch.where(labels < 0, -1, torch.searchsorted(present, labels)),  # numbered from 0
+    (result,) = evaluate(
+        FeatureBank(features, labels, base_mean=None if centre is None else centre.to(features)),
+        SimpleShot(scaling="l2n" if centre is None else "cl2n"),
         shots=shots,
-        n_query=n_query,
         k_eff=num_classes,
         num_classes=num_classes,
+        n_query=num_classes * min(QUERIES_PER_CLASS, fewest - shots),
+        n_tasks=n_tasks,
         sampling="balanced",
+        device=features.device,
+        progress=False,
     )
-    method = SimpleShot(scaling="l2n" if centre is None else "cl2n")
-    correct = 0
-    for start in range(0, n_tasks, TASKS_AT_ONCE):
-        tasks = sampler.batch(start, min(TASKS_AT_ONCE, n_tasks - start)).to(features.device)
-        prediction = method.predict_indexed(
-            features,
-            tasks.support_index,
-            tasks.support_labels,
-            tasks.query_index,
-            num_classes=num_classes,
-            base_mean=None if centre is None else centre.to(features),
-            validate=False,
-        )
-        correct += int((prediction.labels == tasks.query_labels).sum())
-    return correct / (n_tasks * n_query)
+    return result.correct / (n_tasks * result.n_query)

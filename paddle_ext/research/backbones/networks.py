@@ -49,9 +49,6 @@ def conv(inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool = 
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=bias)
 
 
-# --- for images of 84x84 --------------------------------------------------------------------------
-
-
 class PlainBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut."""
 
@@ -140,9 +137,6 @@ class WideResNet28x10(Backbone):
         return F.relu(self.bn1(x), inplace=True).mean((2, 3))
 
 
-# --- for a CPU ------------------------------------------------------------------------------------
-
-
 def stage(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
     return nn.Sequential(
         conv(inputs, outputs, size, stride), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
@@ -171,8 +165,6 @@ class SmallNet(Backbone):
         maps = F.adaptive_avg_pool2d(self.stages(images), MAPS)
         return F.relu(self.norm(self.linear(maps.flatten(1))))
 
-
-# --- by name --------------------------------------------------------------------------------------
 
 ARCHITECTURES: dict[str, type[ResNet18 | WideResNet28x10 | SmallNet]] = {
     network.architecture: network for network in (ResNet18, WideResNet28x10, SmallNet)

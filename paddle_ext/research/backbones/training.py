@@ -23,16 +23,8 @@ from ...arrays import read_torch, safetensors
 from ...files import first_line, replacing
 from ...progress import Progress
 from ..data.images import ImageSet
+from . import extraction
 from .checkpoints import Checkpoint, load_checkpoint
-from .extraction import (
-    batches,
-    channels_last,
-    digest_of_weights,
-    features_of,
-    kept,
-    nearest_mean_accuracy,
-    product_dtype,
-)
 from .networks import Backbone, create, create_uninitialised
 from .recipes import DRAWS, Recipe, Transform, pixels
 
@@ -69,7 +61,6 @@ def train(
     recipe: Recipe | None = None,
     output: str | Path | None = None,
     resume: bool = True,
-    start: Checkpoint | None = None,
     device: str | torch.device | None = None,
     precision: str = "auto",
     compiled: bool = False,
@@ -98,12 +89,10 @@ def train(
     resume : bool
         Resume from `output` if possible; False: start over. Its contents must have the same
         settings and labels.
-    start : Checkpoint or None
-        Initial weights; None: random.
     device : device or None
         None: a GPU if there is one.
-    precision : {"auto", "float32", "bfloat16", "float16"}
-        ``"auto"``: half precision on CUDA. The CPU supports only float32.
+    precision : {"auto", "float32", "bfloat16"}
+        ``"auto"``: bfloat16 on CUDA. The CPU supports only float32.
     compiled : bool
         Compile the network with torch.compile.
     deterministic : bool
@@ -123,24 +112,29 @@ def train(
     >>> trained = train("small", base, val, recipe=recipe("small"))  # doctest: +SKIP
     """
     place, recipe = check.device(device), recipe or Recipe()
-    dtype = product_dtype(precision, place)
+    dtype = extraction.product_dtype(precision, place)
     validate_every = check.integer("validate_every", validate_every)
     folder = None if output is None else Path(output)
     if folder is not None:
         safetensors()  # fail before the first epoch if it is missing
-    classifier = create_classifier(architecture, base, recipe, start, seed)
+    if len(base) < 2:
+        raise ValueError(f"base must have at least 2 images, got {len(base)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = create(architecture, channels=base.shape[2])
+        head = nn.Linear(backbone.dimension, len(base.class_names))
+        classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
     if validation is not None:
         check_validation(base, validation)
-    transform = default_transform(classifier.backbone, base, recipe.mirror_features)
+    transform = default_transform(backbone, base, recipe.mirror_features)
     settings = {
         "format": FORMAT,
-        "architecture": classifier.backbone.architecture,
+        "architecture": architecture,
         "base": description(base),
         "validation": description(validation),
         "recipe": repr(recipe),
         "transform": repr(transform),
         "seed": str(seed),
-        "start": "" if start is None else digest_of_weights(start.backbone),
     }
     classifier.to(place)
     if place.type == "cuda":
@@ -208,13 +202,8 @@ class Learner:
             weight_decay=recipe.weight_decay,
             nesterov=recipe.nesterov,
         )
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         # Everything whose state is needed to resume a run.
-        self.parts: dict[str, Any] = {
-            "classifier": classifier,
-            "optimiser": self.optimiser,
-            "scaler": self.scaler,
-        }
+        self.parts: dict[str, Any] = {"classifier": classifier, "optimiser": self.optimiser}
         self.average = None
         self.final = classifier  # the network that is validated and saved
         if recipe.average:
@@ -227,7 +216,6 @@ class Learner:
         self, inputs: Tensor, turns: Tensor, labels: Tensor, rate: float
     ) -> tuple[Tensor, Tensor]:
         """One update; returns the loss and the correct predictions, both on the device."""
-        # Not by a scheduler of torch, which warns about steps that the scaler leaves out.
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         smoothing = self.recipe.label_smoothing
@@ -237,9 +225,8 @@ class Learner:
             if turn_logits is not None:
                 loss = loss + TURN_WEIGHT * F.cross_entropy(turn_logits.float(), turns)
         self.optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.scaler.scale(loss))
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
+        torch.autograd.backward(loss)
+        self.optimiser.step()
         if self.average is not None:
             self.average.update_parameters(self.classifier)
         return loss.detach(), (logits.detach().argmax(1) == labels).sum()
@@ -262,9 +249,9 @@ class Run:
     ) -> None:
         self.learner, self.transform, self.settings = learner, transform, settings
         self.base, self.validation = base, validation
-        self.base_images = kept(base, learner.device, progress=progress)
+        self.base_images = extraction.kept(base, learner.device, progress=progress)
         if validation is not None:
-            self.validation_images = kept(validation, learner.device, progress=progress)
+            self.validation_images = extraction.kept(validation, learner.device, progress=progress)
         self.batch = min(learner.recipe.batch_size, len(base))
         self.steps = len(base) // self.batch  # an incomplete batch is dropped
         self.total_steps = self.steps * learner.recipe.epochs
@@ -298,7 +285,8 @@ class Run:
         """One pass over the base images; returns mean loss and accuracy."""
         # All randomness depends on the seed and the epoch only, so a resumed run needs no generator
         # state, and the device does not matter.
-        random = torch.Generator().manual_seed(seed_from(f"{self.settings['seed']} {epoch}"))
+        seed = hashlib.blake2b(f"{self.settings['seed']} {epoch}".encode(), digest_size=8).digest()
+        random = torch.Generator().manual_seed(int.from_bytes(seed, "big") % 2**63)
         order = torch.randperm(len(self.base), generator=random)
         order = order[: self.steps * self.batch].view(self.steps, self.batch)
         device, recipe = self.learner.device, self.learner.recipe
@@ -307,10 +295,12 @@ class Run:
         losses = torch.zeros((), device=device)
         right = torch.zeros((), dtype=torch.int64, device=device)
         self.learner.classifier.train()
-        for step, images in enumerate(batches(self.base_images, order, device)):
+        for step, images in enumerate(extraction.batches(self.base_images, order, device)):
             inputs, turns = recipe.augmentation(images, draws[step], self.transform)
             rate = recipe.rate(epoch * self.steps + step, self.total_steps)
-            loss, correct = self.learner.step(channels_last(inputs), turns, labels[step], rate)
+            loss, correct = self.learner.step(
+                extraction.channels_last(inputs), turns, labels[step], rate
+            )
             losses += loss
             right += correct
             shown.advance()
@@ -327,15 +317,17 @@ class Run:
         centre = self.features(self.base_images, sample_of(self.base)).mean(0)
         features = self.features(self.validation_images, torch.arange(len(labels)))
         num_classes = min(NUM_CLASSES, len(torch.unique(labels)))
-        return nearest_mean_accuracy(
+        return extraction.nearest_mean_accuracy(
             features, labels, num_classes=num_classes, shots=SHOTS, centre=centre
         )
 
     def features(self, images: ImageSet | Tensor, index: Tensor) -> Tensor:
         backbone, dtype = self.learner.final.backbone.eval(), self.learner.dtype
         transform = replace(self.transform, mirror=False)
-        read = batches(images, torch.split(index, VALIDATION_BATCH), self.learner.device)
-        return torch.cat([features_of(backbone, batch, transform, dtype) for batch in read])
+        read = extraction.batches(images, torch.split(index, VALIDATION_BATCH), self.learner.device)
+        return torch.cat(
+            [extraction.features_of(backbone, batch, transform, dtype) for batch in read]
+        )
 
     def checkpoint(self) -> Checkpoint:
         """A copy of the current network on the CPU."""
@@ -393,30 +385,6 @@ class Run:
         self.best = load_checkpoint(folder / BEST)
 
 
-def create_classifier(
-    architecture: str, base: ImageSet, recipe: Recipe, start: Checkpoint | None, seed: int
-) -> Classifier:
-    """A network with the weights of `start`, or random ones."""
-    if len(base) < 2:
-        raise ValueError(f"base must have at least 2 images, got {len(base)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        backbone = create(architecture, channels=base.shape[2])
-        head = nn.Linear(backbone.dimension, len(base.class_names))
-        classifier = Classifier(backbone, head, recipe.augmentation.turned > 0)
-    if start is not None:
-        expected, got = (
-            f"{network.architecture!r} for images of {network.channels} channels"
-            for network in (backbone, start.backbone)
-        )
-        if got != expected:
-            raise check.ArgumentValueError("start", f"must be a network {expected}, got {got}")
-        backbone.load_state_dict(start.backbone.state_dict())
-        if start.head is not None and start.class_names == base.class_names:
-            head.load_state_dict(start.head.state_dict())
-    return classifier
-
-
 def check_validation(base: ImageSet, validation: ImageSet) -> None:
     """Reject before the first epoch what could not be validated after it."""
     if validation.shape[2] != base.shape[2]:
@@ -446,10 +414,6 @@ def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Trans
 def sample_of(images: ImageSet) -> Tensor:
     """Numbers of at most `MEAN_IMAGES` images, evenly spaced."""
     return torch.arange(0, len(images), -(-len(images) // MEAN_IMAGES))
-
-
-def seed_from(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 2**63
 
 
 def description(images: ImageSet | None) -> str:

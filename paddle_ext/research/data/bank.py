@@ -12,32 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ... import check
-from ...arrays import (
-    BANK_NAMES,
-    BASE_MEAN,
-    CLASS_NAMES,
-    FEATURES,
-    LABELS,
-    as_names,
-    as_tensor,
-    label_numbers,
-    label_texts,
-    named_contents,
-    names_by_row,
-    pick,
-    read_npy,
-    read_npz,
-    read_safetensors,
-    read_torch,
-    refuse_pickle,
-    safetensors,
-)
+from ... import arrays, check
 from ...files import replacing, write_tensors
 from ...labels import check_count, check_one_each, numbered, sorted_names
 
 TextArray: TypeAlias = "npt.NDArray[np.str_]"
 
+ROWS_AT_ONCE = 2**16  # checked or digested: a mapped bank may exceed the memory
 NO_CLASS = "no class"  # the split of rows labelled -1, if classes have splits
 
 
@@ -109,7 +90,12 @@ class FeatureBank:
                 f"labels must be in [0, {self.num_classes}), or -1 for no class, "
                 f"got {low if low < -1 else high}"
             )
-        self.split = None if split is None else checked_split(split, N)
+        self.split = None
+        if split is not None:
+            self.split = np.full(N, split) if isinstance(split, str) else np.asarray(split)
+            if self.split.dtype.kind != "U":
+                raise TypeError(f"split must be strings, got {self.split.dtype}")
+            check_one_each("split", "name", "row of features", self.split.shape, N)
         if base_mean is not None:
             check.features("base_mean", base_mean)
             check.dense_tensor("base_mean", base_mean)
@@ -140,15 +126,15 @@ class FeatureBank:
         return torch.bincount(self.labels[self.labels >= 0], minlength=self.num_classes)
 
     def check_finite(self) -> FeatureBank:
-        """Raise if a feature is NaN or infinite; returns the bank."""
-        for start in range(0, len(self), 2**16):  # in parts: a mapped bank may exceed the memory
-            bad = ~torch.isfinite(self.features[start : start + 2**16])
-            if bad.any():
-                row, column = bad.nonzero()[0].tolist()
-                value = self.features[start + row, column].item()
-                raise ValueError(
-                    f"features must be finite, got {value} at [{start + row}, {column}]"
-                )
+        """Raise if a number is NaN, infinite or too large to sum; returns the bank."""
+        for name, x in (("features", self.features), ("base_mean", self.base_mean)):
+            if x is None:
+                continue
+            most = check.LARGEST_FEATURE[x.dtype]
+            for rows in torch.split(x, ROWS_AT_ONCE):
+                low, high = torch.aminmax(rows)
+                if not (low >= -most and high <= most):  # false for NaN
+                    check.too_large(name, x, most)
         return self
 
     # --- parts ----------------------------------------------------------------------------------
@@ -253,13 +239,13 @@ class FeatureBank:
             if part is not None
         }
         if path.suffix == ".npz":
-            arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
+            stored: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
             if self.class_names is not None:
-                arrays["class_names"] = np.array(self.class_names, dtype=np.str_)
+                stored["class_names"] = np.array(self.class_names, dtype=np.str_)
             if self.split is not None:
-                arrays["split"] = self.split
+                stored["split"] = self.split
             with replacing(path) as new, new.open("wb") as file:
-                np.savez(file, **arrays)
+                np.savez(file, **stored)
             return
         texts = {}  # strings are JSON metadata
         if self.class_names is not None:
@@ -268,7 +254,7 @@ class FeatureBank:
             names, index = np.unique(self.split, return_inverse=True)
             texts["splits"] = json.dumps(names.tolist())
             tensors["split_index"] = torch.from_numpy(index.astype(np.int32))
-        write_tensors(path, safetensors(), tensors, texts)
+        write_tensors(path, arrays.safetensors(), tensors, texts)
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = False) -> FeatureBank:
@@ -308,24 +294,27 @@ class FeatureBank:
 
 def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
     """The arrays of a bank by name."""
-    refuse_pickle(path)
+    arrays.refuse_pickle(path)
     if path.is_dir():
-        files = [file for file in sorted(path.glob("*.npy")) if file.stem in BANK_NAMES]
-        return {file.stem: read_npy(file, mmap=mmap and file.stem in FEATURES) for file in files}
+        files = [file for file in sorted(path.glob("*.npy")) if file.stem in arrays.BANK_NAMES]
+        return {
+            file.stem: arrays.read_npy(file, mmap=mmap and file.stem in arrays.FEATURES)
+            for file in files
+        }
     if path.suffix == ".npz":
         if mmap:
             raise ValueError(
                 "mmap must be False for .npz (save the bank as .safetensors instead), "
                 f"got True for {path}"
             )
-        return read_npz(path, BANK_NAMES)
+        return arrays.read_npz(path, arrays.BANK_NAMES)
     if path.suffix == ".safetensors":
-        return read_safetensors(path, mmap=mmap)
+        return arrays.read_safetensors(path, mmap=mmap)
     if path.suffix in (".pt", ".pth"):
-        contents = named_contents(read_torch(path), path)
+        contents = arrays.named_contents(arrays.read_torch(path), path)
         tensors = {
-            k: as_tensor(contents[k], k, path)
-            for k in BANK_NAMES & contents.keys()
+            k: arrays.as_tensor(contents[k], k, path)
+            for k in arrays.BANK_NAMES & contents.keys()
             if isinstance(contents[k], Tensor)
         }
         return contents | (tensors if mmap else {k: x.clone() for k, x in tensors.items()})
@@ -337,33 +326,33 @@ def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
 
 def bank_arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The arguments of `FeatureBank` from named contents; unknown names are ignored."""
-    names = next((contents[name] for name in CLASS_NAMES if name in contents), None)
+    names = next((contents[name] for name in arrays.CLASS_NAMES if name in contents), None)
     if names is not None:
-        names = as_names(names, "class_names", path).tolist()
-    features = as_tensor(pick(contents, FEATURES, path), "features", path)
-    labels = pick(contents, LABELS, path)
-    texts = label_texts(labels)
+        names = arrays.as_names(names, "class_names", path).tolist()
+    features = arrays.as_tensor(arrays.pick(contents, arrays.FEATURES, path), "features", path)
+    labels = arrays.pick(contents, arrays.LABELS, path)
+    texts = arrays.label_texts(labels)
     if texts is None:
-        labels = label_numbers(labels, path)
+        labels = arrays.label_numbers(labels, path)
     else:
         names = sorted_names(texts) if names is None else names
         labels = numbered(texts, names)
     parts: dict[str, Any] = {"features": features, "labels": labels, "class_names": names}
-    for name in BASE_MEAN:
+    for name in arrays.BASE_MEAN:
         if name in contents:
-            parts["base_mean"] = as_tensor(contents[name], name, path)
+            parts["base_mean"] = arrays.as_tensor(contents[name], name, path)
             break
     if "split" in contents:
-        parts["split"] = as_names(contents["split"], "split", path)
+        parts["split"] = arrays.as_names(contents["split"], "split", path)
     elif "class_split" in contents:
-        by_class = as_names(contents["class_split"], "class_split", path)
+        by_class = arrays.as_names(contents["class_split"], "class_split", path)
         if labels.numel() and (labels.min() < -1 or labels.max() >= len(by_class)):
             raise ValueError(
                 f"{path} must have a class_split for every label, got {len(by_class)} names and "
                 f"labels from {labels.min()} to {labels.max()}"
             )
         # The last one is that of the label -1.
-        parts["split"] = names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
+        parts["split"] = arrays.names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
     return parts
 
 
@@ -379,14 +368,6 @@ def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def checked_split(split: str | Sequence[str] | TextArray, N: int) -> TextArray:
-    names = np.full(N, split) if isinstance(split, str) else np.asarray(split)
-    if names.dtype.kind != "U":
-        raise TypeError(f"split must be strings, got {names.dtype}")
-    check_one_each("split", "name", "row of features", names.shape, N)
-    return names
-
-
 def checked_rows(rows: Tensor, N: int) -> Tensor:
     """Row indices, from indices or a mask."""
     (rows,) = check.tensors(rows)
@@ -394,10 +375,4 @@ def checked_rows(rows: Tensor, N: int) -> Tensor:
         if rows.shape != (N,):
             raise ValueError(f"rows must be a mask of shape [{N}], got {list(rows.shape)}")
         rows = rows.nonzero().view(-1)
-    check.integers("rows", rows)
-    check.dense_tensor("rows", rows)
-    if rows.dim() != 1 or len(rows) < 1:
-        raise ValueError(f"rows must be at least one, got shape {list(rows.shape)}")
-    low, high = (int(x) for x in torch.aminmax(rows))
-    check.outside("rows", low, high, N)
-    return rows
+    return check.row_numbers("rows", rows, N)

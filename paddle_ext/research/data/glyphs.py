@@ -107,9 +107,6 @@ def glyph_images(split: str, *, samples: int = 60, size: int = 32, seed: int = 0
     return ImageArray(images.view(-1, size, size, 1), labels, names, split)
 
 
-# --- which characters ----------------------------------------------------------------------------
-
-
 def characters(split: str) -> tuple[str, ...]:
     """Characters of a split, in the order of their code points."""
     # In the order of a digest, so that scripts and font releases do not decide the split.
@@ -163,9 +160,6 @@ def code_points(font: str) -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
 
     return frozenset(FT2Font(str(font_file(font))).get_charmap())
-
-
-# --- drawing -------------------------------------------------------------------------------------
 
 
 @cache

@@ -15,14 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ... import check
-from ...decoding import (
-    CHANNELS,
-    decode,
-    read_picture_file,
-    require_pillow,
-    why_unreadable,
-)
+from ... import check, decoding
 from ...files import in_threads
 from ...labels import check_one_each
 from ...progress import Progress
@@ -89,7 +82,7 @@ class ImageArray:
             raise TypeError(f"images must be uint8, got {check.plain(pixels.dtype)}")
         if pixels.dim() == 3:
             pixels = pixels.unsqueeze(-1)
-        if pixels.dim() != 4 or 0 in pixels.shape or pixels.shape[-1] not in CHANNELS:
+        if pixels.dim() != 4 or 0 in pixels.shape or pixels.shape[-1] not in decoding.CHANNELS:
             raise ValueError(
                 "images must have shape [N, H, W] or [N, H, W, C] with C 1 or 3, none of them 0, "
                 f"got {list(torch.as_tensor(images).shape)}"
@@ -150,10 +143,10 @@ class EncodedImages:
         channels: int = 3,
         names: Sequence[str] | None = None,
     ) -> None:
-        require_pillow()
+        decoding.require_pillow()
         if size is not None and size < 1:
             raise check.ArgumentValueError("size", f"must be None or at least 1, got {size}")
-        if channels not in CHANNELS:
+        if channels not in decoding.CHANNELS:
             raise ValueError(f"channels must be 1 or 3, got {channels}")
         if len(images) == 0:
             raise ValueError("images must have at least one image, got none")
@@ -174,20 +167,20 @@ class EncodedImages:
         if not isinstance(image, Path):
             return bytes(image)
         try:
-            return read_picture_file(image)
+            return decoding.read_picture_file(image)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"{image} must be an image file, got: {why_unreadable(error)}"
+                f"{image} must be an image file, got: {decoding.why_unreadable(error)}"
             ) from error
 
     def decode(self, number: int) -> npt.NDArray[np.uint8]:
         """One image, [H, W, C]."""
         content = self.encoded(number)
         try:
-            return decode(content, self.size, self.channels)
+            return decoding.decode(content, self.size, self.channels)
         except Exception as error:  # Pillow's decoders raise anything
             raise ValueError(
-                f"{self.names[number]} must be an image, got: {why_unreadable(error)}"
+                f"{self.names[number]} must be an image, got: {decoding.why_unreadable(error)}"
             ) from error
 
     def read(self, index: Tensor | Sequence[int]) -> Tensor:

@@ -26,9 +26,8 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif"),
     *(".tiff", ".avif", ".heic", ".heif", ".jp2"),
 )
-FILE_COLUMNS = ("filename", "file", "image", "path")
 LAYOUTS = ("mini", "tiered", "inatural", "folder", "npz")
-LABEL_COLUMNS = ("label", "class", "category")
+COLUMNS = ("filename", "label")
 PIXELS = ("images", "encoded", "webp")  # names of arrays; the last two have encoded images
 
 
@@ -151,43 +150,28 @@ def open_images(
     check.choice("split", split, splits)
     root = Path(root)
     if layout == "npz":
-        return array_folder(root, split, size)
+        whole = root if root.is_file() else existing_folder(root) / f"{split}.npz"
+        files = [whole] if whole.is_file() else sorted(root.glob(f"{split}-*.npz"))
+        if not files:
+            raise ValueError(f"{root} must have {split}.npz or {split}-0.npz, got neither")
+        return image_arrays(files, split, size=size)
     root, size = existing_folder(root), 84 if size is None else size
-    if layout == "folder":
-        return folder_of_splits(root, split, size)
-    if layout == "tiered" and lists is None and (root / public_name(split)).is_dir():
-        return image_folder(root / public_name(split), split=split, size=size)
+    names = [split, *(other for other, name in OTHER_NAMES.items() if name == split)]
+    folders = [root / name for name in names if (root / name).is_dir()]
+    if layout == "folder" and not folders:
+        raise ValueError(f"{root} must have a folder {' or '.join(names)}, got none of them")
+    if layout == "folder" or (layout == "tiered" and lists is None and folders):
+        return image_folder(folders[0], split=split, size=size)
     path = list_of(root, lists, split)
     if layout == "inatural":
-        names = None
+        class_names = None
         if split in ("repr", "query"):
             both = (list_of(root, lists, which) for which in ("repr", "query"))
-            names = sorted({label for one in both for _, label in read_list(one)})
-        return image_list(path, root, split=split, class_names=names, size=size)
+            class_names = sorted({label for one in both for _, label in read_list(one)})
+        return image_list(path, root, split=split, class_names=class_names, size=size)
     first, _ = read_list(path)[0]
     places = (place for place in (root / "images", root / "data") if (place / first).is_file())
     return image_list(path, next(places, root), split=split, size=size)
-
-
-def array_folder(root: Path, split: str, size: int | None) -> ImageSet:
-    """The ``.npz`` files of a split in a folder, or one file with the splits in it."""
-    if root.is_file():
-        return image_arrays(root, split, size=size)
-    whole = existing_folder(root) / f"{split}.npz"
-    files = [whole] if whole.is_file() else sorted(root.glob(f"{split}-*.npz"))
-    if not files:
-        raise ValueError(f"{root} must have {split}.npz or {split}-0.npz, got neither")
-    return image_arrays(files, split, size=size)
-
-
-def folder_of_splits(root: Path, split: str, size: int) -> EncodedImages:
-    """A folder per split, also called train, validation or novel, with a folder per class."""
-    others = [other for other, name in OTHER_NAMES.items() if name == split]
-    folders = [root / name for name in (split, *others)]
-    for folder in folders:
-        if folder.is_dir():
-            return image_folder(folder, split=split, size=size)
-    raise ValueError(f"there must be a folder {' or '.join(map(str, folders))}, got none of them")
 
 
 # --- lists of images and labels ------------------------------------------------------------------
@@ -207,42 +191,24 @@ def read_list(path: str | Path) -> list[tuple[str, str]]:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file) if any(line)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} must be a CSV file, got: {error}") from error
-    name, label = 0, 1
+    columns = [0, 1]
     if lines and not is_image(Path(lines[0][0]).name):
-        name, label = header_columns(path, lines.pop(0))
+        header = [cell.lower() for cell in lines.pop(0)]
+        if not set(COLUMNS) <= set(header):
+            expected = "an image or with a header that has 'filename' and 'label'"
+            raise ValueError(f"{path} must begin with {expected}, got {header}")
+        columns = [header.index(name) for name in COLUMNS]
     rows = []
     for number, line in enumerate(lines, 1):
-        if len(line) <= max(name, label) or not line[name] or not line[label]:
+        cells = [line[column] for column in columns if column < len(line) and line[column]]
+        if len(cells) < 2:
             raise ValueError(
                 f"{path} must have a file name and a label in each row, got {line} in row {number}"
             )
-        rows.append((line[name], line[label]))
+        rows.append((cells[0], cells[1]))
     if not rows:
         raise ValueError(f"{path} must list at least one image, got none")
     return rows
-
-
-def header_columns(path: str | Path, header: list[str]) -> list[int]:
-    """The columns of the file name and the label."""
-    names = [cell.lower() for cell in header]
-    columns = []
-    for accepted in (FILE_COLUMNS, LABEL_COLUMNS):
-        column = next((k for k, name in enumerate(names) if name in accepted), None)
-        if column is None:
-            raise ValueError(
-                f"{path} must begin with an image or with a header that has {accepted[0]!r}, "
-                f"got {header}"
-            )
-        columns.append(column)
-    return columns
-
-
-# --- paths ---------------------------------------------------------------------------------------
-
-
-def public_name(split: str) -> str:
-    """The name of a split in the public lists and folders."""
-    return "train" if split == "base" else split
 
 
 def existing_folder(root: str | Path) -> Path:
@@ -254,12 +220,12 @@ def existing_folder(root: str | Path) -> Path:
 def list_of(root: Path, lists: str | Path | None, split: str) -> Path:
     """The path of the list of a split: in the folder `lists`, or by default near the images."""
     folders = [root, root / "split", root / "splits"] if lists is None else [Path(lists)]
-    names = dict.fromkeys([f"{public_name(split)}.csv", f"{split}.csv"])
+    public = "train" if split == "base" else split  # the name in the public lists
     for folder in folders:
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
-    raise ValueError(f"{folders[0]} must have the list {public_name(split)}.csv, got no such file")
+        for name in (public, split):
+            if (folder / f"{name}.csv").is_file():
+                return folder / f"{name}.csv"
+    raise ValueError(f"{folders[0]} must have the list {public}.csv, got no such file")
 
 
 # --- images in .npz files ------------------------------------------------------------------------
@@ -270,8 +236,7 @@ class Part(NamedTuple):
 
     labels: npt.NDArray[np.int64]  # [N]
     class_names: tuple[str, ...]
-    pixels: npt.NDArray[np.uint8] | None  # [N, H, W(, C)]; None if they are encoded:
-    encoded: list[memoryview]
+    images: Any  # [N, H, W(, C)] uint8, or a list of the bytes of N encoded images
     names: list[str]  # of the encoded images
 
 
@@ -303,23 +268,22 @@ def image_arrays(
     parts = [read_part(Path(path), split) for path in files]
     first = parts[0]
     for path, part in zip(files, parts, strict=True):
-        same_kind = (part.pixels is None) == (first.pixels is None)
+        same_kind = type(part.images) is type(first.images)
         if part.class_names != first.class_names or not same_kind:
             raise ValueError(f"{path} must have the classes and arrays of {files[0]}")
     labels = np.concatenate([part.labels for part in parts])
-    if first.pixels is None:
-        encoded = [image for part in parts for image in part.encoded]
+    if isinstance(first.images, list):
+        encoded = [image for part in parts for image in part.images]
         names = [name for part in parts for name in part.names]
         return EncodedImages(encoded, labels, first.class_names, split, size=size, names=names)
     if size is not None:
         raise check.ArgumentValueError(
             "size", f"must be None for images that are not encoded, got {size}"
         )
-    arrays = [part.pixels for part in parts if part.pixels is not None]
-    shapes = {array.shape[1:] for array in arrays}
+    shapes = {part.images.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise ValueError(f"paths must have images of one shape, got {sorted(shapes)}")
-    pixels = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+    pixels = np.concatenate([part.images for part in parts]) if len(parts) > 1 else first.images
     return ImageArray(pixels, labels, first.class_names, split)
 
 
@@ -354,10 +318,9 @@ def read_part(path: Path, split: str) -> Part:
         labels, class_names = (np.cumsum(mine) - 1)[labels[rows]], class_names[mine]
     listed = tuple(class_names.tolist())
     if ends is None:
-        own = pixels[rows] if "class_split" in arrays else pixels
-        return Part(labels, listed, own, [], [])
+        return Part(labels, listed, pixels[rows] if "class_split" in arrays else pixels, [])
     encoded = [memoryview(pixels[ends[row] : ends[row + 1]]) for row in rows]
-    return Part(labels, listed, None, encoded, [f"{path}: {names[row]}" for row in rows])
+    return Part(labels, listed, encoded, [f"{path}: {names[row]}" for row in rows])
 
 
 def image_ends(

@@ -153,7 +153,6 @@ def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_pa
         ("train . --layout zip", "--layout must be one of"),
         ("train . --recipe weak", "--recipe must be one of 'paper', 'strong', 'small'"),
         ("train . --epochs 0", "--epochs must be an integer in [1, 2147483647], got 0"),
-        ("train . --start no.safetensors", "no.safetensors, which does not exist"),
         ("extract no.safetensors .", "no.safetensors, which does not exist"),
     ],
 )

@@ -165,8 +165,8 @@ def test_anything_else_is_recomputed(
     for change in ({"mean": (0.41,)}, {"size": 15}, {"resize": 17}, {"mirror": True}):
         other = replace(network, transform=replace(GREY, **change))
         assert counting.during(other, IMAGES, cache=tmp_path)[0] == 45, change
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    assert len({cache_key(network, IMAGES, dtype) for dtype in dtypes}) == 3
+    dtypes = (torch.float32, torch.bfloat16)
+    assert len({cache_key(network, IMAGES, dtype) for dtype in dtypes}) == 2
     with torch.no_grad():
         network.backbone.linear.weight[3, 5] += 1e-3
     assert counting.during(network, IMAGES, cache=tmp_path)[0] == 45
@@ -292,7 +292,7 @@ def test_uneven_classes() -> None:
 
 def test_too_few_for_a_task() -> None:
     features, labels = torch.randn(10, 4), torch.arange(2).repeat_interleave(5)
-    with pytest.raises(ValueError, match="at least 3 classes, got 2"):
-        nearest_mean_accuracy(features, labels, num_classes=3)
+    with pytest.raises(ValueError, match="at most the number of classes, 2, got 3"):
+        nearest_mean_accuracy(features, labels, num_classes=3, shots=2)
     with pytest.raises(ValueError, match="at least 6 samples of each class, got 5"):
         nearest_mean_accuracy(features, labels, num_classes=2)

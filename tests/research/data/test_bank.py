@@ -176,7 +176,10 @@ def test_bad_classes_and_rows() -> None:
     refused(lambda: bank.subset(torch.tensor([0]), split="test"), "must be given, got both")
     refused(lambda: bank.subset(torch.tensor([N])), f"rows must be in [0, {N}), got {N}")
     refused(lambda: bank.subset(torch.ones(3).bool()), f"rows must be a mask of shape [{N}], got")
-    refused(lambda: bank.subset(torch.zeros(N).bool()), "rows must be at least one, got shape [0]")
+    refused(
+        lambda: bank.subset(torch.zeros(N).bool()),
+        "rows must have shape [n] with n at least 1, got [0]",
+    )
     refused(lambda: bank.subset([0]), "rows must be a tensor or an array, got list", TypeError)  # type: ignore[arg-type]
     refused(lambda: bank.rows("dev"), "split must be one of 'oos', 'test', 'train', 'val', got")
     refused(lambda: plain.rows("test"), "split must be one of none (the bank has no splits")
