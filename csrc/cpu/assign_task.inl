@@ -10,7 +10,7 @@ constexpr int64_t kBlock = kChains * Simd<T>::kLanes;
 // As `comparable` of one logit.
 template <typename T>
 static inline Vec<T> all_comparable(Vec<T> logit) {
-    return vmin<T>(larger<T>(logit, splat(Range<T>::kMinusInfinity)), splat(Range<T>::kInfinity));
+    return vmin<T>(vmax<T>(logit, splat(Range<T>::kMinusInfinity)), splat(Range<T>::kInfinity));
 }
 
 // row[k] = logits, padded to whole blocks; returns the largest.
@@ -28,10 +28,10 @@ static T row_logits(const T* __restrict__ products, int64_t stride, const T* __r
             if (v == 0) __builtin_prefetch(products + stride + at);  // of the next row
             const Vec<T> logit = all_comparable<T>(load(products + at) * factor + load(bias + at));
             store<T>(row + at, logit);
-            mosts[v] = larger<T>(mosts[v], logit);
+            mosts[v] = vmax<T>(mosts[v], logit);
         }
     }
-    for (int v = 1; v < kChains; ++v) mosts[0] = larger<T>(mosts[0], mosts[v]);
+    for (int v = 1; v < kChains; ++v) mosts[0] = vmax<T>(mosts[0], mosts[v]);
     T most = horizontal_max<T>(mosts[0]);
     for (; k < K; ++k) {
         row[k] = comparable(products[k] * factor + bias[k]);
@@ -41,57 +41,17 @@ static T row_logits(const T* __restrict__ products, int64_t stride, const T* __r
     return most;
 }
 
-// Constants of `exponentials`, repeated for each vector of a block: a multiply-add of NEON overwrites
-// its addend, and loading another copy takes less time than a move between registers.
-constexpr float kExponentBias = Lanes<float>::kMagic + 127;  // leaves the exponent in the low bits
-constexpr float kExpTerms[] = {kExponentBias, 1.3398926e-3f, 9.6184378e-3f,
-                               5.5503324e-2f, 2.4022648e-1f, 6.9314718e-1f};
-constexpr int kTermCount = sizeof(kExpTerms) / sizeof(float);
-
-// x = exp(x) for x <= 0; zero below -708, or -87.7 for float.
-static inline void exponentials(Vec<double> (&x)[kChains], const double*) {
-    for (Vec<double>& one : x) one = vexp<double>(one);
-}
-
-// 2^n 2^-r for x log2(e) = n - r, |r| <= 1/2, the latter with a relative error of 2e-8. The error
-// of log2(e) as a float is below the rounding of logits.
-static inline void exponentials(Vec<float> (&x)[kChains], const float* terms) {
-    using BitVec = Simd<float>::BitVec;
-    using L = Lanes<float>;
-    const auto term = [&](int i, int v) {
-        return load(terms + (i * kChains + v) * Simd<float>::kLanes);
-    };
-    Vec<float> n[kChains], r[kChains], series[kChains];
-    for (int v = 0; v < kChains; ++v) x[v] = larger<float>(x[v], splat(-88.0f));  // n >= -127
-    for (int v = 0; v < kChains; ++v) n[v] = x[v] * L::kLog2e + term(0, v);
-    for (int v = 0; v < kChains; ++v) r[v] = n[v] - kExponentBias;
-    for (int v = 0; v < kChains; ++v) r[v] = r[v] - x[v] * L::kLog2e;
-    for (int v = 0; v < kChains; ++v) series[v] = splat(1.5353320e-4f);
-#pragma GCC unroll 5
-    for (int i = 1; i < kTermCount; ++i) {
-        for (int v = 0; v < kChains; ++v) series[v] = term(i, v) - series[v] * r[v];
-    }
-    for (int v = 0; v < kChains; ++v) {
-        const BitVec power = reinterpret_cast<BitVec>(n[v]) << L::kMantissaBits;  // 0 for n = -127
-        const Vec<float> scale = reinterpret_cast<Vec<float>>(power);
-        x[v] = scale - (scale * r[v]) * series[v];
-    }
-}
-
-// row = exp(row - most); returns the sum. `terms` may not be `__restrict__`, or registers hold them.
+// row = exp(row - most); returns the sum.
 template <typename T>
-static T row_exponentials(T* row, T most, int64_t Kp, const T* terms) {
+static T row_exponentials(T* row, T most, int64_t Kp) {
     constexpr int kLanes = Simd<T>::kLanes;
     Vec<T> total[kChains] = {};
     for (int64_t k = 0; k < Kp; k += kBlock<T>) {
-        Vec<T> x[kChains];
-#pragma GCC unroll 4
-        for (int v = 0; v < kChains; ++v) x[v] = load(row + k + v * kLanes) - most;
-        exponentials(x, terms);
 #pragma GCC unroll 4
         for (int v = 0; v < kChains; ++v) {
-            store<T>(row + k + v * kLanes, x[v]);
-            total[v] += x[v];
+            const Vec<T> x = vexp<T>(load(row + k + v * kLanes) - most);
+            store<T>(row + k + v * kLanes, x);
+            total[v] += x;
         }
     }
     return horizontal_sum<T>((total[0] + total[1]) + (total[2] + total[3]));
@@ -146,11 +106,9 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
     const int64_t K = p.K, Kp = round_up(K, kBlock<T>);
     T* const row = static_cast<T*>(memory);
     T* const held = row + Kp;  // of this part
-    T* const terms = held + Kp;
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
     const T slope = static_cast<const T*>(p.slope)[task];
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
-    for (int64_t i = 0; i < kTermCount * kBlock<T>; ++i) terms[i] = T(kExpTerms[i / kBlock<T>]);
     for (int64_t q = first; q < end; ++q) {
         const int64_t at = task * p.N + q;
         const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
@@ -162,7 +120,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
             sums.leads[1] += lead - 2 * double(most);
             continue;
         }
-        const T sum = row_exponentials(row, most, Kp, terms);
+        const T sum = row_exponentials(row, most, Kp);
         sums.log_sums += double(most) + __builtin_log(double(sum));
         T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
         if (p.squared) {
@@ -256,8 +214,7 @@ static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entri
 
 template <typename T>
 static int64_t assign_row_bytes(int64_t K) {
-    const int64_t rows = 2 * round_up(K, kBlock<T>), terms = kTermCount * kBlock<T>;
-    return (rows + terms) * int64_t(sizeof(T));
+    return 2 * round_up(K, kBlock<T>) * int64_t(sizeof(T));
 }
 
 constexpr AssignKernels kAssignKernels = {
