@@ -161,7 +161,7 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
             "most": (most, real, (B, D)),
         }
         options = {"B": B, "N": N, "D": D}
-        call_native(native.module.survey_call, options, rows, tensors, run="add")
+        call_native(native.module.survey_call, options, rows, tensors)
     if validate:
         check_summable(extremes, queries.features)
     return Survey(queries.N, sums, squares, least, most, length)
@@ -223,7 +223,7 @@ def place(
         "total": float(surveyed.total),
     }
     means, shots, scale, centre, unit, spread = call_native(
-        native.module.place_call, options, support, tensors, outputs, run="place"
+        native.module.place_call, options, support, tensors, outputs
     )
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
@@ -264,7 +264,7 @@ def slope_of(
     }
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
     slope, unit = call_native(
-        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False, run="find"
+        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
     )
     return slope, unit
 
@@ -373,7 +373,7 @@ class DistanceScores:
             "operand": (operand, operand.dtype, (B, K, max(form.pieces, 1) * D)),
         }
         options = {"B": B, "K": K, "D": D, "parts": parts, "width": width, "pieces": form.pieces}
-        call_native(native.module.move_call, options, self.w, tensors, early=early, run="move")
+        call_native(native.module.move_call, options, self.w, tensors, early=early)
         self.operand = operand if form.pieces else laid_out(operand)
 
     def lengths(self, part: slice) -> Tensor | None:

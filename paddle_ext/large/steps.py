@@ -100,7 +100,7 @@ def assign(
         "weigh": weigh,
         "squared": squared,
     }
-    call_native(native.module.assign_call, options, products, tensors, run="assign")
+    call_native(native.module.assign_call, options, products, tensors)
 
 
 class Counter:
@@ -141,7 +141,7 @@ class Counter:
             "faint": (self.faint, torch.float64, (B,)),
         }
         options = {"B": B, "N": N, "K": K}
-        return prepare(native.module.count_call, options, self.likelihood, tensors, run="count")[0]
+        return prepare(native.module.count_call, options, self.likelihood, tensors)[0]
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class AbsorbStep:
             "sharper": self.sharper,
             "share": self.share,
         }
-        call_native(native.module.absorb_call, options, products, tensors, run="step")
+        call_native(native.module.absorb_call, options, products, tensors)
 
 
 def split(
@@ -220,7 +220,7 @@ def split(
     }
     options = {"B": B, "N": N, "D": D, "pieces": pieces, "unit": metric is not None}
     outputs = {"out": (half, (B, N, pieces * D))}
-    (out,) = call_native(native.module.split_call, options, rows, tensors, outputs, run="split")
+    (out,) = call_native(native.module.split_call, options, rows, tensors, outputs)
     return out
 
 
@@ -238,7 +238,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
     }
     options = {"B": B, "N": N, "K": K, "D": D, "threshold": threshold, "most": most}
     (above,) = call_native(
-        native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}, run="add"
+        native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}
     )
     return int(above) <= most
 
@@ -341,7 +341,7 @@ class State:
             "least": self.least,
         }
         make = native.module.dual_call
-        return prepare(make, options, self.counts, tensors, typed=False, run="update")[0]
+        return prepare(make, options, self.counts, tensors, typed=False)[0]
 
     def proportions(self, counts: Tensor) -> Tensor:
         """Proportions of the classes, from the weighted sums of probabilities, [B, K]."""
