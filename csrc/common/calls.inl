@@ -311,7 +311,7 @@ CALL(Dual, dual, CPU, CUDA) {
     MAKE(double, tol);
     MAKE(double, dual_weight);  // of the dual in the logits
     MAKE(double, least);        // concentration
-    RUN(double*, held);  // [B, K] sums of the queries' probabilities; 0 after it, with weights
+    RUN(double*, held);         // [B, K] sums of the queries' probabilities; then 0
     RUN(const double*,
         away);  // [B, K] how far prototypes moved, or null: the largest change of a count
     RUN(const double*, unit);     // [B] of these distances; the criterion is their mean

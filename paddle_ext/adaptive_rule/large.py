@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ..large.passes import (
+    ClassSums,
     Part,
     Queries,
     RowResults,
     best_prior,
     check_summable,
     classify_rows,
-    sums_by_class,
 )
 from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
 from ..large.sources import Rows
@@ -224,7 +224,8 @@ def solve_large(
     held = counter.held(state.dual)
     del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
-    sums, mass = sums_by_class(scores.parts(), scores.slope, bias, scores.form, squared=True)
+    adding = ClassSums(scores.form, scores.slope, bias, squared=True)
+    sums, mass = adding.add_up(scores.parts())
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
     step, weights = absorb_step_of(likelihood, state, held, moved, trust * mass, total)

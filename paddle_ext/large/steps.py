@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Top:
         return Top(self.probabilities[:, part], self.classes[:, part])
 
 
-def assign(
+def assign_call(
     products: Tensor,
     slope: Tensor,
     bias: Tensor,
@@ -56,8 +57,8 @@ def assign(
     normalise: bool = True,
     weigh: bool = False,
     squared: bool = False,
-) -> None:
-    """Compute the probabilities of rows, the softmax of ``slope length products + bias``.
+) -> Callable[[], None]:
+    """A call for the probabilities of rows, the softmax of ``slope length products + bias``.
 
     Products [B, N, K or more] are float32 or float64, of which the first K are used; slope [B],
     bias [B, K] and length [B, N] have their dtype. The other tensors are outputs:
@@ -100,7 +101,12 @@ def assign(
         "weigh": weigh,
         "squared": squared,
     }
-    call_native(native.module.assign_call, options, products, tensors)
+    return prepare(native.module.assign_call, options, products, tensors)[0]
+
+
+def assign(products: Tensor, slope: Tensor, bias: Tensor, **others: Any) -> None:
+    """Make an `assign_call` and run it."""
+    assign_call(products, slope, bias, **others)()
 
 
 class Counter:
