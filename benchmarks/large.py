@@ -25,7 +25,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import reference
 from paddle_ext.large import paddle as large
-from paddle_ext.large.passes import Queries, sums_by_class
+from paddle_ext.large.passes import ClassSums, Queries
 from paddle_ext.large.products import Form
 from paddle_ext.large.sources import TensorRows
 
@@ -169,7 +169,7 @@ def on_cuda() -> None:
 
 def sum_rows(scores: large.DistanceScores, slope: Tensor, bias: Tensor, form: Form) -> None:
     """What an iteration does with the rows: the sums of each class."""
-    sums_by_class(scores.parts(), slope, bias, form)
+    ClassSums(form, slope, bias).add_up(scores.parts())
 
 
 def show_iterations(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:

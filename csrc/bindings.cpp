@@ -39,15 +39,13 @@ using ParamsOf = typename std::decay_t<Keywords>::Params;
 #define FIELDS(...) FIELDS_OF(__VA_ARGS__, FIELDS_4, FIELDS_3, FIELDS_2, FIELDS_1, )(__VA_ARGS__)
 
 void add_calls(py::module_& module){
-#define CALL(Name, name, method, cpu, cuda) \
-    AddedCall<Name##Params>{module, #name, #method} = [](auto& all)
+#define CALL(Name, name, cpu, cuda) AddedCall<Name##Params>{module, #name} = [](auto& all)
 #define MAKE(type, ...) all.make.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
 #define RUN(type, ...) all.run.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
 #define MAKE_AS(type, field, keyword) all.make.template add<FIELDS(field)>(#keyword)
 #define OWN(type, name) static_assert(true)
 #define PART(field, name) \
     all.make.template add_as<FIELDS(field), &decltype(ParamsOf<decltype(all)>::field)::name>(#name)
-#define MEASURE(name) all.workspace.template add<FIELDS(name)>(#name)
 #define MEMORY() RUN(void*, workspace, workspace_bytes)
 #define ONE_BY_ONE(...) static_assert(true)
 #include "common/calls.inl"

@@ -91,37 +91,6 @@ inline void read(PyObject* value, PosteriorSizes& sizes) {
     sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
 }
 
-// The bytes of the smallest numbers of a struct, by those of its types that it has.
-inline size_t size_of(DType type) {
-    return type == DType::kFloat64 ? 8 : type == DType::kFloat32 ? 4 : 2;
-}
-template <typename Struct>
-auto smallest_number(const Struct& of, int) -> decltype(size_of(of.dtype) + size_of(of.written)) {
-    return std::min(size_of(of.dtype), size_of(of.written));
-}
-template <typename Struct>
-auto smallest_number(const Struct& of, long) -> decltype(size_of(of.dtype)) {
-    return size_of(of.dtype);
-}
-template <typename Struct>
-size_t smallest_number(const Struct&, ...) {
-    return 1;
-}
-
-// The address of an array must be a multiple of the size of its numbers, if that is known.
-template <typename Item, typename Struct>
-void check_address(const Item* array, const Struct& of) {
-    size_t bytes = 1;
-    if constexpr (std::is_void_v<Item>) {
-        bytes = smallest_number(of, 0);
-    } else {
-        bytes = alignof(Item);
-    }
-    if (reinterpret_cast<uintptr_t>(array) % bytes != 0) {
-        throw py::value_error("must be at a multiple of " + std::to_string(bytes) + " bytes");
-    }
-}
-
 // The type of a field in Python.
 template <typename Field>
 std::string type_of() {
@@ -169,9 +138,7 @@ class Keywords {
         if (interned == nullptr) throw py::error_already_set();
         using Field = std::remove_reference_t<decltype(member<Path...>(std::declval<Struct&>()))>;
         const auto set = [](PyObject* value, Struct& to) {
-            Field& field = member<Path...>(to);
-            read(value, field);
-            if constexpr (std::is_pointer_v<Field>) check_address(field, to);
+            read(value, member<Path...>(to));
         };
         list_.push_back({name, interned, type_of<Field>(), set});
         return *this;
@@ -338,15 +305,14 @@ class WithoutGil {
 // handler inside another call must not share it, so it asks for more than the scratch has.
 constexpr int64_t kBeyondScratch = int64_t(1) << 20;
 
-// The keywords of the three functions of a call: NAME_call, workspace, and the one that runs it. The
-// target comes first and the workspace last.
+// The keywords of the functions of a call, NAME_call and `run`. The target comes first and the
+// workspace last.
 template <typename P>
 struct CallKeywords {
     using Params = P;
-    Keywords<Call<Params>> make, workspace, run;
+    Keywords<Call<Params>> make, workspace{"workspace"}, run{"run"};
 
-    CallKeywords(const std::string& name, const char* runs)
-        : make(name + "_call"), workspace("workspace"), run(runs) {
+    explicit CallKeywords(const std::string& name) : make(name + "_call") {
         make.template add<&Call<Params>::target>("target");
     }
 };
@@ -440,17 +406,16 @@ class CallClass {
     inline static PyTypeObject* type_ = nullptr;
 };
 
-// Adds NAME_call and the class NameCall to the module; `method` is the one that runs a call, and
-// describe(keywords), which is assigned, adds the keywords.
+// Adds NAME_call and the class NameCall to the module; describe(keywords), which is assigned, adds
+// the keywords.
 template <typename Params>
 struct AddedCall {
     py::module_& module;
     std::string name;
-    const char* method;
 
     template <typename Describe>
     void operator=(const Describe& describe) {
-        CallKeywords<Params> all(name, method);
+        CallKeywords<Params> all(name);
         describe(all);
         name[0] = char(std::toupper(name[0]));
         CallClass<Params>::add_to(module, name + "Call", all);

@@ -3,7 +3,7 @@
 Written by tools/make_stub.py: do not edit it.
 
 Used by the solvers and the task sampler, which check everything first. A function
-takes the sizes and options of a call and returns an object whose method takes the pointers;
+takes the sizes and options of a call and returns an object whose method `run` takes the pointers;
 `workspace` returns the bytes it needs.
 
 Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes, units and
@@ -52,12 +52,13 @@ VALUES_ROWS: int
 def paddle_call(
     *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int], support_shared: bool,
     lam: float, scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float,
+    wants_prototypes: bool,
 ) -> PaddleCall: ...
 
 @final
 class PaddleCall:
-    def workspace(self, *, prototypes: int) -> int: ...
-    def solve(
+    def workspace(self) -> int: ...
+    def run(
         self, *, support: int, support_labels: int, query: int, support_index: int,
         query_index: int, labels: int, probabilities: int, proportions: int, dual: int,
         iterations: int, criterion: int, prototypes: int, workspace: int, workspace_bytes: int,
@@ -71,7 +72,7 @@ def sinkhorn_call(
 @final
 class SinkhornCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, cost: int, row_mass: int, col_mass: int, plan: int, iterations: int, residual: int,
         workspace: int, workspace_bytes: int,
     ) -> None: ...
@@ -83,7 +84,7 @@ def values_call(
 @final
 class ValuesCall:
     def workspace(self) -> int: ...
-    def check(self, *, labels: int, numbers: Sequence[int], found: int) -> None: ...
+    def run(self, *, labels: int, numbers: Sequence[int], found: int) -> None: ...
 
 def tim_call(
     *, target: Target, dtype: int, B: int, Q: int, S: int, K: int, D: int, support_shared: bool,
@@ -94,7 +95,7 @@ def tim_call(
 @final
 class TimCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, support: int, support_labels: int, query: int, labels: int, probabilities: int,
         prototypes: int, losses: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
@@ -107,7 +108,7 @@ def adapt_call(
 @final
 class AdaptCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, logits: int, measures: int, labels: int, probabilities: int, proportions: int,
         dual: int, iterations: int, criterion: int, concentration: int, bound: int, chosen: int,
         workspace: int, workspace_bytes: int,
@@ -121,7 +122,7 @@ def groups_call(
 @final
 class GroupsCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, rows: int, order: int, starts: int, inverse: int, chances: int, evidence: int,
         prior: int, weight: int, probabilities: int, counts: int, criterion: int, iterations: int,
         workspace: int, workspace_bytes: int,
@@ -134,7 +135,7 @@ def labelled_call(
 @final
 class LabelledCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, support: int, labels: int, first: int, second: int, centre: int, means: int,
         shots: int, own: int, count: int, scale: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
@@ -146,7 +147,7 @@ def coordinates_call(
 @final
 class CoordinatesCall:
     def workspace(self) -> int: ...
-    def solve(self, *, rows: int, centre: int, scale: int, x: int) -> None: ...
+    def run(self, *, rows: int, centre: int, scale: int, x: int) -> None: ...
 
 def calibrate_call(
     *, target: Target, dtype: int, B: int, R: int, K: int, centre: float, spread: float,
@@ -155,7 +156,7 @@ def calibrate_call(
 @final
 class CalibrateCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, distances: int, labels: int, count: int, sharpness: int, objective: int,
         drawn: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
@@ -168,7 +169,7 @@ def likelihood_call(
 @final
 class LikelihoodCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, centre: int, means: int, rows: int, squares: int, bias: int, variance: int,
         shots: int, sharpness: int, finite: int, scale: int, factor: int, solved: int, shares: int,
         left_out: int, workspace: int, workspace_bytes: int,
@@ -184,7 +185,7 @@ def posterior_call(
 @final
 class PosteriorCall:
     def workspace(self) -> int: ...
-    def solve(
+    def run(
         self, *, query: int, centre: int, rows: int, scale: int, labels: int, probabilities: int,
         proportions: int, dual: int, iterations: int, criterion: int, concentration: int,
         bound: int, chosen: int, finite: int, workspace: int, workspace_bytes: int,
@@ -198,7 +199,7 @@ def assign_call(
 @final
 class AssignCall:
     def workspace(self) -> int: ...
-    def assign(
+    def run(
         self, *, products: int, length: int, slope: int, bias: int, probabilities: int, rest: int,
         held: int, log_sums: int, top_probabilities: int, top_classes: int, leads: int,
         workspace: int, workspace_bytes: int,
@@ -209,7 +210,7 @@ def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCa
 @final
 class CountCall:
     def workspace(self) -> int: ...
-    def count(
+    def run(
         self, *, likelihood: int, weights: int, running: int, held: int, faint: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
@@ -222,7 +223,7 @@ def dual_call(
 @final
 class DualCall:
     def workspace(self) -> int: ...
-    def update(
+    def run(
         self, *, held: int, away: int, unit: int, base: int, measure: int, bias: int, weights: int,
         anchor: int, faint: int, counts: int, dual: int, before: int, concentration: int,
         criterion: int, iterations: int, running: int,
@@ -235,7 +236,7 @@ def split_call(
 @final
 class SplitCall:
     def workspace(self) -> int: ...
-    def split(
+    def run(
         self, *, rows: int, length: int, scale: int, centre: int, metric: int, out: int, own: int,
     ) -> None: ...
 
@@ -246,7 +247,7 @@ def sums_call(
 @final
 class SumsCall:
     def workspace(self) -> int: ...
-    def add(
+    def run(
         self, *, probabilities: int, rows: int, sums: int, found: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
@@ -259,7 +260,7 @@ def absorb_call(
 @final
 class AbsorbCall:
     def workspace(self) -> int: ...
-    def step(
+    def run(
         self, *, products: int, added: int, own: int, bias: int, square: int, mass: int,
         constant: int, total: int, prior: int,
     ) -> None: ...
@@ -269,7 +270,7 @@ def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> Survey
 @final
 class SurveyCall:
     def workspace(self) -> int: ...
-    def add(
+    def run(
         self, *, rows: int, length: int, sums: int, squares: int, least: int, most: int,
         workspace: int, workspace_bytes: int,
     ) -> None: ...
@@ -282,7 +283,7 @@ def place_call(
 @final
 class PlaceCall:
     def workspace(self) -> int: ...
-    def place(
+    def run(
         self, *, support: int, order: int, start: int, sums: int, squares: int, least: int,
         most: int, means: int, shots: int, scale: int, centre: int, unit: int, spread: int,
         workspace: int, workspace_bytes: int,
@@ -295,7 +296,7 @@ def slope_call(
 @final
 class SlopeCall:
     def workspace(self) -> int: ...
-    def find(
+    def run(
         self, *, unit: int, spread: int, leads: int, slope: int, distance_unit: int,
     ) -> None: ...
 
@@ -307,7 +308,7 @@ def move_call(
 @final
 class MoveCall:
     def workspace(self) -> int: ...
-    def move(
+    def run(
         self, *, sums: int, rest: int, held: int, running: int, prototypes: int, before: int,
         away: int, base: int, operand: int,
     ) -> None: ...
@@ -320,7 +321,7 @@ def tasks_call(
 @final
 class TasksCall:
     def workspace(self) -> int: ...
-    def sample(
+    def run(
         self, *, labels: int, rows: int, support_begin: int, support_end: int, query_begin: int,
         query_end: int, support_index: int, support_labels: int, query_index: int,
         query_labels: int, workspace: int, workspace_bytes: int,

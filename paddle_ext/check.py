@@ -447,7 +447,7 @@ def classes_of_valid(
     except ImportError:  # methods in torch need no native code
         return 0
     extremes = allocator(labels)((2,), (1,), torch.int64)
-    call.check(
+    call.run(
         labels=pointer(labels, torch.int64, labels.shape, device),
         numbers=[pointer(x, dtype, x.shape, device) for x in given] + absent,
         found=extremes.data_ptr(),

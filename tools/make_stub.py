@@ -18,7 +18,7 @@ HEAD = '''\
 Written by tools/make_stub.py: do not edit it.
 
 Used by the solvers and the task sampler, which check everything first. A function
-takes the sizes and options of a call and returns an object whose method takes the pointers;
+takes the sizes and options of a call and returns an object whose method `run` takes the pointers;
 `workspace` returns the bytes it needs.
 
 Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes, units and

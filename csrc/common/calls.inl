@@ -1,23 +1,22 @@
 // Every call, and each of its parameters once: the fields of its struct (params.h), its keyword
 // arguments in Python (bindings.cpp) and the functions that run it.
 //
-//   CALL(Name, name, method, cpu, cuda)   struct NameParams; name_call(..) in Python returns an object
-//                                         whose `method` runs the call. On the CPU it solves its tasks
-//                                         one by one (CPU_TASKS, see cpu/levels.h), or has its own
-//                                         run_cpu (CPU), or none (NO_CPU); likewise on CUDA.
+//   CALL(Name, name, cpu, cuda)           struct NameParams; name_call(..) in Python returns an object
+//                                         whose method `run` runs the call. On the CPU it solves its
+//                                         tasks one by one (CPU_TASKS, see cpu/levels.h), or has its
+//                                         own run_cpu (CPU), or none (NO_CPU); likewise on CUDA.
 //   MAKE(type, names..)                   given to name_call: sizes and options
-//   RUN(type, names..)                    given to `method`: mostly pointers
+//   RUN(type, names..)                    given to `run`: mostly pointers
 //   MAKE_AS(type, field, keyword)         given under another name
 //   PART(field, name)                     a part of a struct, given to name_call
-//   MEASURE(name)                         also given to `workspace`, which returns the bytes needed
 //   OWN(type, name)                       set by native code, not from Python
-//   MEMORY()                              given to `method`: that many bytes of memory
+//   MEMORY()                              given to `run`: as many bytes of memory as `workspace` says
 //
 // Letters used throughout: B tasks, Q queries, S support rows, K classes, D features, N rows of a
 // feature bank, or of each task in a chunk of large tasks. Sizes are in elements; all arrays are
 // contiguous. "Real" is double for float64 features, logits or rows, and float otherwise.
 
-CALL(Paddle, paddle, solve, CPU_TASKS, CUDA) {
+CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the features
     MAKE_AS(PaddleSizes, size, sizes);
     PART(size, support_shared);
@@ -26,6 +25,7 @@ CALL(Paddle, paddle, solve, CPU_TASKS, CUDA) {
     MAKE(double, temperature, epsilon);
     MAKE(int, max_iter);
     MAKE(double, tol);                    // mean shift of the prototypes
+    MAKE(bool, wants_prototypes);
     RUN(const void*, support);            // [B, S, D], [S, D] when shared, or the bank [N, D]
     RUN(const int64_t*, support_labels);  // [B, S], or [S] when shared
     RUN(const void*, query);              // [B, Q, D], or the bank [N, D]
@@ -37,12 +37,11 @@ CALL(Paddle, paddle, solve, CPU_TASKS, CUDA) {
     RUN(void*, dual);                     // out [B, K]    real
     RUN(int32_t*, iterations);            // out [B]
     RUN(void*, criterion);                // out [B]       real
-    RUN(void*, prototypes);               // out [B, K, D] real, or null
-    MEASURE(prototypes);
+    RUN(void*, prototypes);               // out [B, K, D] real, if they are wanted
     MEMORY();
 };
 
-CALL(Sinkhorn, sinkhorn, solve, CPU_TASKS, CUDA) {
+CALL(Sinkhorn, sinkhorn, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE(int64_t, B, Q, K);
     MAKE(bool, row_mass_shared, col_mass_shared);
@@ -59,7 +58,7 @@ CALL(Sinkhorn, sinkhorn, solve, CPU_TASKS, CUDA) {
 };
 
 // Whether the labels and the numbers of a call are valid.
-CALL(Values, values, check, CPU, CUDA) {
+CALL(Values, values, CPU, CUDA) {
     MAKE(DType, dtype);  // of the numbers
     MAKE(int64_t, B, S);
     MAKE(double, most);            // a valid number is at most this in magnitude
@@ -71,7 +70,7 @@ CALL(Values, values, check, CPU, CUDA) {
     RUN(int64_t*, found);  // [2]
 };
 
-CALL(Tim, tim, solve, CPU_TASKS, CUDA) {
+CALL(Tim, tim, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the features
     OWN(TimSizes, size);
     PART(size, B);
@@ -99,7 +98,7 @@ CALL(Tim, tim, solve, CPU_TASKS, CUDA) {
     MEMORY();
 };
 
-CALL(Adapt, adapt, solve, CPU_TASKS, CUDA) {
+CALL(Adapt, adapt, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the logits
     MAKE(int64_t, B, Q, K);
     MAKE(double, weight);  // of a query in the counts
@@ -123,7 +122,7 @@ CALL(Adapt, adapt, solve, CPU_TASKS, CUDA) {
 
 // Groups of rows that share what they know (docs/groups.md): the evidence of pairs of rows, or the
 // proportions of each group. One group is one task.
-CALL(Groups, groups, solve, CPU_TASKS, CUDA) {
+CALL(Groups, groups, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // real: float32 or float64
     MAKE(int64_t, B, Q, K);
     MAKE(int64_t, partners);  // rows of its group that a row is compared with, at most
@@ -146,7 +145,7 @@ CALL(Groups, groups, solve, CPU_TASKS, CUDA) {
 };
 
 // Statistics of the labelled rows of `adaptive`, before calibration.
-CALL(Labelled, labelled, solve, CPU_TASKS, CUDA) {
+CALL(Labelled, labelled, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE(int64_t, B, S, K, D);
     MAKE(int64_t, R);             // calibration rows; 0 if every class has one row
@@ -165,7 +164,7 @@ CALL(Labelled, labelled, solve, CPU_TASKS, CUDA) {
 };
 
 // Rows in the coordinates chosen by the labelled rows: unit norm, minus the centre, unit norm.
-CALL(Coordinates, coordinates, solve, CPU, CUDA) {
+CALL(Coordinates, coordinates, CPU, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE(int64_t, B, N, D);
     MAKE(bool, shared);        // one centre for all tasks
@@ -177,7 +176,7 @@ CALL(Coordinates, coordinates, solve, CPU, CUDA) {
     OWN(bool*, finite);        // out [B] set to false where a row is not plainly finite; or null
 };
 
-CALL(Calibrate, calibrate, solve, CPU_TASKS, CUDA) {
+CALL(Calibrate, calibrate, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the distances: float32 or float64
     MAKE(int64_t, B, R, K);
     MAKE(double, centre, spread);  // the expected sharpness, and the spread of its logarithm
@@ -193,7 +192,7 @@ CALL(Calibrate, calibrate, solve, CPU_TASKS, CUDA) {
 // Likelihoods estimated from labelled rows: `labelled`, then the metric, the sharpness and the bias
 // of hubs. Rows are multiplied by the root of the feature scale first; their product in the metric
 // is then plain x.y + projected (Z x).(Z y), see common/adaptive.h.
-CALL(Likelihood, likelihood, solve, CPU_TASKS, CUDA) {
+CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE(int64_t, B, S, K, D);
     MAKE(int64_t, R);                       // calibration rows
@@ -222,7 +221,7 @@ CALL(Likelihood, likelihood, solve, CPU_TASKS, CUDA) {
 };
 
 // Probabilities of queries under these likelihoods: coordinates, proportions, absorb step.
-CALL(Posterior, posterior, solve, CPU_TASKS, CUDA) {
+CALL(Posterior, posterior, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE_AS(PosteriorSizes, size, sizes);
     MAKE(double, weight);      // of a query in the counts
@@ -262,7 +261,7 @@ CALL(Posterior, posterior, solve, CPU_TASKS, CUDA) {
 
 // A block of rows of large tasks: from their products with prototypes to probabilities.
 //   logit = slope length_q product + bias_k
-CALL(Assign, assign, assign, CPU, CUDA) {
+CALL(Assign, assign, CPU, CUDA) {
     MAKE(DType, dtype);    // of the products, and of all reals: float32 or float64
     MAKE(DType, written);  // of `probabilities` and `rest`
     MAKE(int64_t, B, N, K);
@@ -289,7 +288,7 @@ CALL(Assign, assign, assign, CPU, CUDA) {
 };
 
 // Stored likelihoods, and the sums of probabilities under class weights.
-CALL(Count, count, count, CPU, CUDA) {
+CALL(Count, count, CPU, CUDA) {
     MAKE(DType, dtype);  // of the likelihoods; float16 or float32, float64 on the CPU
     MAKE(int64_t, B, N, K);
     RUN(const void*, likelihood);  // [B, N, K]
@@ -302,7 +301,7 @@ CALL(Count, count, count, CPU, CUDA) {
 
 // The end of an iteration of large tasks: the dual, the bias of the next logits, and whether a task
 // continues. A stopped task keeps its state.
-CALL(Dual, dual, update, CPU, CUDA) {
+CALL(Dual, dual, CPU, CUDA) {
     MAKE(DType, dtype);  // real
     MAKE(int64_t, B, K);
     MAKE(Prior, prior);
@@ -312,7 +311,7 @@ CALL(Dual, dual, update, CPU, CUDA) {
     MAKE(double, tol);
     MAKE(double, dual_weight);  // of the dual in the logits
     MAKE(double, least);        // concentration
-    RUN(double*, held);  // [B, K] sums of the queries' probabilities; 0 after it, with weights
+    RUN(double*, held);         // [B, K] sums of the queries' probabilities; then 0
     RUN(const double*,
         away);  // [B, K] how far prototypes moved, or null: the largest change of a count
     RUN(const double*, unit);     // [B] of these distances; the criterion is their mean
@@ -338,7 +337,7 @@ CALL(Dual, dual, update, CPU, CUDA) {
 //   x = length_n row scale - centre,
 // as high halves, or as high, low and again high halves; or rows that are halves already, twice. In
 // the coordinates of `adaptive` the length is 1 / norm of the row, and x is made unit-norm again.
-CALL(Split, split, split, NO_CPU, CUDA) {
+CALL(Split, split, NO_CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows: float16, bfloat16 or float32
     MAKE(int64_t, B, N, D);
     MAKE(int64_t, pieces);      // 1, 3 or 2
@@ -353,7 +352,7 @@ CALL(Split, split, split, NO_CPU, CUDA) {
 };
 
 // Sums of rows by class, when most probabilities are too small to count.
-CALL(Sums, sums, add, CPU, NO_CUDA) {
+CALL(Sums, sums, CPU, NO_CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE(int64_t, B, N, K, D);
     MAKE(double, threshold);  // smaller probabilities are ignored
@@ -369,7 +368,7 @@ CALL(Sums, sums, add, CPU, NO_CUDA) {
 // The absorb step of `adaptive` for a block of rows of one large task; the algebra is in
 // common/adaptive.h. The contribution of other rows to the class sums s_k is known, so rows are
 // independent.
-CALL(Absorb, absorb, step, CPU, CUDA) {
+CALL(Absorb, absorb, CPU, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE(int64_t, N, K);
     MAKE(double, weight, trust, temper);
@@ -391,7 +390,7 @@ CALL(Absorb, absorb, step, CPU, CUDA) {
 
 // One pass over a chunk of rows: what the coordinates of a task depend on. Rows are first made
 // unit-norm if lengths are wanted. NaN makes both extremes NaN.
-CALL(Survey, survey, add, CPU, CUDA) {
+CALL(Survey, survey, CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows; real on the CPU
     MAKE(int64_t, B, N, D);
     RUN(const void*, rows);  // [B, N, D]
@@ -405,7 +404,7 @@ CALL(Survey, survey, add, CPU, CUDA) {
 
 // The coordinates of large tasks, in which numbers are about 1, and the class means of the labelled
 // rows in them.
-CALL(Place, place, place, CPU, CUDA) {
+CALL(Place, place, CPU, CUDA) {
     MAKE(DType, dtype);    // of the support; float64 on the CPU
     MAKE(DType, written);  // real
     MAKE(int64_t, B, S, K, D);
@@ -429,7 +428,7 @@ CALL(Place, place, place, CPU, CUDA) {
 };
 
 // The factor of the logits on products in these coordinates.
-CALL(Slope, slope, find, CPU, CUDA) {
+CALL(Slope, slope, CPU, CUDA) {
     MAKE(int64_t, B);
     MAKE(Scaling, scaling);
     MAKE(double, total);  // number of queries
@@ -444,7 +443,7 @@ CALL(Slope, slope, find, CPU, CUDA) {
 
 // Prototypes of large tasks: moved by the sums of an iteration, or as they are without sums; as
 // factors of products, and with their part of the logits' bias. A stopped task keeps its own.
-CALL(Move, move, move, CPU, CUDA) {
+CALL(Move, move, CPU, CUDA) {
     MAKE(DType, dtype);  // real
     MAKE(int64_t, B, K, D);
     MAKE(int64_t, parts);  // of the sums of a task
@@ -470,7 +469,7 @@ CALL(Move, move, move, CPU, CUDA) {
     RUN(void*, operand);           // out [B, K, pieces, D] halves
 };
 
-CALL(Task, tasks, sample, CPU, NO_CUDA) {
+CALL(Task, tasks, CPU, NO_CUDA) {
     MAKE(int64_t, B, Q);
     MAKE(int64_t, K);                   // classes of the bank
     MAKE(int64_t, M);                   // rows to draw from

@@ -81,7 +81,6 @@ PADDLE_EXT_HD void set_weight(const DualParams& p, int64_t at, double most) {
     } else {
         static_cast<float*>(p.weights)[at] = weight < 1e-37 ? 0.0f : float(weight);
     }
-    p.held[at] = 0;
 }
 
 }  // namespace paddle_ext

@@ -73,7 +73,7 @@ struct ParamsList;
 #define PADDLE_EXT_HAS_CUDA true
 #define PADDLE_EXT_HAS_NO_CUDA false
 
-#define CALL(Name, name, method, cpu, cuda)                                                    \
+#define CALL(Name, name, cpu, cuda)                                                            \
     struct Name##Params;                                                                       \
     PADDLE_EXT_RUN_##cpu(Name##Params) PADDLE_EXT_RUN_##cuda(Name##Params) struct Name##Params \
         : On<PADDLE_EXT_HAS_##cpu, PADDLE_EXT_HAS_##cuda>
@@ -82,7 +82,6 @@ struct ParamsList;
 #define MAKE_AS(type, field, keyword) type field
 #define OWN(type, name) type name
 #define PART(...) static_assert(true)
-#define MEASURE(...) static_assert(true)
 #define MEMORY()     \
     void* workspace; \
     int64_t workspace_bytes
@@ -94,7 +93,6 @@ struct ParamsList;
 #undef MAKE_AS
 #undef OWN
 #undef PART
-#undef MEASURE
 #undef MEMORY
 #undef ONE_BY_ONE
 

@@ -10,7 +10,7 @@ constexpr int64_t kBlock = kChains * Simd<T>::kLanes;
 // As `comparable` of one logit.
 template <typename T>
 static inline Vec<T> all_comparable(Vec<T> logit) {
-    return vmin<T>(larger<T>(logit, splat(Range<T>::kMinusInfinity)), splat(Range<T>::kInfinity));
+    return vmin<T>(vmax<T>(logit, splat(Range<T>::kMinusInfinity)), splat(Range<T>::kInfinity));
 }
 
 // row[k] = logits, padded to whole blocks; returns the largest.
@@ -28,10 +28,10 @@ static T row_logits(const T* __restrict__ products, int64_t stride, const T* __r
             if (v == 0) __builtin_prefetch(products + stride + at);  // of the next row
             const Vec<T> logit = all_comparable<T>(load(products + at) * factor + load(bias + at));
             store<T>(row + at, logit);
-            mosts[v] = larger<T>(mosts[v], logit);
+            mosts[v] = vmax<T>(mosts[v], logit);
         }
     }
-    for (int v = 1; v < kChains; ++v) mosts[0] = larger<T>(mosts[0], mosts[v]);
+    for (int v = 1; v < kChains; ++v) mosts[0] = vmax<T>(mosts[0], mosts[v]);
     T most = horizontal_max<T>(mosts[0]);
     for (; k < K; ++k) {
         row[k] = comparable(products[k] * factor + bias[k]);
@@ -41,197 +41,38 @@ static T row_logits(const T* __restrict__ products, int64_t stride, const T* __r
     return most;
 }
 
-// Constants of `exponentials`, repeated for each vector of a block: a multiply-add of NEON overwrites
-// its addend, and loading another copy takes less time than a move between registers.
-constexpr float kExponentBias = Lanes<float>::kMagic + 127;  // leaves the exponent in the low bits
-constexpr float kExpTerms[] = {kExponentBias, 1.3398926e-3f, 9.6184378e-3f,
-                               5.5503324e-2f, 2.4022648e-1f, 6.9314718e-1f};
-constexpr int kTermCount = sizeof(kExpTerms) / sizeof(float);
-
-// x = exp(x) for x <= 0; zero below -708, or -87.7 for float.
-static inline void exponentials(Vec<double> (&x)[kChains], const double*) {
-    for (Vec<double>& one : x) one = vexp<double>(one);
-}
-
-// 2^n 2^-r for x log2(e) = n - r, |r| <= 1/2, the latter with a relative error of 2e-8. The error
-// of log2(e) as a float is below the rounding of logits.
-static inline void exponentials(Vec<float> (&x)[kChains], const float* terms) {
-    using BitVec = Simd<float>::BitVec;
-    using L = Lanes<float>;
-    const auto term = [&](int i, int v) {
-        return load(terms + (i * kChains + v) * Simd<float>::kLanes);
-    };
-    Vec<float> n[kChains], r[kChains], series[kChains];
-    for (int v = 0; v < kChains; ++v) x[v] = larger<float>(x[v], splat(-88.0f));  // n >= -127
-    for (int v = 0; v < kChains; ++v) n[v] = x[v] * L::kLog2e + term(0, v);
-    for (int v = 0; v < kChains; ++v) r[v] = n[v] - kExponentBias;
-    for (int v = 0; v < kChains; ++v) r[v] = r[v] - x[v] * L::kLog2e;
-    for (int v = 0; v < kChains; ++v) series[v] = splat(1.5353320e-4f);
-#pragma GCC unroll 5
-    for (int i = 1; i < kTermCount; ++i) {
-        for (int v = 0; v < kChains; ++v) series[v] = term(i, v) - series[v] * r[v];
-    }
-    for (int v = 0; v < kChains; ++v) {
-        const BitVec power = reinterpret_cast<BitVec>(n[v]) << L::kMantissaBits;  // 0 for n = -127
-        const Vec<float> scale = reinterpret_cast<Vec<float>>(power);
-        x[v] = scale - (scale * r[v]) * series[v];
-    }
-}
-
-// row = exp(row - most); returns the sum. `terms` may not be `__restrict__`, or registers hold them.
+// row = exp(row - most); returns the sum.
 template <typename T>
-static T row_exponentials(T* row, T most, int64_t Kp, const T* terms) {
+static T row_exponentials(T* row, T most, int64_t Kp) {
     constexpr int kLanes = Simd<T>::kLanes;
     Vec<T> total[kChains] = {};
     for (int64_t k = 0; k < Kp; k += kBlock<T>) {
-        Vec<T> x[kChains];
-#pragma GCC unroll 4
-        for (int v = 0; v < kChains; ++v) x[v] = load(row + k + v * kLanes) - most;
-        exponentials(x, terms);
 #pragma GCC unroll 4
         for (int v = 0; v < kChains; ++v) {
-            store<T>(row + k + v * kLanes, x[v]);
-            total[v] += x[v];
+            const Vec<T> x = vexp<T>(load(row + k + v * kLanes) - most);
+            store<T>(row + k + v * kLanes, x);
+            total[v] += x;
         }
     }
     return horizontal_sum<T>((total[0] + total[1]) + (total[2] + total[3]));
 }
 
-// A number that at least `top` elements of a row reach, but few others.
-template <typename T>
-static T top_threshold(const T* row, int64_t Kp, int64_t top) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    if (top > kBlock<T>) return Range<T>::kMinusInfinity;
-    Vec<T> mosts[kChains];  // of every kBlock-th element
-    for (int v = 0; v < kChains; ++v) mosts[v] = load(row + v * kLanes);
-    for (int64_t k = kBlock<T>; k < Kp; k += kBlock<T>) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kChains; ++v)
-            mosts[v] = larger<T>(mosts[v], load(row + k + v * kLanes));
-    }
-    T most[kBlock<T>];
-    for (int v = 0; v < kChains; ++v) store<T>(most + v * kLanes, mosts[v]);
-    return select_rank(most, kBlock<T>, kBlock<T> - top);
-}
-
 // The largest classes of a row, times a factor; of equal ones, the smaller first.
 template <typename T>
-static void take_top(const T* row, int64_t K, int64_t Kp, T factor, int64_t top, T* probabilities,
+static void take_top(const T* row, int64_t K, T factor, int64_t top, T* probabilities,
                      int64_t* classes) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    const T threshold = top_threshold(row, Kp, top);
     int64_t taken = 0;
-    for (int64_t start = 0; start < K; start += kBlock<T>) {
-        typename Simd<T>::IntVec found = {};
-        for (int v = 0; v < kChains; ++v) {
-            found |= ~(load(row + start + v * kLanes) < splat(threshold));
+    for (int64_t k = 0; k < K; ++k) {
+        if (taken == top && !(row[k] > probabilities[top - 1])) continue;
+        int64_t rank = taken < top ? taken++ : top - 1;
+        for (; rank > 0 && row[k] > probabilities[rank - 1]; --rank) {
+            probabilities[rank] = probabilities[rank - 1];
+            classes[rank] = classes[rank - 1];
         }
-        if (!any<T>(found)) continue;
-        for (int64_t k = start; k < std::min(K, start + kBlock<T>); ++k) {
-            if (row[k] < threshold || (taken == top && !(row[k] > probabilities[top - 1])))
-                continue;
-            int64_t rank = taken < top ? taken++ : top - 1;
-            for (; rank > 0 && row[k] > probabilities[rank - 1]; --rank) {
-                probabilities[rank] = probabilities[rank - 1];
-                classes[rank] = classes[rank - 1];
-            }
-            probabilities[rank] = row[k];
-            classes[rank] = k;
-        }
+        probabilities[rank] = row[k];
+        classes[rank] = k;
     }
     for (int64_t rank = 0; rank < top; ++rank) probabilities[rank] *= factor;
-}
-
-// Where the median of a row is likely, from the row before.
-template <typename T>
-struct MedianGuess {
-    T lead = -1;  // below the largest logit; negative if unknown
-    T density;    // elements per unit
-};
-
-// The number of elements below the pivot.
-template <typename T>
-static int64_t count_below(const T* row, int64_t Kp, T pivot) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    typename Simd<T>::IntVec count[kChains] = {};
-    for (int64_t k = 0; k < Kp; k += kBlock<T>) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kChains; ++v) count[v] += load(row + k + v * kLanes) < splat(pivot);
-    }
-    int64_t found = 0;
-    for (int v = 1; v < kChains; ++v) count[0] += count[v];
-    for (int lane = 0; lane < kLanes; ++lane) found -= count[0][lane];
-    return found;
-}
-
-// The smallest element that is not below the pivot.
-template <typename T>
-static T next_element(const T* row, int64_t Kp, T pivot) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    Vec<T> least[kChains];
-    for (Vec<T>& one : least) one = splat(Range<T>::kInfinity);
-    for (int64_t k = 0; k < Kp; k += kBlock<T>) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kChains; ++v) {
-            const Vec<T> x = load(row + k + v * kLanes);
-            least[v] = x >= splat(pivot) ? vmin<T>(least[v], x) : least[v];
-        }
-    }
-    for (int v = 1; v < kChains; ++v) least[0] = vmin<T>(least[0], least[v]);
-    return -horizontal_max<T>(-least[0]);
-}
-
-// The number halfway between two, counting the numbers that a T can represent.
-template <typename T>
-static T halfway(T low, T high) {
-    using Int = typename Lanes<T>::Int;
-    using Bits = typename Lanes<T>::Bits;
-    const auto flipped = [](Int bits) {  // its own inverse; makes the order that of the numbers
-        return bits < 0 ? bits ^ Int(Bits(-1) >> 1) : bits;
-    };
-    const auto place = [&](T value) {
-        Int bits;
-        __builtin_memcpy(&bits, &value, sizeof(bits));
-        return flipped(bits);
-    };
-    const Int a = place(low), b = place(high);
-    const Int bits = flipped((a & b) + ((a ^ b) >> 1));
-    T middle;
-    __builtin_memcpy(&middle, &bits, sizeof(bits));
-    return middle;
-}
-
-// The median of a row of logits, the lower one if K is even: a pivot moves until the right number
-// of elements is below, by the density of elements; if that fails, by halving.
-template <typename T>
-static T median_logit(const T* row, int64_t K, int64_t Kp, T most, MedianGuess<T>& guess) {
-    constexpr int kMoves = 12;
-    const int64_t rank = Kp - 1 - K / 2;  // the padding is below all others
-    T low = Range<T>::kMinusInfinity, high = Range<T>::kInfinity;  // it is in [low, high)
-    if (guess.lead < 0) {
-        T sum = 0;
-        for (int64_t k = 0; k < K; ++k) sum += row[k];
-        guess.lead = most - sum / T(K);
-        guess.density = T(K) / guess.lead;
-    }
-    T pivot = most - guess.lead, before = pivot;
-    int64_t below_before = 0;
-    for (int move = 0;; ++move) {
-        const int64_t below = count_below(row, Kp, pivot);
-        (below > rank ? high : low) = pivot;
-        if (below == rank) break;
-        if (move > 0 && std::abs(below - below_before) > 8) {
-            guess.density = T(below - below_before) / (pivot - before);
-        }
-        before = pivot;
-        below_before = below;
-        pivot += (T(rank - below) + T(0.5)) / guess.density;
-        if (move >= kMoves || !(pivot > low && pivot < high)) pivot = halfway(low, high);
-        if (!(pivot > low && pivot < high)) break;
-    }
-    const T median = next_element(row, Kp, low);
-    guess.lead = most - median;
-    return median;
 }
 
 // Adds a row of probabilities, row * scale, to `held`; out = row * written, if wanted.
@@ -265,24 +106,21 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
     const int64_t K = p.K, Kp = round_up(K, kBlock<T>);
     T* const row = static_cast<T*>(memory);
     T* const held = row + Kp;  // of this part
-    T* const terms = held + Kp;
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
     const T slope = static_cast<const T*>(p.slope)[task];
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
-    for (int64_t i = 0; i < kTermCount * kBlock<T>; ++i) terms[i] = T(kExpTerms[i / kBlock<T>]);
-    MedianGuess<T> guess;
     for (int64_t q = first; q < end; ++q) {
         const int64_t at = task * p.N + q;
         const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
         const T* const products = static_cast<const T*>(p.products) + at * p.stride;
         const T most = row_logits(products, p.stride, bias, slope * length, K, row);
         if (p.leads != nullptr) {
-            const double lead = double(2 * (most - median_logit(row, K, Kp, most, guess)));
+            const double lead = double(2 * (most - select_rank(row, K, K - 1 - K / 2)));
             sums.leads[0] += lead;
             sums.leads[1] += lead - 2 * double(most);
             continue;
         }
-        const T sum = row_exponentials(row, most, Kp, terms);
+        const T sum = row_exponentials(row, most, Kp);
         sums.log_sums += double(most) + __builtin_log(double(sum));
         T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
         if (p.squared) {
@@ -293,7 +131,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
             p.probabilities == nullptr ? nullptr : static_cast<T*>(p.probabilities) + at * K;
         hold_row(row, K, scale, p.weigh ? scale * length : scale, held, out);
         if (p.top > 0) {
-            take_top(row, K, Kp, scale, p.top, static_cast<T*>(p.top_probabilities) + at * p.top,
+            take_top(row, K, scale, p.top, static_cast<T*>(p.top_probabilities) + at * p.top,
                      p.top_classes + at * p.top);
         }
     }
@@ -376,8 +214,7 @@ static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entri
 
 template <typename T>
 static int64_t assign_row_bytes(int64_t K) {
-    const int64_t rows = 2 * round_up(K, kBlock<T>), terms = kTermCount * kBlock<T>;
-    return (rows + terms) * int64_t(sizeof(T));
+    return 2 * round_up(K, kBlock<T>) * int64_t(sizeof(T));
 }
 
 constexpr AssignKernels kAssignKernels = {

@@ -196,7 +196,7 @@ void end_iteration(const DualParams& p, int64_t task) {
         p.running[task] = -1;
         return;
     }
-    const double* const held = p.held + task * p.K;
+    double* const held = p.held + task * p.K;
     double* const counts = p.counts + task * p.K;
     double* const dual = p.dual + task * p.K;
     Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
@@ -217,6 +217,7 @@ void end_iteration(const DualParams& p, int64_t task) {
     if (proportions.dirichlet) proportions.learn(slope, curvature, p.least);
     double away = 0;
     for (int64_t k = 0; k < p.K; ++k) {
+        held[k] = 0;
         p.before[task * p.K + k] = dual[k];
         dual[k] = proportions.dual(counts[k], measure(k));
         if (p.base != nullptr) set_bias(p, task * p.K + k);

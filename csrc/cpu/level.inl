@@ -5,10 +5,6 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
 #include "common/adapt.h"
 #include "common/workspace.h"
 #include "common/adaptive.h"

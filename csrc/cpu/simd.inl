@@ -68,20 +68,6 @@ static inline Vec<T> vmax(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;
 }
 
-// The same if neither is NaN; NEON has one instruction for it, but two for `vmax`.
-template <typename T>
-static inline Vec<T> larger(Vec<T> a, Vec<T> b) {
-#if defined(__aarch64__)
-    if constexpr (sizeof(T) == 4) {
-        return vmaxnmq_f32(a, b);
-    } else {
-        return vmaxnmq_f64(a, b);
-    }
-#else
-    return vmax<T>(a, b);
-#endif
-}
-
 template <typename T>
 static inline Vec<T> vmin(Vec<T> a, Vec<T> b) {
     return a < b ? a : b;

@@ -212,7 +212,8 @@ def solve_large(
     held = counter.held(state.dual)
     del counter  # it may be large
     bias = (scores.bias + state.dual).to(scores.slope.dtype)
-    sums, mass = passes.sums_by_class(scores.parts(), scores.slope, bias, scores.form, squared=True)
+    adding = passes.ClassSums(scores.form, scores.slope, bias, squared=True)
+    sums, mass = adding.add_up(scores.parts())
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
     step, weights = absorb_step_of(likelihood, state, held, moved, trust * mass, total)

@@ -7,7 +7,7 @@ classes, D features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,16 +17,17 @@ from torch import Tensor
 from .. import check
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, call_native, packed
+from ..native.call import DTYPES, Inputs, call_native, packed, prepare
 from ..rows import class_sums, laid_out, power_of_two
 from .passes import (
+    AHEAD,
+    ClassSums,
     Part,
     Queries,
     RowResults,
     assign_all,
     check_summable,
     classify_rows,
-    sums_by_class,
 )
 from .products import MANY_ROWS, Form, OneHalf, Plain, RowsAsTheyAre, Transform, TwoHalves
 from .sources import IndexedRows, Rows, TensorRows
@@ -161,7 +162,7 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
             "most": (most, real, (B, D)),
         }
         options = {"B": B, "N": N, "D": D}
-        call_native(native.module.survey_call, options, rows, tensors, run="add")
+        call_native(native.module.survey_call, options, rows, tensors)
     if validate:
         check_summable(extremes, queries.features)
     return Survey(queries.N, sums, squares, least, most, length)
@@ -223,7 +224,7 @@ def place(
         "total": float(surveyed.total),
     }
     means, shots, scale, centre, unit, spread = call_native(
-        native.module.place_call, options, support, tensors, outputs, run="place"
+        native.module.place_call, options, support, tensors, outputs
     )
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
@@ -264,7 +265,7 @@ def slope_of(
     }
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
     slope, unit = call_native(
-        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False, run="find"
+        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
     )
     return slope, unit
 
@@ -312,7 +313,8 @@ class PreparedRows:
         for part, rows in self.queries.chunks(max(self.K, self.queries.D)):
             x = self.form.operand(rows, part)
             if self.fits:
-                fresh.append((part, x.clone() if x is rows else x))
+                x = x.clone() if x is rows else x
+                fresh.append((part, x))
             yield part, x
         self.stored = fresh
 
@@ -329,16 +331,21 @@ class DistanceScores:
         self.shape = (B, rows.queries.N, K)
         self.away = torch.empty(B, K, dtype=torch.float64, device=w.device)
         self.bias = torch.empty_like(self.away)  # without the dual
+        self.products: Tensor | None = None  # those of a chunk, overwritten by the next
         self.use(rows)
 
     def use(self, rows: PreparedRows) -> None:
         """Use these rows for all products from now on."""
-        self.rows = rows
+        self.rows, (B, K, D) = rows, self.w.shape
         self.slope = (self.exact_slope * rows.form.factor).to(self.w.dtype)
-        self.move([], None, None)
+        shape = (B, K, rows.form.pieces * D)
+        self.operand = torch.empty(shape, dtype=torch.float16, device=self.w.device)
+        self.move_call([], None, None)()
 
-    def move(self, sums: list[Tensor], held: Tensor | None, running: Tensor | None) -> None:
-        """Move the prototypes of the tasks that are still running; `before` keeps the old ones.
+    def move_call(
+        self, sums: list[Tensor], held: Tensor | None, running: Tensor | None
+    ) -> Callable[[], None]:
+        """What moves the prototypes of the tasks still running; `before` keeps the old ones.
 
         `sums` are the sums of rows by class, laid out as by `Form.zero_sums`, and `held` [B, K]
         those of their weights. Without sums no prototype moves, but the factors of products and the
@@ -349,10 +356,7 @@ class DistanceScores:
         scale, centre, factor = form.on_prototypes or (None, None, None)
         all_sums, rest = ([*sums, None, None])[:2]
         parts, width = (1, D) if all_sums is None else (len(all_sums) // B, all_sums.shape[-1])
-        operand = self.w
-        if form.pieces:
-            shape = (B, K, form.pieces * D)
-            operand = torch.empty(shape, dtype=torch.float16, device=self.w.device)
+        operand = self.operand if form.pieces else self.w
         early: Inputs = {
             "start": (self.placed.means, real, (B, K, D)),
             "shots": (self.placed.shots, double, (B, K)),
@@ -373,8 +377,15 @@ class DistanceScores:
             "operand": (operand, operand.dtype, (B, K, max(form.pieces, 1) * D)),
         }
         options = {"B": B, "K": K, "D": D, "parts": parts, "width": width, "pieces": form.pieces}
-        call_native(native.module.move_call, options, self.w, tensors, early=early, run="move")
-        self.operand = operand if form.pieces else laid_out(operand)
+        move, _ = prepare(native.module.move_call, options, self.w, tensors, early=early)
+        if form.pieces:
+            return move
+
+        def move_and_lay_out() -> None:
+            move()
+            self.operand = laid_out(self.w)
+
+        return move_and_lay_out
 
     def lengths(self, part: slice) -> Tensor | None:
         """The lengths of rows, if the prepared ones do not include them."""
@@ -383,7 +394,11 @@ class DistanceScores:
 
     def parts(self) -> Iterator[Part]:
         for at, x in self.rows:
-            yield at, self.rows.form.products(x, self.operand), self.lengths(at), x
+            if self.products is None:  # the first chunk is the largest
+                shape = *x.shape[:2], self.w.shape[1]
+                self.products = torch.empty(shape, dtype=self.w.dtype, device=x.device)
+            out = self.products[:, : x.shape[1]]
+            yield at, self.rows.form.products(x, self.operand, out), self.lengths(at), x
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         return ((at, products, length) for at, products, length, _ in self.parts())
@@ -429,34 +444,51 @@ class Paddle:
         Also returns the results for the rows, if the last iteration could write them: those of one
         task, computed in the dtype in which they are returned.
         """
-        o, results = self.options, None
+        o, results, iterate = self.options, None, None
         w = self.placed.means.clone()
         rows = self.rows if is_captured(w) else self.rough
         scores = DistanceScores(rows, w, self.slope, self.placed)
         bias = scores.bias.to(w.dtype)
-        moved = Moved(scores.away, self.distance_unit, scores.bias, bias)
         writes_results = self.queries.B == 1 and self.rows.form.weight_dtype is None
+        ahead = AHEAD if w.is_cuda and self.rough is self.rows else 1
         for step in range(1, o.max_iter + 1):
             if step == o.max_iter and scores.rows is self.rows and writes_results:
                 results = RowResults.empty(scores, top=o.top, all_classes=o.all_classes)
-            sums, held = sums_by_class(
-                scores.parts(),
-                scores.slope,
-                bias,
-                scores.rows.form,
-                top=None if results is None else results.top,
-                out=None if results is None else results.probabilities,
-            )
-            if results is not None:
-                results.held.copy_(held)
-            scores.move(sums, held, state.running)
-            state.update(held, moved)
+                iterate = None
+            iterate = iterate or self.iteration(scores, bias, state, results)
+            iterate()
             if scores.rows is not self.rows and float(state.criterion.amax()) <= ROUGH:
                 scores.use(self.rows)
                 state.running.fill_(1)  # no task stops on rounded values
-            if not state.any_running():
+                iterate = None
+            if step % ahead == 0 and not state.any_running():
                 break
         return scores.before, results
+
+    def iteration(
+        self, scores: DistanceScores, bias: Tensor, state: State, results: RowResults | None
+    ) -> Callable[[], None]:
+        """What does one iteration after the other; the last may write results for the rows."""
+        adding = ClassSums(
+            scores.rows.form,
+            scores.slope,
+            bias,
+            top=None if results is None else results.top,
+            out=None if results is None else results.probabilities,
+            keep=scores.rows.fits,
+        )
+        move = scores.move_call(adding.sums, adding.held, state.running)
+        moved = Moved(scores.away, self.distance_unit, scores.bias, bias)
+        update = state.update_call(adding.held, moved)
+
+        def iterate() -> None:
+            adding.add_up(scores.parts())
+            if results is not None:
+                results.held.copy_(adding.held)
+            move()
+            update()
+
+        return iterate
 
     def solve(self) -> Results:
         o, dtype = self.options, self.queries.dtype
@@ -505,7 +537,7 @@ class Paddle:
                 yield at, products, scores.lengths(at), form.operand(rows, at)
 
         bias = (scores.bias + dual).to(scores.slope.dtype)
-        query_sums, held = sums_by_class(parts(), scores.slope, bias, form)
+        query_sums, held = ClassSums(form, scores.slope, bias).add_up(parts())
         taken = form.total(query_sums, held)
         centre = query_means.unsqueeze(1)
         unit = (1 / centring.scale.double()).unsqueeze(1)

@@ -26,9 +26,9 @@ from ..limits import (
 )
 from ..native import load as native
 from ..native.call import packed
-from .products import Form
+from .products import Add, Form
 from .sources import Rows, TensorRows
-from .steps import Counter, State, Top, assign, is_captured
+from .steps import Counter, State, Top, assign, assign_call, is_captured
 
 # Iterations that are launched before the host asks whether the task has stopped: those after the
 # stop do nothing.
@@ -86,44 +86,73 @@ def check_summable(extremes: list[Tensor], features: torch.dtype) -> None:
         )
 
 
-def sums_by_class(
-    parts: Iterable[Part],
-    slope: Tensor,
-    bias: Tensor,
-    form: Form,
-    *,
-    squared: bool = False,
-    top: Top | None = None,
-    out: Tensor | None = None,
-) -> tuple[list[Tensor], Tensor]:
+class ClassSums:
     """Sums of rows by class, laid out as by `Form.zero_sums`, and of their weights, [B, K] float64.
 
-    `slope` [B], `bias` [B, K] and `squared` are those of `assign`. The most probable
-    classes of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form
-    needs them in a dtype of its own.
+    `slope` [B], `bias` [B, K] and `squared` are those of `assign`. The most probable classes of all
+    rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs them in a
+    dtype of its own. If products and rows are at the same place in every pass, the native calls are
+    kept: an iteration of a small task takes as long as the host needs to make them.
     """
-    K = bias.shape[-1]
-    sums, held = form.zero_sums(K), torch.zeros_like(bias, dtype=torch.float64)
-    for part, products, length, x in parts:
-        u, rest = products if out is None else out[:, part], None
-        if form.weight_dtype is not None:
-            shape = *products.shape[:2], K
-            u = torch.empty(shape, dtype=form.weight_dtype, device=products.device)
-            rest = torch.empty_like(u) if form.sums_of_two else None
-        assign(
+
+    def __init__(
+        self,
+        form: Form,
+        slope: Tensor,
+        bias: Tensor,
+        *,
+        squared: bool = False,
+        top: Top | None = None,
+        out: Tensor | None = None,
+        keep: bool = False,
+    ) -> None:
+        self.form, self.slope, self.bias, self.squared = form, slope, bias, squared
+        self.top, self.out, self.keep = top, out, keep
+        self.sums = form.zero_sums(bias.shape[-1])
+        self.held = torch.zeros_like(bias, dtype=torch.float64)
+        self.kept: dict[int, tuple[Callable[[], None], Add]] = {}
+        self.memory: tuple[Tensor, Tensor | None] | None = None
+
+    def add_up(self, parts: Iterable[Part]) -> tuple[list[Tensor], Tensor]:
+        """Sum all rows; the sums of weights are added to those of the pass before."""
+        for part, products, length, x in parts:
+            calls = self.kept.get(part.start) or self.calls(part, products, length, x)
+            if self.keep:
+                self.kept[part.start] = calls
+            weigh, add = calls
+            weigh()
+            add(int(part.start > 0))
+        return self.sums, self.held
+
+    def calls(
+        self, part: slice, products: Tensor, length: Tensor | None, x: Tensor
+    ) -> tuple[Callable[[], None], Add]:
+        """What computes the weights of some rows, and what adds their sums, as `Form.adder`."""
+        u, rest = products if self.out is None else self.out[:, part], None
+        if self.form.weight_dtype is not None:
+            u, rest = self.weights(products)
+        weigh = assign_call(
             products,
-            slope,
-            bias,
+            self.slope,
+            self.bias,
             length=length,
-            squared=squared,
-            weigh=form.weigh,
+            squared=self.squared,
+            weigh=self.form.weigh,
             probabilities=u,
             rest=rest,
-            held=held,
-            top=None if top is None else top.rows(part),
+            held=self.held,
+            top=None if self.top is None else self.top.rows(part),
         )
-        form.add(sums, u, rest, x)
-    return sums, held
+        return weigh, self.form.adder(self.sums, u, rest, x)
+
+    def weights(self, products: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Memory for weights in the form's dtype and their rounding errors; the chunks share it."""
+        B, n, K = *products.shape[:2], self.bias.shape[-1]
+        if self.memory is None:  # the first chunk is the largest
+            u = torch.empty((B, n, K), dtype=self.form.weight_dtype, device=products.device)
+            self.memory = u, torch.empty_like(u) if self.form.sums_of_two else None
+        u, rest = self.memory
+        return u[:, :n], None if rest is None else rest[:, :n]
 
 
 # --- fixed logits -------------------------------------------------------------------------------

@@ -11,17 +11,19 @@ library: unchanged, as halves for tensor cores, or not at all if the rows are al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..rows import laid_out, power_of_two
 from .steps import add_sums, split
+
+Add: TypeAlias = Callable[[int], None]
 
 SMALL = {torch.float32: 1e-9, torch.float64: 1e-16}  # class sums ignore smaller probabilities
 DENSE = 16  # if more than one in 16 is larger, a product by the library is faster
@@ -72,16 +74,19 @@ class Form(ABC):
         """The rows [B, N, D] prepared as a factor x of products, [B, N, ..]."""
 
     @abstractmethod
-    def products(self, x: Tensor, w: Tensor) -> Tensor:
-        """Products of prepared rows x with prepared prototypes w, [B, N, K]."""
+    def products(self, x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
+        """Products of prepared rows x with prepared prototypes w, [B, N, K], in `out` if given."""
 
     @abstractmethod
     def zero_sums(self, K: int) -> list[Tensor]:
-        """Zeros to which `add` adds the sums of rows by class."""
+        """Zeros for the sums of rows by class."""
 
     @abstractmethod
-    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
-        """Add the sums by class of prepared rows x with weights u [B, N, K], and their errors."""
+    def adder(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> Add:
+        """A function that adds the sums by class of prepared rows x to 1 or 0 times `sums`.
+
+        u [B, N, K] are their weights, and `rest` the rounding errors of these.
+        """
 
     @abstractmethod
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
@@ -105,21 +110,28 @@ class Plain(Form):
         """Prototypes [B, K, D], transformed, prepared as a factor of products."""
         return laid_out(w)
 
-    def products(self, x: Tensor, w: Tensor) -> Tensor:
+    def products(self, x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
+        if len(x) > 1:
+            return torch.bmm(x, w.mT, out=out)
         # Torch runs a batch of one on a single thread.
-        return torch.mm(x[0], w[0].T).unsqueeze(0) if len(x) == 1 else torch.bmm(x, w.mT)
+        return torch.mm(x[0], w[0].T, out=None if out is None else out[0]).unsqueeze(0)
 
     def zero_sums(self, K: int) -> list[Tensor]:
         B, D = self.transform.scale.shape
         return [self.transform.scale.new_zeros(B, K, D)]
 
-    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
-        if add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
-            return
-        if len(u) == 1:
-            sums[0][0].addmm_(u[0].T, x[0])
-        else:
-            sums[0].baddbmm_(u.mT, x)
+    def adder(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> Add:
+        def add(beta: int) -> None:
+            if beta == 0:
+                sums[0].zero_()
+            if add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
+                return
+            if len(u) == 1:
+                sums[0][0].addmm_(u[0].T, x[0])
+            else:
+                sums[0].baddbmm_(u.mT, x)
+
+        return add
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
         return sums[0]
@@ -135,23 +147,31 @@ class Halves(Form):
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         return self.transform.halves(rows, part, self.pieces)
 
-    def products(self, x: Tensor, w: Tensor) -> Tensor:
+    def products(self, x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            shape = *x.shape[:2], w.shape[1]
+            out = torch.empty(shape, dtype=torch.float32, device=x.device)
         if has_float_results():
-            return torch.ops.aten.bmm.dtype(x, w.mT, torch.float32)  # type: ignore[no-any-return]
+            return torch.ops.aten.bmm.dtype_out(x, w.mT, torch.float32, out=out)  # type: ignore[no-any-return]
         with tensor_float():
-            return torch.bmm(x.float(), w.mT.float())
+            return torch.bmm(x.float(), w.mT.float(), out=out)
 
     def zero_sums(self, K: int) -> list[Tensor]:
         B, D = self.transform.scale.shape
-        new, at_once = self.transform.scale.new_zeros, SUMS_AT_ONCE if B == 1 else B
-        if self.sums_of_two:
-            return [new(at_once, K, 2 * D), new(at_once, K, D)]
-        return [new(at_once, K, D)]
+        widths = [2 * D, D] if self.sums_of_two and not self.weigh else [D]
+        at_once = SUMS_AT_ONCE if B == 1 else B
+        return [self.transform.scale.new_zeros(at_once, K, width) for width in widths]
 
-    def add(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> None:
-        add_half_products(sums[0], u, x[..., : sums[0].shape[-1]])
+    def adder(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> Add:
+        terms = [factors(sums[0], u, x)]
         if rest is not None:
-            add_half_products(sums[-1], rest, x[..., : sums[-1].shape[-1]])
+            terms.append(factors(sums[-1], rest, x))
+
+        def add(beta: int) -> None:
+            for to, left, right in terms:
+                add_half_product(to, left, right, beta)
+
+        return add
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
         B, D = self.transform.scale.shape
@@ -202,10 +222,6 @@ class RowsAsTheyAre(Halves):
     def operand(self, rows: Tensor, part: slice) -> Tensor:
         return super().operand(rows, part) if self.pieces == 2 else rows
 
-    def zero_sums(self, K: int) -> list[Tensor]:
-        B, D = self.transform.scale.shape
-        return [self.transform.scale.new_zeros(SUMS_AT_ONCE if B == 1 else B, K, D)]
-
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
         scale, centre = (x.unsqueeze(1) for x in (self.transform.scale, self.transform.centre))
         whole = sums[0] if len(sums[0]) == len(scale) else sums[0].sum(0, keepdim=True)
@@ -226,22 +242,29 @@ def tensor_float() -> Iterator[None]:
 @cache
 def has_float_results() -> bool:
     """Whether torch can multiply halves with float32 results."""
-    return hasattr(torch.ops.aten.bmm, "dtype") and hasattr(torch.ops.aten.baddbmm, "dtype_out")
+    return hasattr(torch.ops.aten.bmm, "dtype_out") and hasattr(torch.ops.aten.baddbmm, "dtype_out")
 
 
-def add_half_products(sums: Tensor, u: Tensor, x: Tensor) -> None:
-    """Add u^T x, of float16 u [B, N, K] and x [B, N, E], to `sums` [B, K, E] float32.
+def add_half_product(to: Tensor, left: Tensor, right: Tensor, beta: int) -> None:
+    """The product of halves plus 1 or 0 times `to`, float32, where it is written."""
+    if has_float_results():
+        torch.ops.aten.baddbmm.dtype_out(to, left, right, torch.float32, beta=beta, out=to)
+        return
+    with tensor_float():
+        to.baddbmm_(left.float(), right.float(), beta=beta)
 
-    For one task there may be several sums [n, K, E], each of a part of its rows.
+
+def factors(sums: Tensor, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`sums` [B, K, E] float32, u^T and x, whose product is added to them.
+
+    u [B, N, K] and x [B, N, E or more] are float16. For one task there may be several sums
+    [n, K, E], each of a part of its rows; if they cannot be divided so, the first is of all.
     """
+    x = x[..., : sums.shape[-1]]
     if len(sums) != len(u):
         N = u.shape[1]
         if N % len(sums):
             sums = sums[:1]
         else:
             u, x = (y[0].reshape(len(sums), N // len(sums), -1) for y in (u, x))
-    if has_float_results():
-        torch.ops.aten.baddbmm.dtype_out(sums, u.mT, x, torch.float32, out=sums)
-        return
-    with tensor_float():
-        sums.baddbmm_(u.float().mT, x.float())
+    return sums, u.mT, x

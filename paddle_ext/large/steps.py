@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Top:
         return Top(self.probabilities[:, part], self.classes[:, part])
 
 
-def assign(
+def assign_call(
     products: Tensor,
     slope: Tensor,
     bias: Tensor,
@@ -56,8 +57,8 @@ def assign(
     normalise: bool = True,
     weigh: bool = False,
     squared: bool = False,
-) -> None:
-    """Compute the probabilities of rows, the softmax of ``slope length products + bias``.
+) -> Callable[[], None]:
+    """A call for the probabilities of rows, the softmax of ``slope length products + bias``.
 
     Products [B, N, K or more] are float32 or float64, of which the first K are used; slope [B],
     bias [B, K] and length [B, N] have their dtype. The other tensors are outputs:
@@ -100,7 +101,12 @@ def assign(
         "weigh": weigh,
         "squared": squared,
     }
-    call_native(native.module.assign_call, options, products, tensors, run="assign")
+    return prepare(native.module.assign_call, options, products, tensors)[0]
+
+
+def assign(products: Tensor, slope: Tensor, bias: Tensor, **others: Any) -> None:
+    """Make an `assign_call` and run it."""
+    assign_call(products, slope, bias, **others)()
 
 
 class Counter:
@@ -141,7 +147,7 @@ class Counter:
             "faint": (self.faint, torch.float64, (B,)),
         }
         options = {"B": B, "N": N, "K": K}
-        return prepare(native.module.count_call, options, self.likelihood, tensors, run="count")[0]
+        return prepare(native.module.count_call, options, self.likelihood, tensors)[0]
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,7 @@ class AbsorbStep:
             "sharper": self.sharper,
             "share": self.share,
         }
-        call_native(native.module.absorb_call, options, products, tensors, run="step")
+        call_native(native.module.absorb_call, options, products, tensors)
 
 
 def split(
@@ -220,7 +226,7 @@ def split(
     }
     options = {"B": B, "N": N, "D": D, "pieces": pieces, "unit": metric is not None}
     outputs = {"out": (half, (B, N, pieces * D))}
-    (out,) = call_native(native.module.split_call, options, rows, tensors, outputs, run="split")
+    (out,) = call_native(native.module.split_call, options, rows, tensors, outputs)
     return out
 
 
@@ -238,7 +244,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
     }
     options = {"B": B, "N": N, "K": K, "D": D, "threshold": threshold, "most": most}
     (above,) = call_native(
-        native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}, run="add"
+        native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}
     )
     return int(above) <= most
 
@@ -341,7 +347,7 @@ class State:
             "least": self.least,
         }
         make = native.module.dual_call
-        return prepare(make, options, self.counts, tensors, typed=False, run="update")[0]
+        return prepare(make, options, self.counts, tensors, typed=False)[0]
 
     def proportions(self, counts: Tensor) -> Tensor:
         """Proportions of the classes, from the weighted sums of probabilities, [B, K]."""

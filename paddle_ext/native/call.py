@@ -39,29 +39,6 @@ ON_CPU = -1  # what `Tensor.get_device` returns for the CPU
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def call_native(
-    make: Callable[..., Any],
-    options: Mapping[str, Any],
-    like: Tensor,
-    inputs: Inputs,
-    outputs: Outputs = NOTHING,
-    *,
-    early: Inputs = NOTHING,
-    sizing: Mapping[str, int] = NOTHING,
-    typed: bool = True,
-    run: str = "solve",
-) -> list[Tensor]:
-    """Make a native call, run it and return its results; none if a task is too large for its code.
-
-    Arguments as in `prepare`.
-    """
-    call, results = prepare(
-        make, options, like, inputs, outputs, early=early, sizing=sizing, typed=typed, run=run
-    )
-    call()
-    return results
-
-
 def prepare(
     make: Callable[..., Any],
     options: Mapping[str, Any],
@@ -70,9 +47,7 @@ def prepare(
     outputs: Outputs = NOTHING,
     *,
     early: Inputs = NOTHING,
-    sizing: Mapping[str, int] = NOTHING,
     typed: bool = True,
-    run: str = "solve",
 ) -> tuple[Callable[[], None], list[Tensor]]:
     """Make a native call that can be run several times, and allocate its results.
 
@@ -93,12 +68,8 @@ def prepare(
         has no elements, there is no task, and nothing is called.
     early : mapping
         Inputs that `make` takes.
-    sizing : mapping
-        What the size of the workspace depends on, besides the options.
     typed : bool
         Whether the dtype that `make` takes is that of `like`.
-    run : str
-        The method of the call that runs it.
     """
     _, first = next(iter(outputs.values()), None) or (None, ())
     if isinstance(like, FakeTensor) or 0 in first:
@@ -108,7 +79,7 @@ def prepare(
     if typed:
         addresses["dtype"] = DTYPES[like.dtype]
     call = make(target=target(like), **options, **addresses)
-    size = call.workspace(**sizing)
+    size = call.workspace()
     if size < 0:
         return nothing, []
     new = allocator(like) if outputs or size else None  # once: on CUDA it asks for the device
@@ -120,12 +91,27 @@ def prepare(
     memory = workspace(size, like, new) if size else None  # 0: the call takes none
     if memory is not None:
         addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
-    method = getattr(call, run)
 
-    def run_it(kept: Tensor | None = memory) -> None:
-        method(**addresses)
+    def run(kept: Tensor | None = memory) -> None:
+        call.run(**addresses)
 
-    return run_it, results
+    return run, results
+
+
+def at_once(
+    make_ready: Callable[P, tuple[Callable[[], None], list[Tensor]]],
+) -> Callable[P, list[Tensor]]:
+    """Like `prepare`, but run the call, and return its results."""
+
+    def call(*arguments: P.args, **options: P.kwargs) -> list[Tensor]:
+        run, results = make_ready(*arguments, **options)
+        run()
+        return results
+
+    return call
+
+
+call_native = at_once(prepare)
 
 
 def nothing() -> None:

@@ -199,7 +199,6 @@ class TaskSampler:
                 "support_labels": of_support,
             },
             typed=False,
-            run="sample",
         )
         if self.shots is None:
             support_index, support_labels = pools.support, self.labels[pools.support]

@@ -324,6 +324,7 @@ def call_paddle(
         "epsilon": epsilon,
         "max_iter": max_iter,
         "tol": tol,
+        "wants_prototypes": prototypes,
     }
     inputs = {
         "support": (support, dtype, (N, D) if N else (*of_support, D)),
@@ -335,5 +336,4 @@ def call_paddle(
     real = computing_dtype(query)
     others = {"prototypes": (real, (K, D)) if prototypes else None}
     outputs = output_table(of_query, K, real, None, others)
-    sizing = {"prototypes": 64 if prototypes else 0}  # any address, which is not followed
-    return call_native(native.module.paddle_call, options, query, inputs, outputs, sizing=sizing)
+    return call_native(native.module.paddle_call, options, query, inputs, outputs)

@@ -36,7 +36,7 @@ def main() -> None:
         tol=0.0,
     )
     memory = torch.empty(call.workspace(), dtype=torch.uint8, device=device)
-    call.solve(
+    call.run(
         cost=cost.data_ptr(),
         row_mass=masses[0].data_ptr(),
         col_mass=masses[1].data_ptr(),

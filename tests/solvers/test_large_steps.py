@@ -117,7 +117,7 @@ def test_move(place: Place, K: int, D: int) -> None:
         held = torch.rand(1, K, dtype=torch.float64, device=place.device) * 9
         before = w.clone()
         running = torch.ones(1, dtype=torch.int32, device=place.device)
-        scores.move(sums, held, running)
+        scores.move_call(sums, held, running)()
         total = form.total([x.double() for x in sums], held).double()
         mass = placed.shots + held
         moved = (placed.means.double() * placed.shots.unsqueeze(-1) + total) / mass.unsqueeze(-1)
@@ -127,7 +127,7 @@ def test_move(place: Place, K: int, D: int) -> None:
         away = torch.linalg.vector_norm(moved - before.double(), dim=-1)
         assert largest(scores.away - away) < slack * D * max(1.0, largest(away))
         assert_scores(scores, form, placed)
-        scores.move(sums, held, torch.zeros_like(running))
+        scores.move_call(sums, held, torch.zeros_like(running))()
         assert largest(w.double() - moved) < slack * max(1.0, largest(moved)), "a stopped task"
 
 
@@ -156,7 +156,7 @@ def test_the_end_of_an_iteration(place: Place, prior: int) -> None:
     state = State(
         2, 1500, held.device, prior=prior, total=total, dual_weight=0.5, epsilon=1e-6, tol=1.2
     )
-    state.update(held, Moved(away, unit, base, bias))
+    state.update(held.clone(), Moved(away, unit, base, bias))
     assert largest(state.criterion - away.mean(-1) * unit) < 1e-12
     assert state.running.tolist() == [0, 1]
     assert largest(bias.double() - (base + 0.5 * state.dual)) < 1e-5

@@ -47,7 +47,7 @@ def test_signatures_have_the_types_of_their_fields() -> None:
     )
     assert "weights: Sequence[float]" in _native.tim_call.__doc__
     assert _native.TasksCall.workspace.__doc__ == "workspace(self) -> int"
-    assert _native.SumsCall.add.__doc__.endswith(
+    assert _native.SumsCall.run.__doc__.endswith(
         "found: int, workspace: int, workspace_bytes: int) -> None"
     )
 

@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
         if (threadIdx.x == 0) p.running[task] = -1;
         return;
     }
-    const double* const held = p.held + task * p.K;
+    double* const held = p.held + task * p.K;
     double* const counts = p.counts + task * p.K;
     double* const dual = p.dual + task * p.K;
     Proportions proportions(p.prior, p.total, double(p.K), p.epsilon);
@@ -381,6 +381,7 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
     if (p.away != nullptr) away = block_sum(away, sums);
     if (proportions.dirichlet) proportions.learn(all.slope, all.curvature, p.least);
     for (int64_t k = threadIdx.x; k < p.K; k += kDualThreads) {
+        held[k] = 0;  // this thread has read it
         p.before[task * p.K + k] = dual[k];
         dual[k] = proportions.dual(counts[k], measure(k));
         if (p.base != nullptr) set_bias(p, task * p.K + k);

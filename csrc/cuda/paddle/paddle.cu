@@ -47,7 +47,7 @@ void lay_out(Arena& arena, Chunk& c, int64_t tasks) {
         c.shared_sums = arena.take<float>(K * Dp);
     }
     c.count = arena.take<float>(U * K);
-    if (c.call.prototypes != nullptr) {
+    if (c.call.wants_prototypes) {
         c.raw_shift = arena.take<float>(U * D);
         c.raw_sums = arena.take<float>(U * K * Dp);
         c.raw_count = arena.take<float>(U * K);
@@ -122,7 +122,7 @@ void run_cuda(const PaddleParams& params, int device, void* stream) {
         launch_class_sums(c);
         launch_products(c);
         launch_blocks(c);
-        if (params.prototypes != nullptr) launch_prototypes(c);
+        if (params.wants_prototypes) launch_prototypes(c);
         if (watch.active() && watch.wait()) return;
     }
 }
