@@ -51,7 +51,8 @@ def prepare(
 ) -> tuple[Callable[[], None], list[Tensor]]:
     """Make a native call that can be run several times, and allocate its results.
 
-    The caller keeps the inputs alive. If a task is too large for the code, there are no results.
+    The call keeps its inputs and its workspace alive. If a task is too large for the code, there
+    are no results.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ def prepare(
     if memory is not None:
         addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
 
-    def run(kept: Tensor | None = memory) -> None:
+    def run(kept: object = (memory, inputs, early)) -> None:
         call.run(**addresses)
 
     return run, results
