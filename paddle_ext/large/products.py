@@ -168,8 +168,9 @@ class Halves(Form):
             terms.append(factors(sums[-1], rest, x))
 
         def add(beta: int) -> None:
-            for to, left, right in terms:
-                add_half_product(to, left, right, beta)
+            for number, (to, left, right) in enumerate(terms):
+                # Rounding errors may have sums of their own, or be added to those of the weights.
+                add_half_product(to, left, right, beta if number < len(sums) else 1)
 
         return add
 
