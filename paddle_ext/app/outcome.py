@@ -342,11 +342,7 @@ class Suggested:
         return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
 
     def reasons(self) -> dict[int, str]:
-        """For each of them, why its label would help.
-
-        Its label is in doubt or its class may be unknown, and how many unlabelled samples have no
-        labelled or suggested sample nearer to them.
-        """
+        """Why the label of each would help; it stands for samples with no nearer label."""
         strange = set(self.answers.strangers().tolist())
         reasons = {}
         for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):

@@ -177,10 +177,9 @@ def all_answers(
 ) -> Answers:
     """Predictions of all samples, and those that have no text, in their order.
 
-    Those with a corrected label are predicted by the labelled samples alone, so that the
-    corrections do not predict themselves; and each by itself, without a prior, because samples
-    that needed a correction are not a batch like the others. `features` receives those of the
-    samples that were predicted, if suggestions are asked for.
+    Those with a corrected label are predicted by the labelled samples alone, so that corrections do
+    not predict themselves; and each by itself, without a prior, because samples that needed one are
+    not a batch like the others. `features` receives those that suggestions need.
     """
     source, rest = corrected.source, None
     names, batches = source.labelled.class_names, source.unlabelled
