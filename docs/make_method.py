@@ -35,7 +35,7 @@ from paddle_ext.research.style import (
     paler,
     plain,
 )
-from paddle_ext.scaling import row_scaling
+from paddle_ext.rows import unit_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,17 +76,22 @@ def run_task(bank: FeatureBank, images: ImageArray, task: int, shown: tuple[int,
     )
     rows, labels, query_rows, truth = (x.squeeze(0) for x in sampler.batch(task, 1))
     support, query = bank.features[rows], bank.features[query_rows]
-    where = row_scaling(support, labels, query, CLASSES, "auto")
-    means = where.prototypes(support, labels, query[:0], query.new_zeros(0, CLASSES))
-    steps = [Step(0, means, None)]
+    # As `solve` scales them, up to one factor.
+    x, z = (unit_rows(features.double()) for features in (support, query))
+    own = torch.nn.functional.one_hot(labels, CLASSES).double()
+
+    def prototypes(u: Tensor) -> Tensor:
+        mass = own.sum(0) + u.double().sum(0)
+        return (own.mT @ x + u.double().mT @ z) / mass.unsqueeze(-1)
+
+    steps = [Step(0, prototypes(torch.zeros(QUERIES, CLASSES)), None)]
     for most in shown[1:]:
         solution = solve(support, labels, query, max_iter=most)
         u = solution.probabilities
-        w = where.prototypes(support, labels, query, u)
-        steps.append(Step(int(solution.iterations), w, u))
+        steps.append(Step(int(solution.iterations), prototypes(u), u))
     first = torch.stack([rows[labels == k][0] for k in range(CLASSES)])
     pixels = (images.read(chosen).squeeze(-1) for chosen in (first, query_rows))
-    return Run(*pixels, where.apply(query), truth, steps)
+    return Run(*pixels, z, truth, steps)
 
 
 def plane(run: Run) -> Tensor:

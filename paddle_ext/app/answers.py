@@ -41,20 +41,16 @@ class Answers:
     doubt : Tensor [N]
         In [0, 1], see `paddle_ext.Solution.doubt`.
     present : Tensor [K] bool
-        Classes present in any batch by the rule of `paddle_ext.Solution.present`; a class that is
-        not may still have a sample or two.
+        Classes present in any batch, see `paddle_ext.Solution.present`.
     truth : list of N str or None
         Names of the true classes, if known.
     novelty : Tensor [N] or None
-        In [0, 1], see `paddle_ext.presence.novelty`; NaN where the class has fewer than two
-        labelled samples, which say nothing about its spread. None if no class has two.
+        See `paddle_ext.presence.novelty`; NaN for classes of fewer than two labelled samples.
     nodes : list of N str or None
-        The most specific node that is probable enough, see `paddle_ext.presence.roll_up`; empty if
-        none is. None without a hierarchy.
+        See `paddle_ext.presence.roll_up`; empty where no node is probable enough.
     node_probability : Tensor [N] or None
     prevalence : Prevalence or None
-        The share of each class in all samples with a text, if they are texts, with 90 % intervals;
-        last of those of no known class, unless nothing is known of them.
+        Shares with 90 % intervals; at last of no known class, unless nothing is known of them.
     alike : list of list of int
         Groups of strangers that resemble one another, the largest first.
     digests : list of N str
@@ -62,8 +58,7 @@ class Answers:
     likeliest : Tensor [N, 5] int64 or None
         The most probable classes, the first two of which are `labels` and `second`; -1: no class.
     corrected : dict of int to str
-        Labels by the user, which may be ``unknown``. The predictions of these samples are by the
-        labelled samples without any of them.
+        Labels by the user, which may be ``unknown``; predictions do not use these samples.
     no_text : frozenset of int
         Samples without a text, of which nothing can be said: they have no prediction.
     groups : list of N str or None

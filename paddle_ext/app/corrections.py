@@ -223,7 +223,7 @@ class Resolved:
 
     def add(self, file: CorrectionFile) -> None:
         """Add a file; its corrections replace earlier ones of the same samples."""
-        used = replaced = by_name = elsewhere = 0
+        used = by_name = elsewhere = 0
         for key, label in file.corrections.items():
             keys = self.about(key)
             if not keys:
@@ -234,10 +234,8 @@ class Resolved:
                 continue
             label = self.checked(label, file.path)
             used, by_name = used + bool(label), by_name + (bool(label) and not key.digest)
-            replaced += file.asked and any(self.corrections.get(x, label) != label for x in keys)
             self.corrections |= dict.fromkeys(keys, label)
-        words = {"in place of earlier ones": replaced, "by name alone": by_name}
-        more = "".join(f", {n:,} of them {what}" for what, n in words.items() if n)
+        more = f", {by_name:,} of them by name alone" if by_name else ""
         self.counts.append(f"{used:,} from {file.path}{more}")
         if elsewhere:
             self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"

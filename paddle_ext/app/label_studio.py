@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -69,20 +69,16 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
             file.write(("[" if row == 0 else ",\n") + json.dumps(task(row)))
         file.write("]\n")
     interface = path.with_suffix(".xml")
-    with replacing(interface) as new:
-        new.write_text(interface_of(tag, key, answers.class_names), encoding="utf-8")
-    return [path, interface]
-
-
-def interface_of(tag: str, key: str, class_names: Iterable[str]) -> str:
-    """The labelling interface for the settings of a project."""
-    names = dict.fromkeys((*class_names, UNKNOWN))
+    names = dict.fromkeys((*answers.class_names, UNKNOWN))
     choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)
-    return (
+    view = (
         f'<View>\n  <{tag} name="{key}" value="${key}"/>\n'
         f'  <Choices name="{CONTROL}" toName="{key}" choice="single">\n{choices}'
         "  </Choices>\n</View>\n"
     )
+    with replacing(interface) as new:
+        new.write_text(view, encoding="utf-8")
+    return [path, interface]
 
 
 # --- labels -------------------------------------------------------------------------------------

@@ -41,13 +41,7 @@ class ToCheck(NamedTuple):
 
     row: int
     wrong: float  # how likely its label is wrong
-    doubtful: bool  # another class is as likely
-    unknown: bool  # it is unlike the labelled samples of its class
-    no_text: bool = False  # it has no text, so it has no class
-
-    @property
-    def reason(self) -> str:
-        return "no text" if self.no_text else "unknown" if self.unknown else "doubtful"
+    reason: str  # "no text", "unknown" (unlike its class) or "doubtful" (another is as likely)
 
 
 def to_check(answers: Answers) -> list[ToCheck]:
@@ -59,8 +53,8 @@ def to_check(answers: Answers) -> list[ToCheck]:
     rows = (doubtful | unknown).nonzero().view(-1)
     rows = rows[wrong[rows].argsort(descending=True, stable=True)]
     no_text = sorted(answers.no_text - answers.corrected.keys())
-    return [ToCheck(row, 1.0, False, False, no_text=True) for row in no_text] + [
-        ToCheck(row, float(wrong[row]), bool(doubtful[row]), bool(unknown[row]))
+    return [ToCheck(row, 1.0, "no text") for row in no_text] + [
+        ToCheck(row, float(wrong[row]), "unknown" if unknown[row] else "doubtful")
         for row in rows.tolist()
     ]
 
@@ -348,11 +342,7 @@ class Suggested:
         return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
 
     def reasons(self) -> dict[int, str]:
-        """For each of them, why its label would help.
-
-        Its label is in doubt or its class may be unknown, and how many unlabelled samples have no
-        labelled or suggested sample nearer to them.
-        """
+        """Why the label of each would help; it stands for samples with no nearer label."""
         strange = set(self.answers.strangers().tolist())
         reasons = {}
         for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, prior_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data, row_notes
-from .read.samples import Batch, Labelled, WithText
+from .read.samples import Batch, Changed, Labelled, WithText
 from .read.tables import TableSamples
 from .settings import Settings
 from .write import tables
@@ -177,17 +177,21 @@ def all_answers(
 ) -> Answers:
     """Predictions of all samples, and those that have no text, in their order.
 
-    Those with a corrected label are predicted by the labelled samples alone, so that the
-    corrections do not predict themselves; and each by itself, without a prior, because samples
-    that needed a correction are not a batch like the others. `features` receives those of the
-    samples that were predicted, if suggestions are asked for.
+    Those with a corrected label are predicted by the labelled samples alone, so that corrections do
+    not predict themselves; and each by itself, without a prior, because samples that needed one are
+    not a batch like the others. `features` receives those that suggestions need.
     """
     source, rest = corrected.source, None
     names, batches = source.labelled.class_names, source.unlabelled
     texts = WithText(batches) if source.embeds_texts else None
     batches = batches if texts is None else texts
+
+    def remember(batch: Batch) -> Batch:
+        features.append(batch.features)
+        return batch
+
     if settings.suggest is not None:
-        batches = remembered(batches, features)
+        batches = Changed(batches, remember)
     certain = label_counts([*corrected.labels.values()], names)
     common = partial(answer, label_noise=settings.label_noise, device=device)
     if corrected.remaining != 0:
@@ -212,13 +216,6 @@ def all_answers(
     own = common(corrected.before, [corrected.samples], batch=1)
     answers = inserted(rest, own, [*corrected.labels], names, certain)
     return replace(answers, corrected=corrected.labels)
-
-
-def remembered(batches: Iterable[Batch], features: list[Tensor]) -> Iterator[Batch]:
-    """The same batches; their features are added to a list."""
-    for batch in batches:
-        features.append(batch.features)
-        yield batch
 
 
 def write_all(

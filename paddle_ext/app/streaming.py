@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from .. import check
 from ..files import ahead
+from ..solution import Solution
 from .answering import classified
 from .answers import UNKNOWN
 from .read.input_check import Finding, check_input
-from .read.opening import Source, encode, open_data, row_notes
+from .read.opening import encode, open_data, row_notes
 from .read.samples import (
     Batch,
     concatenated,
@@ -34,9 +35,6 @@ from .settings import Settings
 from .write.tables import SUFFIXES, require_libraries, write_file
 
 ANSWERS = ("label", "probability", "doubt")
-
-# A batch, and the labels, probabilities and doubts [n] of its samples.
-Predicted: TypeAlias = tuple[Batch, Tensor, Tensor, Tensor]
 
 
 @dataclass
@@ -156,8 +154,20 @@ def stream(
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     with closing(ahead(lambda: next(batches, None))) as read:
-        parts = predictions(source, read, settings, device)
-        tables = (answer_table(*predicted, copied, report, texts=texts) for predicted in parts)
+        calls = classified(
+            source.labelled,
+            read,
+            batch=settings.batch,
+            label_noise=settings.label_noise,
+            place=device,
+            source=source.name,
+            total=source.total,
+            progress=settings.progress,
+        )
+        tables = (
+            answer_table(concatenated(group), solution, copied, report, texts=texts)
+            for group, _, solution in calls
+        )
         report.notes += write_file(target, tables)
     report.seconds = time.perf_counter() - began
     return report
@@ -196,44 +206,13 @@ def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
     return copied, notes
 
 
-# --- predictions --------------------------------------------------------------------------------
-
-
-def predictions(
-    source: Source, batches: Iterator[Batch], settings: Settings, device: torch.device
-) -> Iterator[Predicted]:
-    """As by `answer`."""
-    groups = classified(
-        source.labelled,
-        batches,
-        batch=settings.batch,
-        label_noise=settings.label_noise,
-        place=device,
-        source=source.name,
-        total=source.total,
-        progress=settings.progress,
-    )
-    for group, _, solution in groups:
-        answers = (*solution.probabilities.max(-1), solution.doubt())
-        probability, labels, doubt = (x.flatten().cpu() for x in answers)
-        yield concatenated(group), labels, probability, doubt
-
-
-# --- output -------------------------------------------------------------------------------------
-
-
 def answer_table(
-    batch: Batch,
-    labels: Tensor,
-    probability: Tensor,
-    doubt: Tensor,
-    copied: dict[str, str],
-    report: StreamReport,
-    *,
-    texts: bool,
+    batch: Batch, solution: Solution, copied: dict[str, str], report: StreamReport, *, texts: bool
 ) -> Any:
     """Rows of the output as a pyarrow.Table, counted by `report`; without a text: unknown."""
     arrow = pyarrow()
+    found = (*solution.probabilities.max(-1), solution.doubt())
+    probability, labels, doubt = (x.flatten().cpu() for x in found)
     there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
     names = np.full(len(there), UNKNOWN, dtype=object)
     truth = list(compress(matched_names(batch.truth or [], report.class_names), there))

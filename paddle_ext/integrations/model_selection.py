@@ -1,8 +1,7 @@
 """Evaluate batch classifiers with scikit-learn's `cross_val_score` and `GridSearchCV`.
 
-These fit on some rows and score others. With `BatchSplit` the rows to fit on are a few per class,
-and the rows to score are a batch with some of the classes; `batch_accuracy` lets an estimator
-classify the whole batch at once.
+`BatchSplit` fits on a few rows per class and scores a batch with some of the classes, which
+`batch_accuracy` lets an estimator classify at once.
 """
 
 from __future__ import annotations

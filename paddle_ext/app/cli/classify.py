@@ -64,15 +64,12 @@ def classify(
     paddle-ext classify known.npz big.parquet --output answers.parquet
     paddle-ext classify tickets.csv --text sentence --names intents.txt
     paddle-ext classify photos --names names.txt --encoder models/clip
-    paddle-ext classify photos/labelled photos/new --names names.txt --encoder models/clip
-    paddle-ext classify features.npz --names text.npz
     paddle-ext classify photos/labelled photos/june --save trees.npz
     paddle-ext classify photos/july --model trees.npz
     paddle-ext classify photos/labelled photos/june --corrected corrected.csv --final all.csv
     paddle-ext classify photos/labelled photos/june --sort-into sorted
     paddle-ext classify photos/labelled photos/june --suggest 20
     paddle-ext classify photos/labelled photos/june --group folder --group-gap 30min
-    paddle-ext classify known.csv visits.csv --group place
     paddle-ext classify photos/labelled photos/june --parents families.csv
     paddle-ext classify photos/labelled photos/june --prior species-here.csv
     """

@@ -49,7 +49,6 @@ def evaluate(
     memory: o.Memory = None,
     output: Annotated[Path | None, o.about("Folder of results, used to resume.")] = None,
     fresh: o.Fresh = False,
-    markdown: Annotated[Path | None, o.about("Also write the table to this file.")] = None,
     figure: Annotated[Path | None, o.about("Figure: .png, .webp, .svg or .pdf.")] = None,
 ) -> None:
     """Accuracy of methods, with 95 % confidence intervals, and milliseconds per task.
@@ -89,7 +88,7 @@ def evaluate(
             output=output,
             resume=not fresh,
         )
-    show_evaluation(evaluation, markdown, figure)
+    show_evaluation(evaluation, figure)
     if output is not None:
         show.say(f"written: {output / 'evaluation.json'}")
 
@@ -150,8 +149,7 @@ def own_method(name: str) -> str | Method:
     return loaded.name
 
 
-def show_evaluation(evaluation: Evaluation, markdown: Path | None, figure: Path | None) -> None:
-    from ...files import replacing
+def show_evaluation(evaluation: Evaluation, figure: Path | None) -> None:
     from ...research import figures, tables
 
     header, cells = tables.rows(evaluation)
@@ -159,11 +157,6 @@ def show_evaluation(evaluation: Evaluation, markdown: Path | None, figure: Path 
     title = tables.settings_line(evaluation, evaluation.bank)
     show.table(header, cells, title=title, emphasised=strong)
     show.say(f"accuracy in percent, ± 95 % confidence interval; {evaluation.machine}")
-    if markdown is not None:
-        markdown.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(markdown) as new:
-            new.write_text(tables.markdown(evaluation), encoding="utf-8")
-        show.say(f"written: {markdown}")
     if figure is not None:
         several = len({result.k_eff for result in evaluation}) > 1
         draw = figures.accuracy_against_k_eff if several else figures.accuracy_bars

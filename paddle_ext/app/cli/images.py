@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,6 @@ def train(
     base = open_split(layout, root, base_split, size, samples)
     val = open_split(layout, root, val_split, size, samples) if validation else None
     show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
-    began = time.perf_counter()
     with show.on_interrupt("interrupted: the same command resumes after the last complete epoch"):
         trained = run(
             arch,
@@ -77,7 +75,7 @@ def train(
             validate_every=validate_every,
             seed=seed,
         )
-    show_training(trained.history, folder, time.perf_counter() - began)
+    show_training(trained.history, folder)
 
 
 def chosen_recipe(
@@ -105,15 +103,14 @@ def open_split(
     return open_images(layout, root, split, size=size)
 
 
-def show_training(history: list[Epoch], folder: Path, seconds: float) -> None:
+def show_training(history: list[Epoch], folder: Path) -> None:
     judged = [epoch for epoch in history if epoch.validation is not None]
     best = max(judged, key=lambda epoch: epoch.validation or 0.0) if judged else history[-1]
     rows = [("best epoch", f"{best.number} of {len(history)}")]
     if best.validation is not None:
         rows.append(("validation, 5-way 5-shot", f"{100 * best.validation:.1f} %"))
     rows.append(("base accuracy, last epoch", f"{100 * history[-1].accuracy:.1f} %"))
-    rows.append(("seconds, this run", f"{seconds:.1f}"))
-    rows.append(("seconds, all epochs", f"{sum(epoch.seconds for epoch in history):.1f}"))
+    rows.append(("seconds", f"{sum(epoch.seconds for epoch in history):.1f}"))
     for name in ("best.safetensors", "last.safetensors", "state.pt"):
         size = (folder / name).stat().st_size / 2**20
         rows.append(("file", f"{folder / name} ({size:.1f} MiB)"))

@@ -28,9 +28,8 @@ def written_digest(of_content: bytes) -> str:
 class FeatureCache:
     """Features by the digest of a sample's content, for one way to compute them.
 
-    `key` is everything else the features depend on: the network and its preprocessing. A folder
-    that cannot be written to is not an error: features are then not stored, which `notes` say;
-    nor are they without a folder. A stored row that is damaged counts as missing.
+    `key` is everything else they depend on: the network and its preprocessing. Without a folder, or
+    if it cannot be written to, which `notes` say, nothing is stored. A damaged row is missing.
     """
 
     def __init__(self, folder: Path | None, key: str, notes: list[str] | None = None) -> None:

@@ -76,12 +76,6 @@ class Network:
         """[n, D] float32 on the CPU."""
         return self.compute(images.to(self.device)).float().cpu()
 
-    def width(self) -> int:
-        """D, found by encoding a black image."""
-        from PIL import Image
-
-        return self(self.prepare(Image.new("RGB", (64, 64))).unsqueeze(0)).shape[1]
-
 
 def digest_of_files(path: Path) -> str:
     """Digest of the contents and names of all files in a folder, or of one file."""
@@ -213,16 +207,6 @@ class Encoder:
         """`texts`, in batches."""
         starts = range(0, len(texts), TEXTS_AT_ONCE)
         return torch.cat([self.texts(texts[start : start + TEXTS_AT_ONCE]) for start in starts])
-
-    def check_widths(self) -> None:
-        """Images and texts must have the same embedding size."""
-        images, texts = self.images.width(), self.texts(["a"]).shape[1]
-        if images != texts:
-            raise check.ArgumentValueError(
-                "encoder",
-                f"must have towers of one width, got {self.name} with {images} features per image "
-                f"and {texts} per text",
-            )
 
 
 def open_encoder(name: str, device: torch.device) -> Encoder:

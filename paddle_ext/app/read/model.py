@@ -73,10 +73,8 @@ def save_model(path: Path, labelled: Labelled, kind: str, settings: Settings) ->
 
 def check_model_path(path: Path) -> None:
     """Reject a path that could not be read back, before any work."""
-    if path.suffix != ".npz":
-        raise check.ArgumentValueError("save", f"must end in .npz, got {path}")
-    if path.is_dir():
-        raise check.ArgumentValueError("save", f"must be a file, got {path}, which is a folder")
+    if path.suffix != ".npz" or path.is_dir():
+        raise check.ArgumentValueError("save", f"must be a file ending in .npz, got {path}")
 
 
 def load_model(path: Path) -> Model:

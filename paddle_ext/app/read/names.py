@@ -16,6 +16,7 @@ from ... import arrays, check
 from ...files import open_regular, readable
 from ...labels import alike, normalised, numbered, sorted_names
 from ...presence.hierarchy import Hierarchy
+from ...rows import unit_rows
 from ...text import plain_cell, plural
 from ..settings import Settings
 from .encoders import Encoder, TextEncoder, cached_texts
@@ -70,18 +71,17 @@ def known_classes(
     examples: Batch, named: Labelled | None, source: str, trusted: Sequence[bool] = ()
 ) -> Labelled:
     """What is known of the classes: samples, some of them `trusted`, or names, or both."""
-    labels, sure = examples.truth or [], torch.tensor(trusted) if any(trusted) else None
+    labels = examples.truth or []
+    samples: dict[str, Any] = {
+        "features": examples.features,
+        "texts": tuple(examples.texts),
+        "names": tuple(examples.names),
+        "source": source,
+        "trusted": torch.tensor(trusted) if any(trusted) else None,
+    }
     if named is None:
         numbers, class_names = named_labels(labels)
-        return Labelled(
-            examples.features,
-            numbers,
-            class_names,
-            tuple(examples.texts),
-            source,
-            names=tuple(examples.names),
-            trusted=sure,
-        )
+        return Labelled(labels=numbers, class_names=class_names, **samples)
     if not labels:
         return named
     labels = matched_names(labels, named.class_names)
@@ -96,15 +96,7 @@ def known_classes(
             f"{source} must have as many features as the names of {named.source}, "
             f"{D}, got {examples.features.shape[1]}"
         )
-    return replace(
-        named,
-        features=examples.features,
-        labels=numbered(labels, named.class_names),
-        texts=tuple(examples.texts),
-        names=tuple(examples.names),
-        source=source,
-        trusted=sure,
-    )
+    return replace(named, labels=numbered(labels, named.class_names), **samples)
 
 
 def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
@@ -177,14 +169,10 @@ def embedded(
 ) -> Labelled:
     """Encode names: for each class the mean of its unit-norm phrase embeddings."""
     phrases = names.phrases(templates)
-    rows = unit(encode([phrase for own in phrases for phrase in own]))
+    rows = unit_rows(encode([phrase for own in phrases for phrase in own]))
     parts = torch.split(rows, [len(own) for own in phrases])
     means = torch.stack([own.mean(0) for own in parts])
-    return only_names(names.class_names, unit(means), source, logit_scale)
-
-
-def unit(rows: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(rows.float(), dim=-1)
+    return only_names(names.class_names, unit_rows(means), source, logit_scale)
 
 
 # --- files of embeddings ------------------------------------------------------------------------

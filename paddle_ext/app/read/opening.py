@@ -468,16 +468,6 @@ def encode_images(source: Source, device: torch.device) -> Change:
     settings, given, examples = source.settings, source.given, source.examples
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
     network = open_network(settings.backbone, device) if encoder is None else encoder.images
-    if encoder is not None and isinstance(given, ClassPrompts):
-        encoder.check_widths()
-    elif encoder is not None and isinstance(given, Labelled):
-        D, width = given.features.shape[1], network.width()
-        if width != D:
-            raise check.ArgumentValueError(
-                "encoder",
-                f"must compute as many features per image as {given.source} has, {D}, got {width} "
-                f"by {encoder.name}",
-            )
     source.named = embedded_names(given, encoder, None, settings)
     reader = PictureReader(network, settings.cache, source.unreadable, source.notes)
     if examples.names and not examples.features.shape[1]:

@@ -122,11 +122,7 @@ def upright(content: bytes) -> Image:
 
 
 def files_below(folder: Path, unreadable: dict[str, str]) -> list[Path]:
-    """All files that may be images, in the order of their paths, with any suffix.
-
-    Names that begin with a dot are skipped. Folders that cannot be read, and links to folders,
-    which could form a cycle, are added to `unreadable`.
-    """
+    """All files but hidden ones, in the order of their paths; links could form a cycle."""
     paths: list[Path] = []
 
     def closed(error: OSError) -> None:

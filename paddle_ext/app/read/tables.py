@@ -452,6 +452,8 @@ class TableSamples:
 
     def numbers(self, part: Part) -> Tensor:
         """[n, D] float32."""
+        chosen = self.chosen
+        assert chosen is not None
         columns = [part.batch.column(name) for name in self.features]
         kind = getattr(columns[0].type, "storage_type", columns[0].type)
         # Lists of decimals hold objects.
@@ -460,26 +462,29 @@ class TableSamples:
             where = f"{self.table.path}, column {self.features[0]!r},"
             rows = vectors(columns[0], max(self.width, 1), where, part.rows)
             return torch.from_numpy(np.array(rows, np.float32))
-        if self.chosen is None or not self.chosen.categories:
+        if not chosen.categories:
             with np.errstate(over="ignore"):  # overflow is reported below
                 arrays = [self.as_floats(column) for column in columns]
                 if all(array is not None for array in arrays):
                     matrix = np.stack(arrays, 1)  # type: ignore[arg-type]
                     if np.isfinite(matrix).all():
                         return torch.from_numpy(matrix)
-        known = {*self.table.numeric, *(() if self.chosen is None else self.chosen.categories)}
-        if self.chosen is not None and self.chosen.table and known.issuperset(self.features):
-            self.chosen.labelled = self.chosen.labelled or self
-            return torch.from_numpy(self.chosen.encoder(self.cells(part)).astype(np.float32))
-        return self.numbers_of_cells(part)
+        if len(columns) == 1 and all_lists(part.cells(self.features[0])):
+            return self.numbers_of_lists(part)
+        table = chosen.table and {*self.table.numeric, *chosen.categories} >= {*self.features}
+        cells = self.cells(part, gaps=table)
+        if table:
+            chosen.labelled = chosen.labelled or self
+            cells = chosen.encoder(cells)
+        return torch.from_numpy(cells.astype(np.float32))
 
-    def cells(self, part: Part) -> npt.NDArray[Any]:
+    def cells(self, part: Part, *, gaps: bool = True) -> npt.NDArray[Any]:
         """Cells [n, D] of a table: numbers, NaN for gaps, and texts, None for gaps."""
         assert self.chosen is not None
         cells = np.empty((len(part.rows), len(self.features)), dtype=object)
         numeric = [name for name in self.features if name not in self.chosen.categories]
         numbers = [self.table.as_numbers(part.cells(name)) for name in numeric]
-        if odd := odd_cells(numbers, numeric, gaps=True):
+        if odd := odd_cells(numbers, numeric, gaps=gaps):
             raise self.error(odd, numbers, numeric, part)
         for name, column in zip(numeric, numbers, strict=True):
             own = [np.nan if is_gap(cell) else as_number(cell) for cell in column]
@@ -506,21 +511,18 @@ class TableSamples:
             return None
         return np.array(floats, np.float32)
 
-    def numbers_of_cells(self, part: Part) -> Tensor:
-        """The same, of lists written as texts and of any type; an error names the cell."""
-        cells = [self.table.as_numbers(part.cells(name)) for name in self.features]
+    def numbers_of_lists(self, part: Part) -> Tensor:
+        """The same, of lists written as texts; an error names the cell."""
+        cells = part.cells(self.features[0])
         try:
             with np.errstate(over="ignore"):
-                if len(self.features) == 1 and all_lists(cells[0]):
-                    matrix = np.array([as_list(cell) for cell in cells[0]], np.float32)
-                else:
-                    matrix = np.array(cells, np.float32).T.copy()
+                matrix = np.array([as_list(cell) for cell in cells], np.float32)
             if matrix.ndim == 2 and np.isfinite(matrix).all():
                 return torch.from_numpy(matrix)
         except (ValueError, TypeError, OverflowError, RecursionError):
             pass  # reported below, with its position
-        odd = odd_cells(cells, self.features, gaps=False)
-        raise self.error(odd, cells, self.features, part)
+        odd = odd_cells([cells], self.features, gaps=False)
+        raise self.error(odd, [cells], self.features, part)
 
     def error(
         self, odd: dict[int, str], cells: Sequence[Sequence[Any]], names: list[str], part: Part

@@ -207,7 +207,7 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     classify(*files, tmp_path, settings(save=saved))
     with pytest.raises(ValueError, match="model must replace the labelled samples"):
         classify(*files, tmp_path, settings(model=saved))
-    with pytest.raises(ValueError, match=r"save must end in \.npz"):
+    with pytest.raises(ValueError, match=r"save must be a file ending in \.npz"):
         classify(*files, tmp_path, settings(save=tmp_path / "model.pt"))
     contents = dict(np.load(saved))
     wide = np.zeros((len(NAMES), 99), np.float32)

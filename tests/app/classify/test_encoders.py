@@ -45,7 +45,6 @@ def test_transformers(tmp_path: Path, kind: str) -> None:
     usable("transformers", "CLIPModel")
     model, tokenizer = save_transformers(tmp_path, kind)
     encoder = open_encoder(str(tmp_path), CPU)
-    encoder.check_widths()
     texts = ["a photo of a cat.", "a photo of a very large polar bear."]
     picture = pattern(0, 0, (32, 32))  # needs no scaling
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).unsqueeze(0)
@@ -80,7 +79,6 @@ def test_open_clip(tmp_path: Path) -> None:
 
     model = open_clip_folder(tmp_path / "tiny")
     encoder = open_encoder(str(tmp_path / "tiny"), CPU)
-    encoder.check_widths()
     picture, texts = pattern(1, 0, (32, 32)), ["a cat", "a dog on a hill"]
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).unsqueeze(0)
     with torch.no_grad():
@@ -106,7 +104,6 @@ def test_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_folder(tmp_path, monkeypatch)
     encoder = open_encoder(str(tmp_path), CPU)
     assert encoder.logit_scale == pytest.approx(StandInModel.SCALE)
-    encoder.check_widths()
     other = open_encoder(str(tmp_path), CPU)
     assert other.images.key == encoder.images.key
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
