@@ -76,24 +76,7 @@ def image_list(
     size: int | None = 84,
     channels: int = 3,
 ) -> EncodedImages:
-    """Read the images of a CSV list with the columns filename and label.
-
-    Parameters
-    ----------
-    path : path
-        The list, with or without a header. Without one the columns are in this order.
-    root : path
-        The base folder of the file names.
-    split : str
-    class_names : sequence of str or None
-        The allowed labels, in the order of their numbers; None: those that occur, sorted.
-    size, channels
-        As in `EncodedImages`.
-
-    Examples
-    --------
-    >>> images = image_list("split/val.csv", "images", split="val")  # doctest: +SKIP
-    """
+    """The images of a CSV list; `class_names` are the allowed labels, None: those that occur."""
     root, rows = existing_folder(root), read_list(path)
     if class_names is None:
         class_names = sorted({label for _, label in rows})
