@@ -207,9 +207,6 @@ def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device).view(1, -1, 1, 1)
 
 
-# --- recipes ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Recipe:
     """Settings of a training run. The defaults are the paper's for ResNet-18.

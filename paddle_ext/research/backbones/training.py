@@ -164,9 +164,6 @@ def cudnn_algorithms(deterministic: bool) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = before
 
 
-# --- one step -----------------------------------------------------------------------------------
-
-
 class Classifier(nn.Module):
     """A backbone, the classifier of the base classes and, optionally, one of quarter turns."""
 
@@ -225,9 +222,6 @@ class Learner:
         if self.average is not None:
             self.average.update_parameters(self.classifier)
         return loss.detach(), (logits.detach().argmax(1) == labels).sum()
-
-
-# --- all epochs ---------------------------------------------------------------------------------
 
 
 class Run:

@@ -31,9 +31,6 @@ COLUMNS = ("filename", "label")
 PIXELS = ("images", "encoded", "webp")  # names of arrays; the last two have encoded images
 
 
-# --- any images ----------------------------------------------------------------------------------
-
-
 def image_folder(
     root: str | Path, *, split: str = "", size: int | None = 84, channels: int = 3
 ) -> EncodedImages:
@@ -89,9 +86,6 @@ def image_list(
         raise ValueError(f"{root} must have the images of {path}, got no {rows[0][0]}")
     labels = [number[name] for _, name in rows]
     return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
-
-
-# --- the datasets of the paper, and the reader's own ---------------------------------------------
 
 
 def open_images(
@@ -157,9 +151,6 @@ def open_images(
     return image_list(path, next(places, root), split=split, size=size)
 
 
-# --- lists of images and labels ------------------------------------------------------------------
-
-
 def is_image(name: str) -> bool:
     """Decide by the name; names that begin with a dot are leftovers of other programs."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
@@ -209,9 +200,6 @@ def list_of(root: Path, lists: str | Path | None, split: str) -> Path:
             if (folder / f"{name}.csv").is_file():
                 return folder / f"{name}.csv"
     raise ValueError(f"{folders[0]} must have the list {public}.csv, got no such file")
-
-
-# --- images in .npz files ------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
