@@ -13,8 +13,13 @@ import torch
 from banks import CLASSES, DIMENSION, SIZE, Spy, right_answers, small_bank
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, check, evaluate, methods, progress
-from paddle_ext.research.counts import BLOCK_TASKS, DeviceBank
-from paddle_ext.research.evaluate import all_methods, chosen_methods, computing_device
+from paddle_ext.research.evaluate import (
+    BLOCK_TASKS,
+    DeviceBank,
+    all_methods,
+    chosen_methods,
+    computing_device,
+)
 from paddle_ext.research.results import Result
 
 NAMES = ["simpleshot", "bd_cspn", "paddle"]
