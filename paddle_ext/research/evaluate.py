@@ -319,11 +319,7 @@ def result_of(run: Run, n_tasks: int, bank: DeviceBank, shown: Progress) -> Resu
 
 
 class DeviceBank:
-    """The features on the device that computes, and the memory limit of a batch, in GiB.
-
-    A GPU keeps the dtype of the features. The CPU computes in single or double precision, and would
-    otherwise convert half precision in every call.
-    """
+    """The features on the device that computes, and the memory limit of a batch, in GiB."""
 
     def __init__(
         self,
@@ -333,6 +329,7 @@ class DeviceBank:
         prototypes: Tensor | None = None,
     ) -> None:
         self.device = device
+        # Methods would convert half precision on the CPU in every call.
         half_on_cpu = device.type == "cpu" and bank.features.itemsize < 4
         features = bank.features.to(device, torch.float32 if half_on_cpu else None)
         self.features = features.contiguous()

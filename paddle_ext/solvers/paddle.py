@@ -297,11 +297,7 @@ def call_paddle(
     support_index: Tensor | None = None,
     query_index: Tensor | None = None,
 ) -> list[Tensor]:
-    """Solve checked tasks; an empty list if they are too large for a thread or a thread block each.
-
-    All tasks share a support whose labels have shape [S]. With indices, query and support are one
-    bank [N, D].
-    """
+    """Solve checked tasks, or rows of a bank by index; an empty list if they are too large."""
     lam, scaling, temperature, epsilon, max_iter, tol = o
     of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
     of_support, D = tuple(labels.shape), query.shape[-1]
