@@ -473,13 +473,10 @@ def computing_device(device: str | torch.device | None, bank: FeatureBank) -> to
 def distinct_integers(name: str, value: object, least: int = 1) -> list[int]:
     """One number, or several different ones."""
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    if not listed:
-        raise check.ArgumentValueError(name, "must be at least one number, got none")
     numbers = [check.integer(name, number, least=least) for number in listed]
-    for number in numbers:
-        if numbers.count(number) > 1:
-            problem = f"must not have a number twice, got {number} more than once"
-            raise check.ArgumentValueError(name, problem)
+    if not numbers or len(set(numbers)) < len(numbers):
+        problem = f"must be one number or several different ones, got {value}"
+        raise check.ArgumentValueError(name, problem)
     return numbers
 
 

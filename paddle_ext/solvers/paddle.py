@@ -223,11 +223,6 @@ def solve_indexed(
     validate : bool
         As in `solve`; also checks the indices, and the whole bank for NaN and infinity.
 
-    Returns
-    -------
-    Solution
-        As in `solve`.
-
     Notes
     -----
     As in `solve`. A bank that is not contiguous, or a half-precision one on the CPU, is copied as a

@@ -128,7 +128,7 @@ class Augmentation:
     def __call__(
         self, images: Tensor, draws: Tensor, transform: Transform
     ) -> tuple[Tensor, Tensor]:
-        """The inputs of a step [N, C, size, size], and quarter turns [N]; draws [N, 9] in [0, 1)."""
+        """The inputs of a step [N, C, size, size] and quarter turns [N]; draws [N, 9] in [0, 1)."""
         x = pixels(images)
         height, width = x.shape[-2:]
         turns = quarter_turns(draws[:, 8], self.turned)
