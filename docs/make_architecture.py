@@ -30,7 +30,6 @@ LAYERS = {
         "research/tune.py": "the best options",
         "research/backbones": "networks and their features",
         "research/evaluate.py": "methods on many tasks",
-        "research/counts.py": "correct predictions",
         "research/figures.py": "bars and curves",
         "research/tables.py": "results as text",
         "research/results.py": "results and their files",

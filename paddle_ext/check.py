@@ -25,16 +25,8 @@ from .limits import (
     LARGEST_INT32,
     LEAST_QUERY_WEIGHT,
 )
+from .native import call
 from .native import load as native
-from .native.call import (
-    DTYPES,
-    allocator,
-    is_aligned,
-    is_transformed,
-    packed_int64,
-    pointer,
-    target,
-)
 from .native.devices import has_code_for
 
 # lam, the native number of the scaling, temperature, epsilon, max_iter, tol
@@ -47,7 +39,7 @@ DEFAULT_TOL = 1e-6  # of `solve`
 PROBABILITY_ROUNDING = 0.01  # how far from 1 a row of rounded probabilities may sum to
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
-LARGEST_FEATURE = dict.fromkeys(DTYPES, LARGEST_FEATURE_FLOAT32)
+LARGEST_FEATURE = dict.fromkeys(call.DTYPES, LARGEST_FEATURE_FLOAT32)
 LARGEST_FEATURE[torch.float64] = LARGEST_FEATURE_FLOAT64
 
 
@@ -230,7 +222,7 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 def tensors(*given: Any) -> tuple[Any, ...]:
     """Tensors without a gradient, of arrays in their memory if possible; others unchanged."""
-    is_transformed()  # raises an error where torch.func would transform tensors
+    call.is_transformed()  # raises an error where torch.func would transform tensors
     return tuple([as_tensor(x) for x in given])
 
 
@@ -275,7 +267,7 @@ def dense_tensor(name: str, x: object) -> None:
 def features(name: str, x: object) -> None:
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
         dense_tensor(name, x)
-    elif x.dtype not in DTYPES:
+    elif x.dtype not in call.DTYPES:
         raise TypeError(
             f"{name} must be float16, bfloat16, float32 or float64, got {plain(x.dtype)}"
         )
@@ -430,15 +422,15 @@ def classes_of_valid(
     if not (labels.numel() and 1 <= len(given) <= 3):
         return 0
     dtype = given[0].dtype
-    if not all(x.dtype is dtype and x.is_contiguous() and is_aligned(x) for x in given):
+    if not all(x.dtype is dtype and x.is_contiguous() and call.is_aligned(x) for x in given):
         return 0
-    labels, absent = packed_int64(labels), [0] * (3 - len(given))
+    labels, absent = call.packed_int64(labels), [0] * (3 - len(given))
     try:
         if labels.is_cuda and not (has_code_for(device) and S <= native.module.VALUES_ROWS):
             return 0
-        call = native.module.values_call(
-            target=target(labels),
-            dtype=DTYPES[dtype],
+        pass_over = native.module.values_call(
+            target=call.target(labels),
+            dtype=call.DTYPES[dtype],
             B=labels.numel() // S,
             S=S,
             most=LARGEST_FEATURE[dtype],
@@ -446,10 +438,10 @@ def classes_of_valid(
         )
     except ImportError:  # methods in torch need no native code
         return 0
-    extremes = allocator(labels)((2,), (1,), torch.int64)
-    call.run(
-        labels=pointer(labels, torch.int64, labels.shape, device),
-        numbers=[pointer(x, dtype, x.shape, device) for x in given] + absent,
+    extremes = call.allocator(labels)((2,), (1,), torch.int64)
+    pass_over.run(
+        labels=call.pointer(labels, torch.int64, labels.shape, device),
+        numbers=[call.pointer(x, dtype, x.shape, device) for x in given] + absent,
         found=extremes.data_ptr(),
     )
     ends = [end for x in indices if x.numel() for end in torch.aminmax(x)]
@@ -472,7 +464,7 @@ def values(
                 "num_classes must be given for torch.compile, which does not read labels, got None"
             )
         return num_classes
-    numbers = [x for x in seen.values() if x.dtype in DTYPES]
+    numbers = [x for x in seen.values() if x.dtype in call.DTYPES]
     indices, limit = [seen[name] for name in limits], min(limits.values(), default=0)
     classes = classes_of_valid(labels, *numbers, indices=indices, limit=limit)
     if classes and num_classes in (None, classes):

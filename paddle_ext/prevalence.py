@@ -56,10 +56,7 @@ def sums_of(
 ) -> Tensor:
     """Sums over the queries of labels, probabilities u, and u (1 - u): [.., 3, K] in float64.
 
-    The arguments are fields of `Solution`, and which queries to sum [.., Q] bool, by default all.
-    If the solution keeps only the largest probabilities, the sum of u (1 - u) is an upper bound,
-    because it is computed without the squares of the others; so are the others missing in the sum
-    of u over some of the queries.
+    If a solution keeps only the largest probabilities, the sum of u (1 - u) is an upper bound.
     """
     u = probabilities if among is None else probabilities * among.unsqueeze(-1)
     if classes is None or held is None:
@@ -86,11 +83,8 @@ def counts_of(labels: Tensor, counts: Tensor, among: Tensor | None = None) -> Te
 
 
 def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> Tensor:
-    """The estimated shares of the classes, [.., K]: a mean of label and probability counts.
-
-    Label counts are better if few classes are present, so the weight of the probability counts is
-    the share of the classes that have a label.
-    """
+    """The estimated shares of the classes, [.., K]: a mean of label and probability counts."""
+    # Label counts are better if few classes are present.
     labelled_share = (counted > 0).to(counted.dtype).mean(-1, keepdim=True)
     return torch.lerp(counted, held, labelled_share) / queries
 

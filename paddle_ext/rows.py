@@ -53,11 +53,7 @@ def squared_distances(x: Tensor, w: Tensor) -> Tensor:
 def class_sums(
     rows: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums [.., K, D] and counts [.., K] int64 of the rows of each class; a class may have none.
-
-    Rows [.., N, D] and labels [.., N], with one batch dimension or none; optional weights [.., N]
-    apply to the sums. The order of summation is fixed.
-    """
+    """Sums [.., K, D], by weights, and counts [.., K] int64 of the rows of each class."""
     *batch, N, D = rows.shape
     K = num_classes
     tasks = batch[0] if batch else 1

@@ -13,7 +13,7 @@ from paddle_ext.methods import Method, Prediction
 FAST: dict[str, dict[str, Any]] = {
     "alpha_tim": {"max_iter": 20},
     "baseline": {"max_iter": 20},
-    "ici": {"max_iter": 2},
+    "ici": {"max_iter": 1},  # test_ici.py has more rounds
     "paddle_pgd": {"max_iter": 20, "learning_rate": 0.02},
     "pt_map": {"epochs": 5},
     "tim": {"max_iter": 20},

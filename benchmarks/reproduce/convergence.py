@@ -17,8 +17,7 @@ from torch import Tensor
 
 from paddle_ext import FeatureBank, Solution, TaskSampler, check, methods, reference, solve
 from paddle_ext.methods import PaddlePgd
-from paddle_ext.research.counts import wait_for
-from paddle_ext.research.evaluate import computing_device, machine_line
+from paddle_ext.research.evaluate import computing_device, machine_line, wait_for
 from paddle_ext.research.style import PALE, finish, head, label_point, make_panels, name_panel
 from paddle_ext.research.tables import MISSING, display_of, title_of
 from paddle_ext.rows import computing_dtype

@@ -41,17 +41,12 @@ def corrected_likelihood(
     support: Tensor,
     labels: Tensor,
     num_classes: int,
-    weights: Tensor | None = None,
+    weights: Tensor | None = None,  # [S] of the rows in their classes, from 1e-30 to 1e30, float64
     label_noise: float | str = 0.0,
-    trusted: Tensor | None = None,
-    inverse_regularisation: float = INVERSE_REGULARISATION,
+    trusted: Tensor | None = None,  # [S] whether the label is right
+    inverse_regularisation: float = INVERSE_REGULARISATION,  # C
 ) -> Likelihood:
-    """The likelihood learned from labelled rows [S, D], with a correction where it pays.
-
-    Every class must have a row; `weights` [S] > 0 are those of the rows in their classes, between
-    1e-30 and 1e30, in float64. The labels of `trusted` rows [S] are never taken for wrong.
-    `inverse_regularisation` is C of the correction.
-    """
+    """The likelihood learned from labelled rows [S, D], with a correction where it pays."""
     K, S, total, noisy = num_classes, len(labels), weights, False
     corrects = uses_correction(S, support.shape[1], K)
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)

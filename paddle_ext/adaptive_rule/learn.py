@@ -174,15 +174,10 @@ def one_shot(data: Labelled) -> Likelihood:
 
 
 def one_shot_hubs(means: Tensor, scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The square of the only row of each class, and the bias of the class, [B, K] each.
-
-    The bias is lower for hubs, classes that attract rows of others. To find them, `count` of the
-    rows `means` [B, K, D], evenly spread, are compared with all other classes; if they are few, the
-    bias is reduced. `scale` [B, D] are the weights of the features in squares.
-    """
+    """The square of the only row of each class, and its bias, lower for hubs, [B, K] each."""
     B, K, _ = means.shape
     weighted = means * scale.unsqueeze(1)
-    if count < K:
+    if count < K:  # some rows, evenly spread, are compared with all other classes
         own = evenly_spread(count, K, means.device)
         logits = products(weighted.index_select(1, own), means)
         squares = (weighted * means).sum(-1)

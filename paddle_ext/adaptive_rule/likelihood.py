@@ -160,11 +160,7 @@ class Likelihood:
         return 2 * self.rows / (2 * self.rows + queries)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits of rows [N, D] or [B, N, D], not centred yet, [.., N, K].
-
-        Each row is independent; adding the dual of a batch's `Solution` gives the logits of one
-        more row of that batch.
-        """
+        """Logits of rows [N, D] or [B, N, D], not centred yet, each independent, [.., N, K]."""
         x = self.centred(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
         logits = products(x, self.weights).mul_(column(self.sharpness))
         logits += self.bias.unsqueeze(-2)

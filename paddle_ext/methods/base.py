@@ -224,11 +224,6 @@ class Method(ABC):
             Check the values of the tensors, including the whole bank for NaN and infinity; without
             it `num_classes` must be given, and the result for invalid values is undefined.
 
-        Returns
-        -------
-        Prediction
-            As in `predict`.
-
         Examples
         --------
         >>> import torch, paddle_ext

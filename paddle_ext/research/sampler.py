@@ -205,9 +205,6 @@ class TaskSampler:
         return TaskBatch(support_index, support_labels, query_index, query_labels)
 
 
-# --- rows ---------------------------------------------------------------------------------------
-
-
 class Pools(NamedTuple):
     """Rows to draw from, each class contiguous."""
 
@@ -248,9 +245,6 @@ def by_class(labels: Tensor, rows: Tensor) -> Tensor:
     """Sorted by class, and by row inside a class."""
     rows = rows.sort().values
     return rows[labels[rows].sort(stable=True).indices]
-
-
-# --- checks -------------------------------------------------------------------------------------
 
 
 def at_most(name: str, value: object, most: int, what: str) -> int:

@@ -16,7 +16,7 @@ from ..methods.registry import lookup
 from .data.bank import FeatureBank
 from .evaluate import chosen_methods, evaluate
 from .results import Evaluation, Result, as_tuple, contents_of, write_json
-from .tables import accuracy_text, markdown_table, title_of
+from .tables import accuracy_text, title_of
 
 FILE = "tuning.json"
 
@@ -63,10 +63,6 @@ class Tuning:
             row = [title_of(name), chosen or "none tuned", accuracy_text(result)]
             cells.append([*row, f"{worst:.1f}", str(len(points))])
         return ["method", "options", "accuracy", "worst", "points"], cells
-
-    def markdown(self) -> str:
-        """The table of `rows` in Markdown."""
-        return markdown_table(*self.rows())
 
 
 def tune(

@@ -9,17 +9,9 @@ from torch import Tensor
 
 from .. import check
 from ..check import Options
+from ..large import arguments
 from ..large import paddle as large
-from ..large.arguments import (
-    Source,
-    check_top,
-    comes_in_chunks,
-    large_outputs,
-    output_table,
-    queries_of,
-    returns_all,
-    solve_large,
-)
+from ..large.arguments import Source
 from ..native import load as native
 from ..native.call import call_native, packed_features, packed_int64, solver
 from ..rows import computing_dtype
@@ -162,17 +154,17 @@ def solve(
         num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
     )
     check.choice("precision", precision, large.PRECISIONS)
-    top = check_top(return_assignments, top)
+    top = arguments.check_top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
-    in_chunks = comes_in_chunks(query)
+    in_chunks = arguments.comes_in_chunks(query)
     rows = support if in_chunks else cast(Tensor, query)  # otherwise the check raises an error
     check.dense(support, support_labels, rows)
     if validate:
         seen = support[:1] if in_chunks else rows
         num_classes = check.dense_values(support, support_labels, seen, num_classes)
-    queries = queries_of(query, support) if in_chunks else rows
+    queries = arguments.queries_of(query, support) if in_chunks else rows
     K = cast(int, num_classes)
-    all_classes = returns_all(return_assignments, queries.shape[-2], K)
+    all_classes = arguments.returns_all(return_assignments, queries.shape[-2], K)
     outputs: list[Tensor] = []
     if isinstance(queries, Tensor) and all_classes and precision == "auto":
         support, queries = packed_features(support), packed_features(queries)
@@ -189,7 +181,7 @@ def solve(
             top=top,
             validate=validate and in_chunks,
         )
-        outputs = solve_large(support, support_labels, queries, K, asked)
+        outputs = arguments.solve_large(support, support_labels, queries, K, asked)
     return solution(outputs, scaling, options, return_prototypes)
 
 
@@ -231,11 +223,6 @@ def solve_indexed(
     validate : bool
         As in `solve`; also checks the indices, and the whole bank for NaN and infinity.
 
-    Returns
-    -------
-    Solution
-        As in `solve`.
-
     Notes
     -----
     As in `solve`. A bank that is not contiguous, or a half-precision one on the CPU, is copied as a
@@ -275,7 +262,7 @@ def solve_indexed(
         support = features[of_support.reshape(-1, S).clamp(0, last)]
         index = of_query.reshape(-1, Q).clamp(0, last)
         results = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
-        outputs = large_outputs(results, batched=of_query.dim() == 2)
+        outputs = arguments.large_outputs(results, batched=of_query.dim() == 2)
     return solution(outputs, scaling, options, return_prototypes)
 
 
@@ -305,11 +292,7 @@ def call_paddle(
     support_index: Tensor | None = None,
     query_index: Tensor | None = None,
 ) -> list[Tensor]:
-    """Solve checked tasks; an empty list if they are too large for a thread or a thread block each.
-
-    All tasks share a support whose labels have shape [S]. With indices, query and support are one
-    bank [N, D].
-    """
+    """Solve checked tasks, or rows of a bank by index; an empty list if they are too large."""
     lam, scaling, temperature, epsilon, max_iter, tol = o
     of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
     of_support, D = tuple(labels.shape), query.shape[-1]
@@ -335,5 +318,5 @@ def call_paddle(
     }
     real = computing_dtype(query)
     others = {"prototypes": (real, (K, D)) if prototypes else None}
-    outputs = output_table(of_query, K, real, None, others)
+    outputs = arguments.output_table(of_query, K, real, None, others)
     return call_native(native.module.paddle_call, options, query, inputs, outputs)

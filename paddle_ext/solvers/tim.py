@@ -154,10 +154,7 @@ def tim(
 
 
 def without_tiny(support: Tensor, query: Tensor) -> Tensor:
-    """The support with zeros for numbers that are negligible next to the queries of the task.
-
-    The CUDA code divides a task by the size of its support; with a tiny one the queries overflow.
-    """
+    """The support with zeros for what is negligible: CUDA code divides a task by its size."""
     largest = query.abs().amax((-2, -1), keepdim=True)
     if support.dim() < query.dim():
         largest = largest.amax(0) if len(query) else support.new_zeros(())

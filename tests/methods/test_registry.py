@@ -228,7 +228,6 @@ OTHER: dict[str | tuple[str, str], object] = {
     "weights": (0.5, 0.2, 0.7),
     ("adaptive", "metric"): "diagonal",
     ("ici", "dimension"): 1,
-    ("ici", "max_iter"): 1,
     ("ici", "step"): 1,
     ("laplacian_shot", "knn"): 6,
     ("laplacian_shot", "lam"): 2.0,

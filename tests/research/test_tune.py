@@ -11,6 +11,7 @@ from banks import small_bank
 
 from paddle_ext import Evaluation, evaluate, methods, tune
 from paddle_ext.research.results import Result
+from paddle_ext.research.tables import markdown_table
 from paddle_ext.research.tune import Tuning, best_points, grid_points
 
 SMALL = {"n_tasks": 20, "n_query": 25, "device": "cpu", "progress": False}
@@ -103,7 +104,7 @@ def test_files_and_resuming(tmp_path: Path) -> None:
 
 def test_markdown() -> None:
     found = run(["simpleshot", "bd_cspn"], grids={"bd_cspn": {"temperature": (0.01, 20.0)}})
-    *head, simpleshot, bd_cspn = found.markdown().splitlines()
+    *head, simpleshot, bd_cspn = markdown_table(*found.rows()).splitlines()
     assert head == ["| method | options | accuracy | worst | points |", "|---|---|---|---|---|"]
     accuracy = found.best["simpleshot"].accuracy
     assert simpleshot.startswith(f"| SimpleShot | none tuned | {accuracy:.1f} ± ")

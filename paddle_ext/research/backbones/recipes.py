@@ -56,12 +56,9 @@ class Transform:
     mirror: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1, got {self.size}")
-        if self.resize is not None and self.resize < self.size:
-            raise ValueError(
-                f"resize must be None or at least size, {self.size}, got {self.resize}"
-            )
+        check.integer("size", self.size)
+        if self.resize is not None:
+            check.integer("resize", self.resize, least=self.size)
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
             raise ValueError(
                 "mean and std must have 1 number or 3 each, "
@@ -131,11 +128,7 @@ class Augmentation:
     def __call__(
         self, images: Tensor, draws: Tensor, transform: Transform
     ) -> tuple[Tensor, Tensor]:
-        """Make the inputs of one training step, [N, C, size, size]; also the quarter turns, [N].
-
-        The images are uint8 [N, H, W, C]. The draws [N, 9], uniform in [0, 1), are all randomness,
-        so that the caller controls its source; the transform gives size and normalisation.
-        """
+        """The inputs of a step [N, C, size, size] and quarter turns [N]; draws [N, 9] in [0, 1)."""
         x = pixels(images)
         height, width = x.shape[-2:]
         turns = quarter_turns(draws[:, 8], self.turned)
@@ -205,9 +198,6 @@ def grey(x: Tensor) -> Tensor:
 def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Constants [1, C, 1, 1], cached: a copy to the device in every step would wait for it."""
     return torch.tensor(values, device=device).view(1, -1, 1, 1)
-
-
-# --- recipes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ from ...arrays import read_torch, safetensors
 from ...files import first_line, replacing
 from ...progress import Progress
 from ..data.images import ImageSet
+from ..evaluate import digest
 from . import extraction
 from .checkpoints import Checkpoint, load_checkpoint
 from .networks import Backbone, create, create_uninitialised
 from .recipes import DRAWS, Recipe, Transform, pixels
 
 STATE, BEST, LAST = "state.pt", "best.safetensors", "last.safetensors"
-FORMAT = "paddle_ext.training.4"
+FORMAT = "paddle_ext.training.5"
 NUM_CLASSES, SHOTS = 5, 5  # of the validation tasks
 MEAN_IMAGES = 2000  # base images used for a mean
 VALIDATION_BATCH = 256  # images
@@ -127,33 +128,27 @@ def train(
     if validation is not None:
         check_validation(base, validation)
     transform = default_transform(backbone, base, recipe.mirror_features)
-    settings = {
-        "format": FORMAT,
-        "architecture": architecture,
-        "base": description(base),
-        "validation": description(validation),
-        "recipe": repr(recipe),
-        "transform": repr(transform),
-        "seed": str(seed),
-    }
+    sets = [base] if validation is None else [base, validation]
+    images = [(x.shape, x.class_names, digest(x.labels)) for x in sets]
+    identity = digest(FORMAT, architecture, images, recipe, transform, seed)
     classifier.to(place)
     if place.type == "cuda":
         classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # untyped
     learner = Learner(classifier, recipe, dtype, compiled=compiled)
-    run = Run(learner, transform, base, validation, settings, progress)
+    run = Run(learner, transform, base, validation, seed, progress)
     with (
         cudnn_algorithms(deterministic),
         Progress("training", run.total_steps, show=progress) as shown,
     ):
         if folder is not None and resume:
-            run.resume(folder)
+            run.resume(folder, identity)
         elif folder is not None:  # no state of one run with networks of another
             (folder / STATE).unlink(missing_ok=True)
         shown.advance(len(run.history) * run.steps)
         while len(run.history) < recipe.epochs:
             run.one_epoch(shown, validate_every)
             if folder is not None:
-                run.save(folder)
+                run.save(folder, identity)
     return Trained(run.best, run.history)
 
 
@@ -167,9 +162,6 @@ def cudnn_algorithms(deterministic: bool) -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
-
-
-# --- one step -----------------------------------------------------------------------------------
 
 
 class Classifier(nn.Module):
@@ -232,11 +224,8 @@ class Learner:
         return loss.detach(), (logits.detach().argmax(1) == labels).sum()
 
 
-# --- all epochs ---------------------------------------------------------------------------------
-
-
 class Run:
-    """A training run; see `train` for the arguments. A run with other `settings` is another."""
+    """A training run; see `train` for the arguments."""
 
     def __init__(
         self,
@@ -244,10 +233,10 @@ class Run:
         transform: Transform,
         base: ImageSet,
         validation: ImageSet | None,
-        settings: dict[str, str],
+        seed: int,
         progress: bool,
     ) -> None:
-        self.learner, self.transform, self.settings = learner, transform, settings
+        self.learner, self.transform, self.seed = learner, transform, seed
         self.base, self.validation = base, validation
         self.base_images = extraction.kept(base, learner.device, progress=progress)
         if validation is not None:
@@ -285,7 +274,7 @@ class Run:
         """One pass over the base images; returns mean loss and accuracy."""
         # All randomness depends on the seed and the epoch only, so a resumed run needs no generator
         # state, and the device does not matter.
-        seed = hashlib.blake2b(f"{self.settings['seed']} {epoch}".encode(), digest_size=8).digest()
+        seed = hashlib.blake2b(f"{self.seed} {epoch}".encode(), digest_size=8).digest()
         random = torch.Generator().manual_seed(int.from_bytes(seed, "big") % 2**63)
         order = torch.randperm(len(self.base), generator=random)
         order = order[: self.steps * self.batch].view(self.steps, self.batch)
@@ -338,18 +327,18 @@ class Run:
         if self.history and self.history[-1].validation is not None:
             accuracy = f"{self.history[-1].validation:.4f}"
             notes[f"validation, {NUM_CLASSES}-way {SHOTS}-shot"] = accuracy
-        notes |= {"recipe": self.settings["recipe"], "seed": self.settings["seed"]}
+        notes |= {"recipe": repr(self.learner.recipe), "seed": str(self.seed)}
         head, class_names = copy.deepcopy(final.head).cpu(), self.base.class_names
         return Checkpoint(backbone.eval(), self.transform, class_names, head, notes)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, identity: str) -> None:
         """Write the state of the run, the best network if this epoch is the best, and the last."""
         if self.best.notes["epoch"] == str(len(self.history)):
             self.best.save(folder / BEST)
         if len(self.history) == self.learner.recipe.epochs:
             self.checkpoint().save(folder / LAST)
         state = {
-            "settings": self.settings,
+            "identity": identity,
             "history": [tuple(epoch) for epoch in self.history],
             "best_accuracy": self.best_accuracy,
             "learner": {name: part.state_dict() for name, part in self.learner.parts.items()},
@@ -359,16 +348,15 @@ class Run:
         with replacing(folder / STATE) as new:
             new.write_bytes(content.getbuffer())
 
-    def resume(self, folder: Path) -> None:
-        """Resume a run with the same settings, if there is one."""
+    def resume(self, folder: Path, identity: str) -> None:
+        """Resume a run of this identity, if there is one."""
         path = folder / STATE
         if not path.is_file():
             return
         try:
             state: Any = read_torch(path)
-            stored = dict(state["settings"])
-            different = [name for name, own in self.settings.items() if stored.get(name) != own]
-            if not different:
+            same = state["identity"] == identity
+            if same:
                 for name, part in self.learner.parts.items():
                     part.load_state_dict(state["learner"][name])
                 self.history = [Epoch(*epoch) for epoch in state["history"]]
@@ -377,11 +365,9 @@ class Run:
             raise check.ArgumentValueError(
                 str(path), f"must be the state of a run, got {first_line(error)}", "resume=False"
             ) from error
-        for name in different:
-            both = f"{self.settings[name]}, got {stored.get(name)}"
-            raise check.ArgumentValueError(
-                str(path), f"must belong to a run with the same {name}, {both}", "resume=False"
-            )
+        if not same:
+            expected = "must belong to a run with the same images, recipe and seed, got another run"
+            raise check.ArgumentValueError(str(path), expected, "resume=False")
         self.best = load_checkpoint(folder / BEST)
 
 
@@ -414,12 +400,3 @@ def default_transform(backbone: Backbone, base: ImageSet, mirror: bool) -> Trans
 def sample_of(images: ImageSet) -> Tensor:
     """Numbers of at most `MEAN_IMAGES` images, evenly spaced."""
     return torch.arange(0, len(images), -(-len(images) // MEAN_IMAGES))
-
-
-def description(images: ImageSet | None) -> str:
-    """A text that changes with the labels, the classes and the shape of images."""
-    if images is None:
-        return "none"
-    about = repr((images.shape, images.class_names)).encode() + images.labels.numpy().tobytes()
-    digest = hashlib.blake2b(about, digest_size=20).hexdigest()
-    return f"{len(images)} images of {len(images.class_names)} classes (labels {digest})"

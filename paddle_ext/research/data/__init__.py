@@ -2,8 +2,8 @@
 
 from .bank import FeatureBank
 from .glyphs import glyph_images
-from .images import EncodedImages, ImageArray, ImageSet, in_memory
-from .layouts import image_arrays, image_folder, image_list, open_images
+from .images import EncodedImages, ImageArray, ImageSet
+from .layouts import image_arrays, image_folder, open_images
 
 __all__ = [
     "EncodedImages",
@@ -13,7 +13,5 @@ __all__ = [
     "glyph_images",
     "image_arrays",
     "image_folder",
-    "image_list",
-    "in_memory",
     "open_images",
 ]

@@ -137,8 +137,6 @@ class FeatureBank:
                     check.too_large(name, x, most)
         return self
 
-    # --- parts ----------------------------------------------------------------------------------
-
     def rows(self, split: str | Iterable[str]) -> Tensor:
         """Rows of a split, or of several: int64, increasing, on the CPU."""
         wanted = [split] if isinstance(split, str) else list(split)
@@ -218,8 +216,6 @@ class FeatureBank:
         mean = None if self.base_mean is None else self.base_mean.to(device=device, dtype=dtype)
         return FeatureBank(features, self.labels, self.class_names, self.split, mean)
 
-    # --- files ----------------------------------------------------------------------------------
-
     def save(self, path: str | Path) -> None:
         """Write a ``.npz`` or a ``.safetensors`` file; an interrupted call leaves the old one.
 
@@ -289,9 +285,6 @@ class FeatureBank:
             raise ValueError(f"{path} is not a feature bank: {error}") from error
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
 def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
     """The arrays of a bank by name."""
     arrays.refuse_pickle(path)
@@ -354,9 +347,6 @@ def bank_arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
         # The last one is that of the label -1.
         parts["split"] = arrays.names_by_row(np.append(by_class, NO_CLASS), labels.numpy(), path)
     return parts
-
-
-# --- parts of a bank ----------------------------------------------------------------------------
 
 
 def checked_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -204,23 +204,7 @@ class EncodedImages:
 
 
 def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:
-    """Decode all images once.
-
-    Parameters
-    ----------
-    images : ImageSet
-    progress : bool
-        Show progress on stderr.
-
-    Returns
-    -------
-    ImageArray
-        `images` itself if it is already an array.
-
-    Examples
-    --------
-    >>> images = in_memory(image_folder("birds/train"), progress=True)  # doctest: +SKIP
-    """
+    """Decode all images once; an `ImageArray` is returned as it is."""
     if isinstance(images, ImageArray):
         return images
     pixels = torch.empty(len(images), *images.shape, dtype=torch.uint8)

@@ -31,9 +31,6 @@ COLUMNS = ("filename", "label")
 PIXELS = ("images", "encoded", "webp")  # names of arrays; the last two have encoded images
 
 
-# --- any images ----------------------------------------------------------------------------------
-
-
 def image_folder(
     root: str | Path, *, split: str = "", size: int | None = 84, channels: int = 3
 ) -> EncodedImages:
@@ -76,24 +73,7 @@ def image_list(
     size: int | None = 84,
     channels: int = 3,
 ) -> EncodedImages:
-    """Read the images of a CSV list with the columns filename and label.
-
-    Parameters
-    ----------
-    path : path
-        The list, with or without a header. Without one the columns are in this order.
-    root : path
-        The base folder of the file names.
-    split : str
-    class_names : sequence of str or None
-        The allowed labels, in the order of their numbers; None: those that occur, sorted.
-    size, channels
-        As in `EncodedImages`.
-
-    Examples
-    --------
-    >>> images = image_list("split/val.csv", "images", split="val")  # doctest: +SKIP
-    """
+    """The images of a CSV list; `class_names` are the allowed labels, None: those that occur."""
     root, rows = existing_folder(root), read_list(path)
     if class_names is None:
         class_names = sorted({label for _, label in rows})
@@ -106,9 +86,6 @@ def image_list(
         raise ValueError(f"{root} must have the images of {path}, got no {rows[0][0]}")
     labels = [number[name] for _, name in rows]
     return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
-
-
-# --- the datasets of the paper, and the reader's own ---------------------------------------------
 
 
 def open_images(
@@ -174,9 +151,6 @@ def open_images(
     return image_list(path, next(places, root), split=split, size=size)
 
 
-# --- lists of images and labels ------------------------------------------------------------------
-
-
 def is_image(name: str) -> bool:
     """Decide by the name; names that begin with a dot are leftovers of other programs."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
@@ -226,9 +200,6 @@ def list_of(root: Path, lists: str | Path | None, split: str) -> Path:
             if (folder / f"{name}.csv").is_file():
                 return folder / f"{name}.csv"
     raise ValueError(f"{folders[0]} must have the list {public}.csv, got no such file")
-
-
-# --- images in .npz files ------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
