@@ -122,8 +122,8 @@ def weigh_labels(
         weights = torch.where(has_peers & doubted, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
         weighted = WeightedRows.of(likelihood, x, labels, weights)
-        metric, estimate = rows.estimate_weighted(weighted, total)
-    moved = reweighted(metric, x, labels, total)
+        shares, estimate = rows.estimate_weighted(weighted, total)
+    moved = reweighted(weighted.metric(shares), x, labels, total)
     hubs, half = rows.hubs(estimate), estimate.sharpness / 2
     bias = hubs - (moved.squares - moved.excess()) * half.unsqueeze(-1)
     moved = replace(moved, sharpness=estimate.sharpness, bias=bias)
@@ -162,10 +162,11 @@ class Inner(NamedTuple):
     offset: Tensor  # [B, S] the square of x minus its own w0
 
     @classmethod
-    def of(cls, x: Tensor, w: Tensor, w0: Tensor, labels: Tensor) -> Inner:
-        own, start = of_class(w, labels), of_class(w0, labels)
-        v, v0 = (x - own).square().sum(-1), (x - start).square().sum(-1)
-        cross, between = products(x, w), of_class(products(w0, w), labels)
+    def of(cls, labels: Tensor, x: Tensor, w: Tensor, w0: Tensor | None = None) -> Inner:
+        cross, own = products(x, w), of_class(w, labels)
+        start, v = own if w0 is None else of_class(w0, labels), (x - own).square().sum(-1)
+        v0 = v if w0 is None else (x - start).square().sum(-1)
+        between = of_class(products(w if w0 is None else w0, w), labels)
         rows, means = x.square().sum(-1), w.square().sum(-1)
         return cls(rows, means, cross, v, (x * start).sum(-1), between, v0)
 
@@ -190,23 +191,66 @@ def of_class(x: Tensor, labels: Tensor) -> Tensor:
 class WeightedRows(NamedTuple):
     """Labelled rows with weights, each left out of its class and of the full metric.
 
-    v is the offset of a row from the weighted mean of its class, r its weight; A = (sum_i r_i v_i
-    v_i^T / L + 1)^-1 is the full metric, L the mean of r ||v||^2.
+    v is the scaled offset of a row from the weighted mean of its class, r its weight; A = (sum_i
+    r_i v_i v_i^T / L + 1)^-1 is the full metric, L the mean of r ||v||^2. Its form is that of
+    csrc/common/likelihood.h, for offsets times the roots of the weights.
     """
 
     x: Tensor  # [B, S, D] centred
     labels: Tensor  # [B, S]
     weights: Tensor  # [B, S] of the rows in the full metric, between `LEAST_WEIGHT` and 1
     plain: Likelihood  # with the metric of the feature scale alone
-    full: Likelihood | None  # with the full metric alone, if there is one
-    cut: Tensor  # [B, S] A^-1 without a row is smaller by this times v v^T
+    sums: tuple[Tensor, Tensor, Tensor]  # `weighted_means` of these weights
+    offsets: Tensor  # [B, S, D] v times the root of r
+    length: Tensor  # [B] L
+    factor: Tensor | None  # [B, M, M] of the full metric, if there is one
 
     @classmethod
     def of(cls, likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> WeightedRows:
+        (_, S, D), K = x.shape, likelihood.shots.shape[-1]
         plain = replace(likelihood, factor=None, solved=None, shares=None)
+        means, mass, squared = sums = weighted_means(x, labels, K, weights)
         if likelihood.factor is None:
-            return cls(x, labels, weights, plain, None, weights)
-        return cls(x, labels, weights, plain, *full_metric(likelihood, x, labels, weights))
+            return cls(x, labels, weights, plain, sums, x, mass[:, 0], None)
+        v = (x - of_class(means, labels)) * likelihood.scale.sqrt().unsqueeze(1)
+        v = v * weights.sqrt().unsqueeze(-1)
+        rows = (mass - squared / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=native.COVARIANCE_ROWS)
+        length = v.square().sum((-2, -1)) / rows + rows * native.NO_SCATTER
+        gram = (products(v, v) if S < D else v.mT @ v) / column(length)
+        gram.diagonal(dim1=-2, dim2=-1).add_(1)
+        # With features that are not finite, and not checked, there is none; no error, no waiting.
+        factor = torch.linalg.cholesky_ex(gram).L
+        return cls(x, labels, weights, plain, sums, v, length, factor)
+
+    @property
+    def shares(self) -> Tensor:
+        """Those of a likelihood with the full metric alone, [B, 3]."""
+        one, (_, S, D) = torch.ones_like(self.length), self.x.shape
+        return torch.stack([one, one, -1 / self.length] if S < D else [one, 0 * one, one], -1)
+
+    def solved(self, y: Tensor) -> Tensor:
+        """Z of scaled rows [B, N, D], [B, N, M]."""
+        assert self.factor is not None
+        _, S, D = self.x.shape
+        right = products(self.offsets, y) if S < D else y.mT
+        found: Tensor = torch.linalg.solve_triangular(self.factor, right, upper=False)
+        return found.mT
+
+    def metric(self, shares: Tensor) -> Likelihood:
+        """A likelihood with the metric of these shares, [B, 3]."""
+        if self.factor is None:
+            return self.plain
+        (_, S, D), K, block = self.x.shape, self.plain.shots.shape[-1], native.FACTOR_BLOCK
+        M = self.factor.shape[-1]
+        factor = torch.nn.functional.pad(self.factor, (0, -M % block, 0, -M % block))
+        factor.diagonal(dim1=-2, dim2=-1)[:, M:] = 1
+        for start in range(0, M, block):
+            here = slice(start, start + block)
+            factor[:, here, here] = torch.linalg.inv_ex(factor[:, here, here]).inverse.tril()
+        scaled = self.plain.scaled[:, -K:]
+        if S < D:
+            scaled = torch.cat([as_split(self.offsets), scaled], 1)
+        return replace(self.plain, scaled=scaled, factor=as_split(factor), shares=shares)
 
     def distances(self, weights: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Squared distances to the weighted class means, each row left out of its own, [B, S, K].
@@ -215,63 +259,33 @@ class WeightedRows(NamedTuple):
         the means. The distance to its own class is scaled to that of a new row on average. Also
         returns the excess of the distances, [B, 1, K].
         """
-        labels, K, root = self.labels, self.plain.shots.shape[-1], self.plain.scale.sqrt()
-        means, mass, squared_mass = weighted_means(self.x, labels, K, weights)
-        start = means if self.full is None else self.full.prototypes
-        moved = replace(self.plain, shots=(mass.square() / squared_mass).to(means.dtype))
-        n, n2 = mass.gather(1, labels), squared_mass.gather(1, labels)
+        x, labels, K = self.x, self.labels, self.plain.shots.shape[-1]
+        same = weights is self.weights
+        means, mass, squared = self.sums if same else weighted_means(x, labels, K, weights)
+        moved = replace(self.plain, shots=(mass.square() / squared).to(means.dtype))
+        n, n2 = mass.gather(1, labels), squared.gather(1, labels)
         seen = (n - weights).square() + (n2 - weights.square()).clamp(min=0)
         farther = torch.where(seen > 0, (n.square() + n2) / seen.clamp(min=SMALLEST), 1)
         ones = torch.ones(*labels.shape, K, dtype=means.dtype, device=means.device)
         farther = ones.scatter_(-1, labels.unsqueeze(-1), farther.unsqueeze(-1))
-        scaled = Inner.of(*(y * root.unsqueeze(1) for y in (self.x, means, start)), labels)
-        plain, excess = scaled.distances(labels) * farther, moved.excess().unsqueeze(-2)
-        if self.full is None or self.full.projection is None or self.full.shares is None:
+        rows = [x, means] if same else [x, means, self.sums[0]]
+        scaled = torch.cat(rows, 1) * self.plain.scale.sqrt().unsqueeze(1)
+        sizes = [y.shape[1] for y in rows]
+        inner = Inner.of(labels, *torch.split(scaled, sizes, 1))
+        plain, excess = inner.distances(labels) * farther, moved.excess().unsqueeze(-2)
+        if self.factor is None:
             return plain, None, excess
-        P, c = self.full.projection
-        projected = Inner.of(*(products(y, P) for y in (self.x, means, start)), labels)
-        kept = self.full.shares[:, 1]  # of the feature scale
-        whole = Inner(
-            *(y * like(kept, y) + z * like(c, z) for y, z in zip(scaled, projected, strict=True))
-        )
-        share = self.cut / (1 - self.cut * whole.offset).clamp(min=LEAST_REMAINDER)
+        whole = Inner.of(labels, *torch.split(self.solved(scaled), sizes, 1))
+        if x.shape[1] < x.shape[2]:
+            both = zip(inner, whole, strict=True)
+            whole = Inner(*(y - z / like(self.length, z) for y, z in both))
+        own, r = self.sums[1].gather(1, labels), self.weights
+        # A^-1 without a row is smaller by this times v v^T.
+        cut = r * own / ((own - r).clamp(min=LEAST_WEIGHT) * self.length.unsqueeze(-1))
+        share = cut / (1 - cut * whole.offset).clamp(min=LEAST_REMAINDER)
         along = (whole.rows - whole.start).unsqueeze(-1) - whole.cross + whole.between
         d = whole.distances(labels) + share.unsqueeze(-1) * along.square()
         return plain, d * farther, excess
-
-
-def full_metric(
-    likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor
-) -> tuple[Likelihood, Tensor]:
-    """The likelihood with the full metric of weighted rows alone, and its prototypes.
-
-    Also returns [B, S]: A^-1 without a row is smaller by this times v v^T. The form of the metric
-    is that of csrc/common/likelihood.h, for offsets times the roots of the weights.
-    """
-    (_, S, D), K = x.shape, likelihood.shots.shape[-1]
-    means, mass, squared_mass = weighted_means(x, labels, K, weights)
-    v = x - of_class(means, labels)
-    v = v * likelihood.scale.sqrt().unsqueeze(1) * weights.sqrt().unsqueeze(-1)
-    rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=native.COVARIANCE_ROWS)
-    length = v.square().sum((-2, -1)) / rows + rows * native.NO_SCATTER
-    gram = (products(v, v) if S < D else v.mT @ v) / column(length)
-    pad = -gram.shape[-1] % native.FACTOR_BLOCK
-    gram = torch.nn.functional.pad(gram, (0, pad, 0, pad))
-    # With features that are not finite, and not checked, there is neither; no error, no waiting.
-    factor = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1]).to(gram)).L
-    for start in range(0, gram.shape[-1], native.FACTOR_BLOCK):
-        here = slice(start, start + native.FACTOR_BLOCK)
-        factor[:, here, here] = torch.linalg.inv_ex(factor[:, here, here]).inverse.tril()
-    one = torch.ones_like(length)
-    shares = torch.stack([one, one, -1 / length] if S < D else [one, 0 * one, one], -1)
-    scaled = likelihood.scaled
-    if S < D:
-        scaled = torch.cat([as_split(v), scaled[:, -K:]], 1)
-    full = replace(
-        likelihood, prototypes=means, scaled=scaled, factor=as_split(factor), shares=shares
-    )
-    own = mass.gather(1, labels)
-    return full, weights * own / ((own - weights).clamp(min=LEAST_WEIGHT) * length.unsqueeze(-1))
 
 
 class Estimate(NamedTuple):
@@ -302,17 +316,16 @@ class CalibrationRows(NamedTuple):
         chosen = evenly_spread(calibration_count(S, K, True), S, labels.device)
         return cls(chosen, labels, has_peers[:, chosen], doubted[:, chosen], rate)
 
-    def estimate_weighted(self, rows: WeightedRows, weights: Tensor) -> tuple[Likelihood, Estimate]:
-        """Estimate with weights [B, S] in class means; also a likelihood with the metric found."""
+    def estimate_weighted(self, rows: WeightedRows, weights: Tensor) -> tuple[Tensor, Estimate]:
+        """Estimate with weights [B, S] in class means; also the shares of the metric found."""
         plain, full, excess = rows.distances(weights)
-        if full is None or rows.full is None or rows.full.shares is None:
-            return rows.plain, self.estimate(plain - excess)
+        if full is None:
+            return weights, self.estimate(plain - excess)
         longer = self.length(plain, rows.weights) / self.length(full, rows.weights)
         estimate = self.estimate(plain - excess, full * column(longer) - excess)
         t = estimate.share
-        kept, projected = (rows.full.shares[:, 1:] * (t * longer).unsqueeze(-1)).unbind(-1)
-        shares = torch.stack([t, 1 - t + kept, projected], -1)
-        return replace(rows.full, shares=shares), estimate
+        kept, projected = (rows.shares[:, 1:] * (t * longer).unsqueeze(-1)).unbind(-1)
+        return torch.stack([t, 1 - t + kept, projected], -1), estimate
 
     def length(self, d: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum [B] of the distances [B, S, K] of these rows to their own classes."""
