@@ -388,8 +388,9 @@ def most_likely_sharpness(
     gaps = d - d.gather(-1, own.unsqueeze(-1).expand(len(d), -1, -1, -1))
     octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
     halves = (PRIOR_SHARPNESS * 2.0**octaves / -2).view(-1, 1, 1, 1, 1)
-    each = [(gaps * halves[some]).logsumexp(-1) for some in parts(len(octaves), gaps.numel())]
-    p = torch.cat(each).neg_().exp_()
+    # The term of the own class is 1; where the sum overflows, the label's probability is 0.
+    sums = [(gaps * halves[some]).exp_().sum(-1) for some in parts(len(octaves), gaps.numel())]
+    p = torch.cat(sums).reciprocal_()
     given = p.new_full(p.shape[:-1], rate or 0)
     e = most_likely_rate(p, counts * doubted, K) if rate is None else given
     right, wrong = joint_probabilities(p, e, doubted, K)
