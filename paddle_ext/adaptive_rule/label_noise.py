@@ -25,7 +25,7 @@ from torch import Tensor
 from .. import check
 from ..native.coordinates import as_split
 from ..native.load import module as native
-from ..rows import evenly_spread, products
+from ..rows import evenly_spread, parts, products
 from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
 from .likelihood import Likelihood, column, reweighted, weighted_means
 
@@ -35,7 +35,7 @@ MOST_LEFT_OUT = 2**26
 ROUNDS = 2  # of weights, means and metric; more gain nothing
 # Sharpnesses to try, in octaves relative to the prior's: the step, the first and the last.
 OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
-HALVINGS = 12  # of the interval that contains the rate
+SECTIONS, CUTS = 8, 4  # of the interval that contains the rate, and how often it is cut into them
 LEAST_WEIGHT = 1e-3  # of a row: less is lost in single precision
 LEAST_REMAINDER = 1e-3  # smallest share of the covariance that remains without a row
 SMALLEST = 1e-30  # what is divided by, or a logarithm is taken of, is at least this
@@ -94,10 +94,14 @@ def weigh_labels(
     num_classes: int,
     label_noise: float | str,
     metric: str = "auto",
-    given: Tensor | None = None,  # [B, S] further weights of the rows
-    trusted: Tensor | None = None,  # [B, S] whether the label is right
+    given: Tensor | None = None,
+    trusted: Tensor | None = None,
 ) -> WeighedLabels:
-    """Estimate which labels are wrong, and learn from rows [B, S, D] weighed accordingly."""
+    """Estimate which labels are wrong, and learn the likelihood with rows weighed accordingly.
+
+    There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
+    `given` [B, S] are further weights of the rows. The labels of `trusted` rows [B, S] are right.
+    """
     likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
     assert distances is not None
     has_peers = likelihood.shots.gather(1, labels) > 1
@@ -118,13 +122,14 @@ def weigh_labels(
         weights = torch.where(has_peers & doubted, right, 1)
         total = weights if given is None else weights * given.to(weights.dtype)
         weighted = WeightedRows.of(likelihood, x, labels, weights)
-        moved, estimate = rows.estimate_weighted(weighted, total)
+        shares, estimate = rows.estimate_weighted(weighted, total)
+    moved = reweighted(weighted.metric(shares), x, labels, total)
     hubs, half = rows.hubs(estimate), estimate.sharpness / 2
     bias = hubs - (moved.squares - moved.excess()) * half.unsqueeze(-1)
     moved = replace(moved, sharpness=estimate.sharpness, bias=bias)
     noisy_logits = hubs.unsqueeze(-2) - estimate.distances * column(half)
     tensors: Any = {
-        name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
+        name: torch.where(like(noisy, x), getattr(moved, name), x)
         for name, x in likelihood.tensors().items()
     }
     return WeighedLabels(
@@ -142,85 +147,145 @@ def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
     return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
 
 
+class Inner(NamedTuple):
+    """Inner products of rows x and class means w, in one metric or a part of it.
+
+    w0 are the means of the full metric, equal to w unless rows have further weights.
+    """
+
+    rows: Tensor  # [B, S] x.x
+    means: Tensor  # [B, K] w.w
+    cross: Tensor  # [B, S, K] x.w
+    own: Tensor  # [B, S] the square of x minus its own w, from the difference: nothing cancels
+    start: Tensor  # [B, S] x with its own w0
+    between: Tensor  # [B, S, K] its own w0 with w
+    offset: Tensor  # [B, S] the square of x minus its own w0
+
+    @classmethod
+    def of(cls, labels: Tensor, x: Tensor, w: Tensor, w0: Tensor | None = None) -> Inner:
+        cross, own = products(x, w), of_class(w, labels)
+        start, v = own if w0 is None else of_class(w0, labels), (x - own).square().sum(-1)
+        v0 = v if w0 is None else (x - start).square().sum(-1)
+        between = of_class(products(w if w0 is None else w0, w), labels)
+        rows, means = x.square().sum(-1), w.square().sum(-1)
+        return cls(rows, means, cross, v, (x * start).sum(-1), between, v0)
+
+    def distances(self, labels: Tensor) -> Tensor:
+        """Squared distances of rows and means, [B, S, K]."""
+        d = self.rows.unsqueeze(-1) - 2 * self.cross + self.means.unsqueeze(-2)
+        return d.clamp(min=0).scatter(-1, labels.unsqueeze(-1), self.own.unsqueeze(-1))
+
+
+def like(x: Tensor, y: Tensor) -> Tensor:
+    """One number per task [B], shaped to multiply y [B, ..]."""
+    return x.view(-1, *[1] * (y.dim() - 1))
+
+
+def of_class(x: Tensor, labels: Tensor) -> Tensor:
+    """The row of x [B, K, E] of each label [B, S], [B, S, E]."""
+    B, K, E = x.shape
+    first = torch.arange(0, B * K, K, device=labels.device).unsqueeze(-1)
+    return x.reshape(-1, E).index_select(0, (labels + first).flatten()).view(B, -1, E)
+
+
 class WeightedRows(NamedTuple):
     """Labelled rows with weights, each left out of its class and of the full metric.
 
-    v is the offset of a row from the weighted mean of its class, r its weight; A = (sum_i r_i v_i
-    v_i^T / L + 1)^-1 is the full metric, L the mean of r ||v||^2.
+    v is the scaled offset of a row from the weighted mean of its class, r its weight; A = (sum_i
+    r_i v_i v_i^T / L + 1)^-1 is the full metric, L the mean of r ||v||^2. Its form is that of
+    csrc/common/likelihood.h, for offsets times the roots of the weights.
     """
 
     x: Tensor  # [B, S, D] centred
     labels: Tensor  # [B, S]
     weights: Tensor  # [B, S] of the rows in the full metric, between `LEAST_WEIGHT` and 1
     plain: Likelihood  # with the metric of the feature scale alone
-    full: Likelihood | None  # with the full metric alone, if there is one
-    along: Tensor  # [B, S, D] A v
-    share: Tensor  # [B, S] factor on ((x - mean) . along)^2, which is added to the distance
+    sums: tuple[Tensor, Tensor, Tensor]  # `weighted_means` of these weights
+    offsets: Tensor  # [B, S, D] v times the root of r
+    length: Tensor  # [B] L
+    factor: Tensor | None  # [B, M, M] of the full metric, if there is one
 
     @classmethod
     def of(cls, likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> WeightedRows:
+        (_, S, D), K = x.shape, likelihood.shots.shape[-1]
         plain = replace(likelihood, factor=None, solved=None, shares=None)
+        means, mass, squared = sums = weighted_means(x, labels, K, weights)
         if likelihood.factor is None:
-            return cls(x, labels, weights, plain, None, x, weights)
-        full, cut = full_metric(likelihood, x, labels, weights)
-        v = x - torch.take_along_dim(full.prototypes, labels.unsqueeze(-1), 1)
-        along = full.in_metric(v)
-        remainder = (1 - cut * (along * v).sum(-1)).clamp(min=LEAST_REMAINDER)
-        return cls(x, labels, weights, plain, full, along, cut / remainder)
+            return cls(x, labels, weights, plain, sums, x, mass[:, 0], None)
+        v = (x - of_class(means, labels)) * likelihood.scale.sqrt().unsqueeze(1)
+        v = v * weights.sqrt().unsqueeze(-1)
+        rows = (mass - squared / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=native.COVARIANCE_ROWS)
+        length = v.square().sum((-2, -1)) / rows + rows * native.NO_SCATTER
+        gram = (products(v, v) if S < D else v.mT @ v) / column(length)
+        gram.diagonal(dim1=-2, dim2=-1).add_(1)
+        # With features that are not finite, and not checked, there is none; no error, no waiting.
+        factor = torch.linalg.cholesky_ex(gram).L
+        return cls(x, labels, weights, plain, sums, v, length, factor)
 
-    def distances(self, metric: Likelihood, weights: Tensor) -> Tensor:
-        """Squared distances to weighted class means, each row left out of its own, [B, S, K]."""
-        x, labels, K = self.x, self.labels, metric.shots.shape[-1]
-        means, mass, squared_mass = weighted_means(x, labels, K, weights)
-        d = metric.squared(x).unsqueeze(-1) - 2 * products(x, metric.in_metric(means))
-        d = (d + metric.squared(means).unsqueeze(-2)).clamp(min=0)
-        # The distance to its own class is computed directly: above, cancellation may spoil it.
-        own = metric.squared(x - torch.take_along_dim(means, labels.unsqueeze(-1), 1)).clamp(min=0)
-        d = d.scatter(-1, labels.unsqueeze(-1), own.unsqueeze(-1))
-        if metric is self.full:
-            along = (self.along * x).sum(-1, keepdim=True) - products(self.along, means)
-            d = d + self.share.unsqueeze(-1) * along.square()
-        # The distance to its own class, scaled to that of a new row on average.
-        n, n2 = mass.gather(1, labels), squared_mass.gather(1, labels)
-        new = n.square() + n2
+    @property
+    def shares(self) -> Tensor:
+        """Those of a likelihood with the full metric alone, [B, 3]."""
+        one, (_, S, D) = torch.ones_like(self.length), self.x.shape
+        return torch.stack([one, one, -1 / self.length] if S < D else [one, 0 * one, one], -1)
+
+    def solved(self, y: Tensor) -> Tensor:
+        """Z of scaled rows [B, N, D], [B, N, M]."""
+        assert self.factor is not None
+        _, S, D = self.x.shape
+        right = products(self.offsets, y) if S < D else y.mT
+        found: Tensor = torch.linalg.solve_triangular(self.factor, right, upper=False)
+        return found.mT
+
+    def metric(self, shares: Tensor) -> Likelihood:
+        """A likelihood with the metric of these shares, [B, 3]."""
+        if self.factor is None:
+            return self.plain
+        (_, S, D), K, block = self.x.shape, self.plain.shots.shape[-1], native.FACTOR_BLOCK
+        M = self.factor.shape[-1]
+        factor = torch.nn.functional.pad(self.factor, (0, -M % block, 0, -M % block))
+        factor.diagonal(dim1=-2, dim2=-1)[:, M:] = 1
+        for start in range(0, M, block):
+            here = slice(start, start + block)
+            factor[:, here, here] = torch.linalg.inv_ex(factor[:, here, here]).inverse.tril()
+        scaled = self.plain.scaled[:, -K:]
+        if S < D:
+            scaled = torch.cat([as_split(self.offsets), scaled], 1)
+        return replace(self.plain, scaled=scaled, factor=as_split(factor), shares=shares)
+
+    def distances(self, weights: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Squared distances to the weighted class means, each row left out of its own, [B, S, K].
+
+        In the feature scale, and in the full metric if there is one; `weights` [B, S] are those in
+        the means. The distance to its own class is scaled to that of a new row on average. Also
+        returns the excess of the distances, [B, 1, K].
+        """
+        x, labels, K = self.x, self.labels, self.plain.shots.shape[-1]
+        same = weights is self.weights
+        means, mass, squared = self.sums if same else weighted_means(x, labels, K, weights)
+        moved = replace(self.plain, shots=(mass.square() / squared).to(means.dtype))
+        n, n2 = mass.gather(1, labels), squared.gather(1, labels)
         seen = (n - weights).square() + (n2 - weights.square()).clamp(min=0)
-        farther = torch.where(seen > 0, new / seen.clamp(min=SMALLEST), 1)
-        ones = torch.ones_like(d)
-        return d * ones.scatter_(-1, labels.unsqueeze(-1), farther.unsqueeze(-1))
-
-
-def full_metric(
-    likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor
-) -> tuple[Likelihood, Tensor]:
-    """The likelihood with the full metric of weighted rows alone, and its prototypes.
-
-    Also returns [B, S]: A^-1 without a row is smaller by this times v v^T. The form of the metric
-    is that of csrc/common/likelihood.h, for offsets times the roots of the weights.
-    """
-    (_, S, D), K = x.shape, likelihood.shots.shape[-1]
-    means, mass, squared_mass = weighted_means(x, labels, K, weights)
-    v = x - torch.take_along_dim(means, labels.unsqueeze(-1), 1)
-    v = v * likelihood.scale.sqrt().unsqueeze(1) * weights.sqrt().unsqueeze(-1)
-    rows = (mass - squared_mass / mass).sum(-1).clamp(min=LEAST_WEIGHT, max=native.COVARIANCE_ROWS)
-    length = v.square().sum((-2, -1)) / rows + rows * native.NO_SCATTER
-    gram = (products(v, v) if S < D else v.mT @ v) / column(length)
-    pad = -gram.shape[-1] % native.FACTOR_BLOCK
-    gram = torch.nn.functional.pad(gram, (0, pad, 0, pad))
-    # With features that are not finite, and not checked, there is neither; no error, no waiting.
-    factor = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1]).to(gram)).L
-    for start in range(0, gram.shape[-1], native.FACTOR_BLOCK):
-        here = slice(start, start + native.FACTOR_BLOCK)
-        factor[:, here, here] = torch.linalg.inv_ex(factor[:, here, here]).inverse.tril()
-    one = torch.ones_like(length)
-    shares = torch.stack([one, one, -1 / length] if S < D else [one, 0 * one, one], -1)
-    scaled = likelihood.scaled
-    if S < D:
-        scaled = torch.cat([as_split(v), scaled[:, -K:]], 1)
-    full = replace(
-        likelihood, prototypes=means, scaled=scaled, factor=as_split(factor), shares=shares
-    )
-    own = mass.gather(1, labels)
-    return full, weights * own / ((own - weights).clamp(min=LEAST_WEIGHT) * length.unsqueeze(-1))
+        farther = torch.where(seen > 0, (n.square() + n2) / seen.clamp(min=SMALLEST), 1)
+        ones = torch.ones(*labels.shape, K, dtype=means.dtype, device=means.device)
+        farther = ones.scatter_(-1, labels.unsqueeze(-1), farther.unsqueeze(-1))
+        rows = [x, means] if same else [x, means, self.sums[0]]
+        scaled = torch.cat(rows, 1) * self.plain.scale.sqrt().unsqueeze(1)
+        sizes = [y.shape[1] for y in rows]
+        inner = Inner.of(labels, *torch.split(scaled, sizes, 1))
+        plain, excess = inner.distances(labels) * farther, moved.excess().unsqueeze(-2)
+        if self.factor is None:
+            return plain, None, excess
+        whole = Inner.of(labels, *torch.split(self.solved(scaled), sizes, 1))
+        if x.shape[1] < x.shape[2]:
+            both = zip(inner, whole, strict=True)
+            whole = Inner(*(y - z / like(self.length, z) for y, z in both))
+        own, r = self.sums[1].gather(1, labels), self.weights
+        # A^-1 without a row is smaller by this times v v^T.
+        cut = r * own / ((own - r).clamp(min=LEAST_WEIGHT) * self.length.unsqueeze(-1))
+        share = cut / (1 - cut * whole.offset).clamp(min=LEAST_REMAINDER)
+        along = (whole.rows - whole.start).unsqueeze(-1) - whole.cross + whole.between
+        d = whole.distances(labels) + share.unsqueeze(-1) * along.square()
+        return plain, d * farther, excess
 
 
 class Estimate(NamedTuple):
@@ -251,21 +316,16 @@ class CalibrationRows(NamedTuple):
         chosen = evenly_spread(calibration_count(S, K, True), S, labels.device)
         return cls(chosen, labels, has_peers[:, chosen], doubted[:, chosen], rate)
 
-    def estimate_weighted(self, rows: WeightedRows, weights: Tensor) -> tuple[Likelihood, Estimate]:
-        """Estimate with weights [B, S] in class means, and the likelihood with these means."""
-        moved = reweighted(rows.plain, rows.x, rows.labels, weights)
-        excess = moved.excess().unsqueeze(-2)
-        plain = rows.distances(rows.plain, weights)
-        if rows.full is None:
-            return moved, self.estimate(plain - excess)
-        full = rows.distances(rows.full, weights)
+    def estimate_weighted(self, rows: WeightedRows, weights: Tensor) -> tuple[Tensor, Estimate]:
+        """Estimate with weights [B, S] in class means; also the shares of the metric found."""
+        plain, full, excess = rows.distances(weights)
+        if full is None:
+            return weights, self.estimate(plain - excess)
         longer = self.length(plain, rows.weights) / self.length(full, rows.weights)
         estimate = self.estimate(plain - excess, full * column(longer) - excess)
-        assert rows.full.shares is not None
         t = estimate.share
-        parts = rows.full.shares[:, 1:] * (t * longer).unsqueeze(-1)
-        mixed = replace(rows.full, shares=torch.stack([t, 1 - t + parts[:, 0], parts[:, 1]], -1))
-        return reweighted(mixed, rows.x, rows.labels, weights), estimate
+        kept, projected = (rows.shares[:, 1:] * (t * longer).unsqueeze(-1)).unbind(-1)
+        return torch.stack([t, 1 - t + kept, projected], -1), estimate
 
     def length(self, d: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum [B] of the distances [B, S, K] of these rows to their own classes."""
@@ -273,19 +333,27 @@ class CalibrationRows(NamedTuple):
         return (own[:, self.chosen] * self.counts).sum(-1) + SMALLEST
 
     def estimate(self, plain: Tensor, full: Tensor | None = None) -> Estimate:
-        """Estimate from squared distances [B, S, K] of left-out rows, in one metric or both."""
+        """Estimate from the squared distances [B, S, K] of left-out rows, up to a row constant.
+
+        With those in the full metric, its share grows while the labels are likely enough.
+        """
         counts, own = self.counts.to(plain.dtype), self.labels[:, self.chosen]
         near, others = plain[:, self.chosen], (own, counts, self.doubted, self.rate)
-        f, best = most_likely_sharpness(near, *others)
-        share, growing, d = torch.zeros_like(f), torch.ones_like(f, dtype=torch.bool), plain
-        if full is not None:
-            for t in torch.linspace(0, 1, native.MIXTURE_STEPS + 1)[1:].tolist():
-                mixed = torch.lerp(near, full[:, self.chosen], t)
-                sharpness, fit = most_likely_sharpness(mixed, *others)
-                growing = growing & (fit > best - native.STANDARD_ERROR)
-                best = torch.where(growing, torch.maximum(best, fit), best)
-                f, share = torch.where(growing, sharpness, f), torch.where(growing, t, share)
-            d = torch.lerp(plain, full, column(share))
+        far, steps = (near, 0) if full is None else (full[:, self.chosen], native.MIXTURE_STEPS)
+        tried = torch.linspace(0, 1, steps + 1).to(near)
+        # All mixtures at once, if they are not too large.
+        found = [
+            most_likely_sharpness(torch.lerp(near, far, tried[some].view(-1, 1, 1, 1)), *others)
+            for some in parts(len(tried), near.numel())
+        ]
+        sharpness, fits = (torch.cat(each) for each in zip(*found, strict=True))
+        f, best = sharpness[0], fits[0]
+        share, growing = torch.zeros_like(f), torch.ones_like(f, dtype=torch.bool)
+        for t, other, fit in zip(tried[1:], sharpness[1:], fits[1:], strict=True):
+            growing = growing & (fit > best - native.STANDARD_ERROR)
+            best = torch.where(growing, torch.maximum(best, fit), best)
+            f, share = torch.where(growing, other, f), torch.where(growing, t, share)
+        d = plain if full is None else torch.lerp(plain, full, column(share))
         p = (d * column(-f / 2)).softmax(-1)
         right = p.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
         if self.rate is None:
@@ -311,18 +379,23 @@ class CalibrationRows(NamedTuple):
 def most_likely_sharpness(
     d: Tensor, own: Tensor, counts: Tensor, doubted: Tensor, rate: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The sharpness that makes the labels most likely, and their log-likelihood, [B] each."""
+    """The sharpness that makes the labels most likely, and their log-likelihood, [n, B] each.
+
+    For distances [n, B, R, K] in n metrics, at the given rate or the best one. Tries some
+    sharpnesses, and takes the top of a parabola through the best and its neighbours.
+    """
     K = d.shape[-1]
-    gaps = d - d.gather(-1, own.unsqueeze(-1))
+    gaps = d - d.gather(-1, own.unsqueeze(-1).expand(len(d), -1, -1, -1))
     octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, dtype=d.dtype, device=d.device)
-    tried = PRIOR_SHARPNESS * 2.0**octaves
-    p = torch.stack([(gaps * (-f / 2)).logsumexp(-1) for f in tried]).neg_().exp_()
+    halves = (PRIOR_SHARPNESS * 2.0**octaves / -2).view(-1, 1, 1, 1, 1)
+    # The term of the own class is 1; where the sum overflows, the label's probability is 0.
+    sums = [(gaps * halves[some]).exp_().sum(-1) for some in parts(len(octaves), gaps.numel())]
+    p = torch.cat(sums).reciprocal_()
     given = p.new_full(p.shape[:-1], rate or 0)
     e = most_likely_rate(p, counts * doubted, K) if rate is None else given
     right, wrong = joint_probabilities(p, e, doubted, K)
     fit = ((right + wrong).clamp(min=SMALLEST).log() * counts).sum(-1)
-    fit = fit - (octaves * math.log(2)).square().div(2 * SHARPNESS_SPREAD**2).unsqueeze(-1)
-    # The top of a parabola through the best and its neighbours.
+    fit = fit - (octaves * math.log(2)).square().div(2 * SHARPNESS_SPREAD**2).view(-1, 1, 1)
     best = fit.argmax(0).clamp(1, len(octaves) - 2)
     low, middle, high = (fit.gather(0, (best + i).unsqueeze(0))[0] for i in (-1, 0, 1))
     bend = low - 2 * middle + high
@@ -347,13 +420,14 @@ def right_and_wrong(own: Tensor, rate: Tensor, doubted: Tensor, K: int) -> tuple
 
 
 def most_likely_rate(own: Tensor, counts: Tensor, K: int) -> Tensor:
-    """The most likely share of wrong labels [..]; its likelihood is concave, so by bisection."""
-    difference = (1 - own) / (K - 1) - own
-    low = own.new_zeros(own.shape[:-1])
-    high = torch.full_like(low, 1 - 1 / K)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        likely = own + middle.unsqueeze(-1) * difference
-        rising = (difference / likely.clamp(min=SMALLEST) * counts).sum(-1) > 0
-        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+    """The most likely share of wrong labels [..]; its likelihood is concave, so by sections."""
+    difference = ((1 - own) / (K - 1) - own).unsqueeze(-2)
+    own, counts = own.unsqueeze(-2), counts.unsqueeze(-2)
+    low, width = own.new_zeros(own.shape[:-2]), 1 - 1 / K
+    for _ in range(CUTS):
+        width /= SECTIONS
+        tried = low.unsqueeze(-1) + width * torch.arange(1, SECTIONS, device=own.device)
+        likely = torch.addcmul(own, tried.unsqueeze(-1), difference).clamp_(min=SMALLEST)
+        rising = (difference / likely).mul_(counts).sum(-1) > 0
+        low = low + width * rising.sum(-1)
     return low

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import check
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, call_native, packed, prepare
+from ..native.call import DTYPES, Inputs, alike, call_native, packed, prepare
 from ..rows import class_sums, laid_out, power_of_two
 from .passes import (
     AHEAD,
@@ -156,10 +156,9 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
         tensors: Inputs = {
             "rows": (rows, rows.dtype, (B, N, D)),
             "length": (None if length is None else length[:, part], real, (B, N)),
-            "sums": (sums, torch.float64, (B, D)),
-            "squares": (squares, torch.float64, (B,)),
-            "least": (least, real, (B, D)),
-            "most": (most, real, (B, D)),
+            **alike(torch.float64, B, D, sums=sums),
+            **alike(torch.float64, B, squares=squares),
+            **alike(real, B, D, least=least, most=most),
         }
         options = {"B": B, "N": N, "D": D}
         call_native(native.module.survey_call, options, rows, tensors)
@@ -195,34 +194,24 @@ def place(
     support = packed(support)
     ordered, order = labels.long().contiguous().sort(stable=True)
     classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
-    double = torch.float64
+    starts, double = torch.searchsorted(ordered, classes), torch.float64
     tensors: Inputs = {
         "support": (support, support.dtype, (sets, S, D)),
         "order": (order, torch.int64, (sets, S)),
-        "start": (torch.searchsorted(ordered, classes), torch.int64, (sets, K + 1)),
-        "sums": (surveyed.sums, double, (B, D)),
-        "squares": (surveyed.squares, double, (B,)),
-        "least": (surveyed.least, real, (B, D)),
-        "most": (surveyed.most, real, (B, D)),
+        "start": (starts, torch.int64, (sets, K + 1)),
+        **alike(double, B, D, sums=surveyed.sums),
+        **alike(double, B, squares=surveyed.squares),
+        **alike(real, B, D, least=surveyed.least, most=surveyed.most),
     }
     outputs = {
         "means": (real, (B, K, D)),
         "shots": (double, (B, K)),
-        "scale": (real, (B, D)),
-        "centre": (real, (B, D)),
-        "unit": (double, (B,)),
-        "spread": (double, (B,)),
+        **dict.fromkeys(("scale", "centre"), (real, (B, D))),
+        **dict.fromkeys(("unit", "spread"), (double, (B,))),
     }
-    options = {
-        "written": DTYPES[real],
-        "B": B,
-        "S": S,
-        "K": K,
-        "D": D,
-        "shared": sets < B,
-        "scaling": check.SCALINGS[scaling],
-        "total": float(surveyed.total),
-    }
+    sizes = {"B": B, "S": S, "K": K, "D": D, "shared": sets < B}
+    scaled = {"scaling": check.SCALINGS[scaling], "total": float(surveyed.total)}
+    options = {"written": DTYPES[real], **sizes, **scaled}
     means, shots, scale, centre, unit, spread = call_native(
         native.module.place_call, options, support, tensors, outputs
     )
@@ -252,17 +241,11 @@ def slope_of(
     """
     B, double = len(placed.unit), torch.float64
     tensors: Inputs = {
-        "unit": (placed.unit, double, (B,)),
-        "spread": (placed.spread, double, (B,)),
+        **alike(double, B, unit=placed.unit, spread=placed.spread),
         "leads": (leads, double, (B, 2)),
     }
-    options = {
-        "B": B,
-        "scaling": check.SCALINGS[scaling],
-        "total": float(total),
-        "temperature": temperature,
-        "steepest": steepest,
-    }
+    scaled = {"scaling": check.SCALINGS[scaling], "total": float(total)}
+    options = {"B": B, **scaled, "temperature": temperature, "steepest": steepest}
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
     slope, unit = call_native(
         native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
@@ -360,9 +343,7 @@ class DistanceScores:
         early: Inputs = {
             "start": (self.placed.means, real, (B, K, D)),
             "shots": (self.placed.shots, double, (B, K)),
-            "scale": (scale, real, (B, D)),
-            "centre": (centre, real, (B, D)),
-            "factor": (factor, real, (B, D)),
+            **alike(real, B, D, scale=scale, centre=centre, factor=factor),
             "slope": (self.exact_slope, double, (B,)),
         }
         tensors: Inputs = {
@@ -370,10 +351,8 @@ class DistanceScores:
             "rest": (rest, real, (parts * B, K, D)),
             "held": (held, double, (B, K)),
             "running": (running, torch.int32, (B,)),
-            "prototypes": (self.w, real, (B, K, D)),
-            "before": (self.before, real, (B, K, D)),
-            "away": (self.away, double, (B, K)),
-            "base": (self.bias, double, (B, K)),
+            **alike(real, B, K, D, prototypes=self.w, before=self.before),
+            **alike(double, B, K, away=self.away, base=self.bias),
             "operand": (operand, operand.dtype, (B, K, max(form.pieces, 1) * D)),
         }
         options = {"B": B, "K": K, "D": D, "parts": parts, "width": width, "pieces": form.pieces}

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import check
 from ..limits import LEAST_PRIOR_WEIGHT
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, call_native, prepare
+from ..native.call import DTYPES, Inputs, alike, call_native, prepare
 
 
 def is_captured(x: Tensor) -> bool:
@@ -82,25 +82,16 @@ def assign_call(
         "length": (length, real, (B, N)),
         "slope": (slope, real, (B,)),
         "bias": (bias, real, (B, K)),
-        "probabilities": (probabilities, written, (B, N, K)),
-        "rest": (rest, written, (B, N, K)),
+        **alike(written, B, N, K, probabilities=probabilities, rest=rest),
         "held": (held, torch.float64, (B, K)),
         "log_sums": (log_sums, torch.float64, (B,)),
         "top_probabilities": (likely, real, (B, N, best)),
         "top_classes": (classes, torch.int64, (B, N, best)),
         "leads": (leads, torch.float64, (B, 2)),
     }
-    options = {
-        "written": DTYPES[written],
-        "B": B,
-        "N": N,
-        "K": K,
-        "stride": stride,
-        "top": best,
-        "normalise": normalise,
-        "weigh": weigh,
-        "squared": squared,
-    }
+    sizes = {"B": B, "N": N, "K": K, "stride": stride, "top": best}
+    flags = {"normalise": normalise, "weigh": weigh, "squared": squared}
+    options = {"written": DTYPES[written], **sizes, **flags}
     return prepare(native.module.assign_call, options, products, tensors)[0]
 
 
@@ -174,27 +165,17 @@ class AbsorbStep:
         of rows with themselves, `added` [N, K] further logits.
         """
         N, K, real = products.shape[1], products.shape[2] // 2, products.dtype
-        tensors: Inputs = {
+        tensors: dict[str, Any] = {
             "products": (products, real, (1, N, 2 * K)),
             "added": (added, real, (N, K)),
             "own": (own, real, (N,)),
-            "bias": (self.bias, real, (K,)),
-            "square": (self.square, real, (K,)),
-            "mass": (self.mass, real, (K,)),
-            "constant": (self.constant, real, (K,)),
-            "total": (self.total, real, (K,)),
-            "prior": (self.prior, real, (K,)),
         }
-        options = {
-            "N": N,
-            "K": K,
-            "weight": self.weight,
-            "trust": self.trust,
-            "temper": self.temper,
-            "slope": self.slope,
-            "sharper": self.sharper,
-            "share": self.share,
-        }
+        options: dict[str, Any] = {"N": N, "K": K}
+        for name, x in vars(self).items():
+            if isinstance(x, Tensor):
+                tensors[name] = (x, real, (K,))
+            else:
+                options[name] = x
         call_native(native.module.absorb_call, options, products, tensors)
 
 
@@ -218,11 +199,8 @@ def split(
     (B, N, D), single, half = rows.shape, torch.float32, torch.float16
     tensors: Inputs = {
         "rows": (rows, rows.dtype, (B, N, D)),
-        "length": (length, single, (B, N)),
-        "scale": (scale, single, (B, D)),
-        "centre": (centre, single, (B, D)),
-        "metric": (metric, single, (B, D)),
-        "own": (own, single, (B, N)),
+        **alike(single, B, N, length=length, own=own),
+        **alike(single, B, D, scale=scale, centre=centre, metric=metric),
     }
     options = {"B": B, "N": N, "D": D, "pieces": pieces, "unit": metric is not None}
     outputs = {"out": (half, (B, N, pieces * D))}
@@ -305,47 +283,25 @@ class State:
     ) -> Callable[[], None]:
         """A native call that ends an iteration, and prepares the next count of `counter`."""
         B, K = self.counts.shape
-        real = torch.float32
-        weights = anchor = faint = None
+        weights = anchor = faint = away = unit = base = bias = None
         if counter is not None:
             weights, anchor, faint = counter.weights, counter.anchor, counter.faint
-            real = weights.dtype
-        if moved is not None:
-            real = moved.bias.dtype
-        away = unit = base = bias = None
         if moved is not None:
             away, unit, base, bias = moved.away, moved.unit, moved.base, moved.bias
-        double, int32 = torch.float64, torch.int32
-        tensors: Inputs = {
-            "held": (held, double, (B, K)),
-            "away": (away, double, (B, K)),
-            "unit": (unit, double, (B,)),
-            "base": (base, double, (B, K)),
-            "measure": (self.measure, double, (B, K)),
-            "bias": (bias, real, (B, K)),
-            "weights": (weights, real, (B, K)),
-            "anchor": (anchor, double, (B, K)),
-            "faint": (faint, double, (B,)),
-            "counts": (self.counts, double, (B, K)),
-            "dual": (self.dual, double, (B, K)),
-            "before": (self.before, double, (B, K)),
-            "concentration": (self.concentration, double, (B,)),
-            "criterion": (self.criterion, double, (B,)),
-            "iterations": (self.iterations, int32, (B,)),
-            "running": (self.running, int32, (B,)),
+        given = weights if bias is None else bias
+        real = torch.float32 if given is None else given.dtype
+        double, before, counts, dual = torch.float64, self.before, self.counts, self.dual
+        tensors = {
+            **alike(double, B, K, held=held, away=away, base=base, measure=self.measure),
+            **alike(double, B, K, anchor=anchor, counts=counts, dual=dual, before=before),
+            **alike(real, B, K, bias=bias, weights=weights),
+            **alike(double, B, unit=unit, faint=faint, criterion=self.criterion),
+            **alike(double, B, concentration=self.concentration),
+            **alike(torch.int32, B, iterations=self.iterations, running=self.running),
         }
-        options = {
-            "dtype": DTYPES[real],
-            "B": B,
-            "K": K,
-            "prior": self.prior,
-            "total": self.total,
-            "weight": self.weight,
-            "epsilon": self.epsilon,
-            "tol": self.tol,
-            "dual_weight": self.dual_weight,
-            "least": self.least,
-        }
+        options = {"dtype": DTYPES[real], "B": B, "K": K}
+        for name in ("prior", "total", "weight", "epsilon", "tol", "dual_weight", "least"):
+            options[name] = getattr(self, name)
         make = native.module.dual_call
         return prepare(make, options, self.counts, tensors, typed=False)[0]
 

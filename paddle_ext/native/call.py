@@ -119,6 +119,11 @@ def nothing() -> None:
     """The call of no tasks."""
 
 
+def alike(dtype: torch.dtype, *shape: int, **tensors: Tensor | None) -> Inputs:
+    """Inputs of one dtype and shape, by name."""
+    return {name: (x, dtype, shape) for name, x in tensors.items()}
+
+
 # --- inputs -------------------------------------------------------------------------------------
 
 

@@ -44,13 +44,12 @@ def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: i
     assert native is not None
     even = torch.ones(1, len(labels), dtype=support.dtype)
     rows = WeightedRows.of(known, known.centred(support[None]), labels[None], even)
-    assert rows.full is not None
-    assert rows.full.shares is not None
     assert known.shares is not None
-    plain, full = (rows.distances(metric, even) for metric in (rows.plain, rows.full))
+    plain, full, _ = rows.distances(even)
+    assert full is not None
     t, _, projected = known.shares[0]
     assert t > 0
-    found = (1 - t) * plain + projected / rows.full.shares[0, 2] * full
+    found = (1 - t) * plain + projected / rows.shares[0, 2] * full
     # The native distances lack a constant of each row.
     difference = found - native
     torch.testing.assert_close(
@@ -66,9 +65,10 @@ def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
     x, y = known.centred(support[None]), labels[None]
     weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)[None]
     rows = WeightedRows.of(known, x, y, weights)
-    assert rows.full is not None
-    found = rows.distances(rows.full, weights)[0]
-    means, root = rows.full.prototypes[0], known.scale[0].sqrt()
+    _, full, _ = rows.distances(weights)
+    assert full is not None
+    found = full[0]
+    means, root = rows.sums[0][0], known.scale[0].sqrt()
     offsets = weights[0].sqrt().unsqueeze(-1) * (x[0] - means[labels]) * root
     mass = torch.stack([weights[0, labels == k].sum() for k in range(K)])
     squares = torch.stack([weights[0, labels == k].square().sum() for k in range(K)])
