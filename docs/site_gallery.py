@@ -1,7 +1,8 @@
 """Hook of the site: the gallery, made by running examples/ while the site is built.
 
 A page for each program and notebook, with its source, what it prints and the figures it shows, and
-a page with a card for each. An example that fails is an error of the build.
+a page with a card for each; those that cannot run here are on that page with their source. An
+example that fails is an error of the build.
 """
 
 import ast
@@ -32,11 +33,11 @@ PROGRAMS: dict[str, list[str] | str] = {
     "stream": [],
     "images": "It trains a network first, which takes half a minute.",
     "large_parquet": ["--made-up", "labelled.parquet", "new.parquet", "predictions.parquet"],
+    "cells": "It needs anndata.",
     "large_ray": "It needs Ray.",
     "large_spark": "It needs Spark.",
 }
-# Shown where an example draws nothing itself, relative to gallery/.
-FIGURES = {"images": "../figures/review-images.png"}
+RUN = [*NOTEBOOKS, *(name for name, given in PROGRAMS.items() if isinstance(given, list))]
 CARD_LINES, CARD_LETTERS = 5, 60  # of the text on a card that has no figure
 DPI = 110
 
@@ -58,6 +59,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = [notebook(name, (EXAMPLES / f"{name}.ipynb").read_text()) for name in NOTEBOOKS]
     found += [program(name) for name in PROGRAMS]
     for example in found:
+        if example.name not in RUN:
+            continue
         page = f"# {example.title}\n\n{example.text}"
         files.append(File.generated(config, f"gallery/{example.name}.md", content=page))
         for number, figure in enumerate(example.figures):
@@ -69,19 +72,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def index(examples: list[Example]) -> str:
     """The page of cards."""
-    cards = "\n".join(card(example) for example in examples)
+    cards = "\n".join(card(example) for example in examples if example.name in RUN)
+    others = [f"## {one.title}\n\n{one.text}\n" for one in examples if one.name not in RUN]
     return (
-        "# Gallery\n\nEvery example runs while this site is built, unless its page says otherwise: "
-        "the figures and the text are its own.\n\n"
-        f'<div class="grid cards" markdown>\n\n{cards}\n</div>\n'
+        "# Gallery\n\nThese examples run while the site is built: the figures and the text are "
+        f'their own.\n\n<div class="grid cards" markdown>\n\n{cards}\n</div>\n\n'
+        + "\n".join(others)
     )
 
 
 def card(example: Example) -> str:
     """An item of the list of cards: a figure or some of what is printed, title, sentence."""
-    picture = FIGURES.get(example.name, figure_name(example, 0) if example.figures else "")
-    if picture:
-        shown = [f"[![{example.title}]({picture})]({example.name}.md)"]
+    if example.figures:
+        shown = [f"[![{example.title}]({figure_name(example, 0)})]({example.name}.md)"]
     else:
         lines = [line[:CARD_LETTERS] for line in example.printed.splitlines()[:CARD_LINES]]
         shown = ["```text", *lines, "```"] if lines else []
@@ -108,14 +111,14 @@ def program(name: str) -> Example:
     code = source.partition('"""\n\n')[2]
     parts = [first, rest.strip("\n"), ""]
     if isinstance(arguments, str):
-        parts += [f"{arguments} So this page shows only its source.", ""]
+        parts += [f"{arguments} So only its source is here.", ""]
     else:
         example.printed, example.figures = run_program(path, tuple(arguments))
         command = " ".join(["python", f"examples/{name}.py", *arguments])
         parts += [fenced("console", f"$ {command}\n{example.printed}"), ""]
         numbers = range(len(example.figures))
         parts += [f"![{title}]({figure_name(example, n)})" for n in numbers]
-    example.text = "\n\n".join([*parts, f"## examples/{name}.py", fenced("python", code)])
+    example.text = "\n\n".join([*parts, f"`examples/{name}.py`:", fenced("python", code)])
     return example
 
 

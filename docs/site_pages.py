@@ -21,16 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
-    "examples": "gallery/index.md",
 }
-OUTSIDE |= {
-    f"examples/{path.name}": f"gallery/{path.stem}.md"
-    for path in sorted((ROOT / "examples").iterdir())
-    if path.suffix in (".py", ".ipynb")
-}
+# An example without a page of its own is on that of the gallery.
+NAVIGATION = (ROOT / "mkdocs.yml").read_text()
+for path in sorted((ROOT / "examples").iterdir()):
+    if path.suffix in (".py", ".ipynb"):
+        place = f"gallery/{path.stem}.md"
+        OUTSIDE[f"examples/{path.name}"] = place if place in NAVIGATION else "gallery/index.md"
+OUTSIDE["examples"] = "gallery/index.md"
 SOURCES = {uri: path for path, uri in OUTSIDE.items()}
 LINK = re.compile(r"(?P<text>!?\[[^\[\]]*\])\((?P<target>[^)#\s]+)(?P<rest>[^)]*)\)")
 MARKUP = re.compile(r"(?P<name>\b(?:src|href|srcset))=\"(?P<target>[^\"#]+)(?P<rest>[^\"]*)\"")

@@ -2,12 +2,11 @@
 
     python examples/tickets.py
 
-Twelve topics, known by their names and four labelled tickets each, and the 240 tickets of a
-month, some of which are about two things. The names help as far as they fit, the shares come with
-intervals, and the tickets to read again are those whose topic is in doubt. The texts are made up,
-and their words are counted, so that the example needs no model. For your own, `paddle-ext classify
-tickets.csv --label topic --text ticket --names topics.txt` does the same with a sentence encoder,
-and writes a page for the review.
+Twelve topics with four labelled tickets each, and the 240 tickets of a month, some of which are
+about two things. A customer writes about few topics, so the tickets of a customer belong together
+(groups). Shares come with intervals, and the tickets in doubt are to be read again. The texts are
+made up, and their words counted, so that no model is needed; with a sentence encoder it is
+`paddle-ext classify tickets.csv --label topic --text ticket --group customer`.
 """
 
 import re
@@ -82,10 +81,13 @@ def main(arguments: list[str] | None = None) -> None:
     tickets, truth = month(random, THIS_MONTH)
     rows = hashed(known + tickets)
     labels = np.array(topics + [None] * len(tickets), dtype=object)
-    names = list(TOPICS)
-    model = PaddleClassifier().fit(rows, labels, prototypes=hashed(names), classes=names)
-    found, doubt = model.transduction_[len(known) :], model.doubt_[len(known) :]
-    print(f"{100 * np.mean(found == np.array(truth)):.0f} % of {len(tickets)} tickets right")
+    topic = np.array([list(TOPICS).index(each) for each in truth])
+    customer = (topic + random.random(len(topic))).argsort().argsort() // 4  # four tickets each
+    customer = np.concatenate([[-1] * len(known), customer])  # of labelled tickets: not used
+    for name, groups in {"one batch": None, "by customer": customer}.items():
+        model = PaddleClassifier().fit(rows, labels, groups=groups)
+        found, doubt = model.transduction_[len(known) :], model.doubt_[len(known) :]
+        print(f"{name}: {100 * np.mean(found == truth):.0f} % of {len(tickets)} tickets right")
     print("topics present:", ", ".join(model.present_classes_))
     print("read these again:")
     for i in np.argsort(-doubt)[:5]:

@@ -1,4 +1,4 @@
-"""The commands of docs/tasks do what the pages say, with the files that the pages ask for."""
+"""The commands of pages by task do what the pages say, with the files that the pages ask for."""
 
 import re
 import shlex
@@ -17,9 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # Commands that need a model or data of the reader, and where they are tested.
 ELSEWHERE = {
     "paddle-ext classify photos/new --names": "tests/app/classify/test_classify_names.py",
-    "paddle-ext train data/mini": "tests/app/cli",
-    "paddle-ext extract runs/mini": "tests/app/cli",
-    "paddle-ext demo": "tests/research/test_demo.py",
 }
 SENTENCES = {
     "delivery": ["Where is my parcel?", "The parcel is late", "When does the parcel arrive?"],
@@ -71,15 +68,18 @@ def write_photos() -> None:
     drawn = pattern_images(3, 8, size=32, channels=3, own=0.15)
     images = drawn.read(torch.arange(len(drawn)))
     for row, (label, pixels) in enumerate(zip(drawn.labels, images, strict=True)):
-        for folder in ("new", "july") if row % 8 > 2 else (f"labelled/kind {int(label)}",):
+        site = f"sites/{'lake' if label else 'wood'}"
+        for folder in ("new", "july", site) if row % 8 > 2 else (f"labelled/kind {int(label)}",):
             path = Path("photos") / folder / f"{int(label)}-{row}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            image.fromarray(pixels.numpy()).save(path)
+            taken = image.Exif()
+            taken[0x0132] = f"2026:06:0{int(label) + 1} 23:{row:02}:00"
+            image.fromarray(pixels.numpy()).save(path, exif=taken)
 
 
 def test_photos(run: Run) -> None:
     pytest.importorskip("efficientnet_lite_pytorch", reason="needs a network")
-    first, corrected, model = commands("photos")
+    first, corrected, model, by_night = commands("photos")
     write_photos()
     run(first)
     found = table(Path("results/answers.csv"))
@@ -93,6 +93,11 @@ def test_photos(run: Run) -> None:
     assert (answers[0]["label"], answers[0]["source"]) == ("kind 9", "corrected")
     run(model)
     assert len(table(Path("july/answers.csv"))) == 3 * 5
+    run(by_night)
+    found = [row for row in table(Path("nights/groups.csv")) if row["samples"] == "5"]
+    nights = {"lake, 2026-06-02": "kind 1", "lake, 2026-06-03": "kind 2"}
+    nights["wood, 2026-06-01"] = "kind 0"
+    assert {row["group"][:16]: row["class"] for row in found} == nights
 
 
 def counts_of_words(text: str) -> list[float]:
@@ -102,7 +107,7 @@ def counts_of_words(text: str) -> list[float]:
 
 def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in_sentences(monkeypatch, counts_of_words)
-    by_labels, by_names = commands("texts")
+    by_labels, by_customer, by_names = commands("texts")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_text("none")
     lines = ["sentence,intent"]
@@ -115,6 +120,13 @@ def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert {row["text"]: row["label"] for row in found} == {
         texts[-1]: intent for intent, texts in SENTENCES.items()
     }
+    letters = [f"{line},{row // 3}" for row, line in enumerate(lines[1:])]
+    Path("letters.csv").write_text("\n".join(["sentence,intent,customer", *letters]) + "\n")
+    run([*by_customer, *encoder])
+    groups = table(Path("customers/groups.csv"))
+    assert [(row["group"], row["class"]) for row in groups if row["samples"] == "1"] == [
+        (str(customer), intent) for customer, intent in enumerate(SENTENCES)
+    ]
     names = ["delivery\twhere is the parcel", "refund\tmoney back", "login\tpassword"]
     Path("intents.txt").write_text("\n".join(names) + "\n")
     Path("tickets.csv").write_text("\n".join(line.partition(",")[0] for line in lines) + "\n")
@@ -130,9 +142,10 @@ def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_compare(run: Run) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    text = (ROOT / "docs" / "tasks" / "compare.md").read_text()
-    exec(text.split("```python\n")[1].partition("```")[0], {})  # noqa: S102 - writes the features
-    (evaluate,) = commands("compare")
+    labels = np.arange(20).repeat(90)
+    rows = np.random.default_rng(0).normal(size=(20, 16))[labels]
+    np.savez("features.npz", features=rows, labels=labels)
+    (evaluate,) = commands("../evaluation")
     printed = run(evaluate)
     assert "SimpleShot" in printed
     assert "Adaptive" in printed
@@ -148,7 +161,6 @@ def test_large(run: Run) -> None:
     rows = (centres[truth] + 0.3 * torch.randn(400, 16)).numpy()
     np.savez("known.npz", features=support, labels=known.numpy())
     pq.write_table(pa.table({"embedding": list(rows)}), "big.parquet")
-    (command,) = commands("large")
-    run(command)
-    found = pq.read_table(Path("predictions.parquet"))["label"].to_pylist()
+    run(commands("../large")[0])
+    found = pq.read_table(Path("answers.parquet"))["label"].to_pylist()
     assert [int(label) for label in found] == truth.tolist()

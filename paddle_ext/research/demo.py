@@ -2,7 +2,8 @@
 
 A small network learns 480 characters. Tasks use 240 others: 60 candidate classes with five labelled
 images each, and a batch of 75 unlabelled images of only five of these classes. Every method
-classifies the same batches. ``paddle-ext demo`` runs it.
+classifies the same batches. Then come images of many places, with and without saying which belong
+together. ``paddle-ext demo`` runs it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.solve import adaptive
 from ..files import cache_or_temporary
 from ..methods import Method, create
 from ..version import version
@@ -29,10 +32,11 @@ from .data.images import ImageArray
 from .evaluate import all_methods, evaluate
 from .figures import accuracy_bars
 from .results import Evaluation
-from .sampler import TaskSampler
+from .sampler import TaskBatch, TaskSampler
 from .tables import settings_line
 
 N_QUERY = 75
+PLACES, OF_A_PLACE, KINDS = 100, 4, 2  # images of a place, and of how many classes they are
 AUTO = "paddle (auto)"
 # On a CPU these take 10 to 2000 times as long per task as the others, so they get only one in this
 # many tasks, and at least three.
@@ -54,19 +58,19 @@ FULL, QUICK = Scale(3, base=30, val=20, novel=60), Scale(1, base=4, val=6, novel
 
 
 class Batch(NamedTuple):
-    """One task, and the predictions of two methods."""
+    """Images, and what was predicted in several ways."""
 
     support: Tensor  # [K, H, W] uint8: one labelled image of each candidate class
     query: Tensor  # [Q, H, W] uint8
     truth: Tensor  # [Q]
-    adaptive: Tensor  # [Q]: predicted by `adaptive`, for any batch
-    nearest: Tensor  # [Q]: SimpleShot's
+    found: dict[str, Tensor]  # by the way: [Q]
 
 
 class Demo(NamedTuple):
     bank: FeatureBank  # features of the novel characters
     evaluation: Evaluation
     batch: Batch
+    places: Batch  # images of many places, one place after the other
 
 
 def run_demo(
@@ -95,6 +99,7 @@ def run_demo(
     tasks: dict[str, Any] = {"shots": shots, "k_eff": k_eff, "num_classes": num_classes}
     tasks |= {"n_query": N_QUERY, "seed": seed}
     sampler = TaskSampler(novel.labels, **tasks)  # rejects invalid options before the training
+    places = draw_places(novel.labels, num_classes, shots, seed)
     folder = cache_or_temporary("demo") if cache is None else Path(cache)
     bank = features(
         novel, scale, folder, seed=seed, fresh=fresh, device=device, progress=progress, say=say
@@ -119,7 +124,12 @@ def run_demo(
     ]
     results = {result.method: result for part in parts for result in part}
     evaluation = replace(parts[0], results=tuple(results[name] for name in methods))
-    return Demo(bank, evaluation, first_batch(bank, novel, sampler))
+    nearest = partial(create("simpleshot").predict, base_mean=bank.base_mean)
+    groups = partial(adaptive, groups=torch.arange(PLACES).repeat_interleave(OF_A_PLACE))
+    ways = {f"{N_QUERY} images by Adaptive": adaptive, "by SimpleShot": nearest}
+    batch = solved(bank, novel, sampler.batch(0, 1), ways)
+    ways = {f"{OF_A_PLACE} images of each of {PLACES} places": adaptive, "with groups": groups}
+    return Demo(bank, evaluation, batch, solved(bank, novel, places, ways))
 
 
 def features(
@@ -176,43 +186,47 @@ def task_count(name: str, n_tasks: int) -> int:
     return max(min(n_tasks, 3), n_tasks // ONE_IN.get(name, 1))
 
 
-def first_batch(bank: FeatureBank, images: ImageArray, sampler: TaskSampler) -> Batch:
-    """The first task, with its images."""
-    support, labels, query, truth = (x.squeeze(0) for x in sampler.batch(0, 1))
-    K = sampler.num_classes
-    inputs = bank.features, support, labels, query
-    nearest = create("simpleshot").predict_indexed(*inputs, num_classes=K, base_mean=bank.base_mean)
-    shown = torch.stack([support[labels == k][0] for k in range(K)])
-    return Batch(
-        support=images.read(shown).squeeze(-1),
-        query=images.read(query).squeeze(-1),
-        truth=truth,
-        adaptive=create("adaptive").predict_indexed(*inputs, num_classes=K).labels,
-        nearest=nearest.labels,
-    )
+def draw_places(labels: Tensor, num_classes: int, shots: int, seed: int) -> TaskBatch:
+    """A task for each place, with the first classes as candidates and one support for all."""
+    labels = labels.where(labels < num_classes, -1)
+    support = torch.cat([(labels == k).nonzero()[:shots, 0] for k in range(num_classes)])
+    rest = (labels >= 0).index_fill(0, support, False).nonzero().flatten()
+    few: dict[str, Any] = {"n_query": OF_A_PLACE, "k_eff": min(KINDS, num_classes), "seed": seed}
+    return TaskSampler(labels, shots=None, support=support, query=rest, **few).batch(0, PLACES)
+
+
+def solved(
+    bank: FeatureBank, images: ImageArray, tasks: TaskBatch, ways: dict[str, Callable[..., Any]]
+) -> Batch:
+    """Predictions for the images of a task, or of several that share their support."""
+    support, labels, query, truth = (x.flatten() for x in tasks)
+    rows = bank.features[support], labels, bank.features[query]
+    found = {name: solve(*rows).labels for name, solve in ways.items()}
+    shown = torch.stack([support[labels == k][0] for k in labels.unique()])
+    return Batch(images.read(shown).squeeze(-1), images.read(query).squeeze(-1), truth, found)
 
 
 # --- the figure ---------------------------------------------------------------------------------
 
 GAP = 4  # pixels between thumbnails
 COLUMNS = 20
-MOST_GROUPS = 9
+MOST_GROUPS, SHOWN_PLACES = 9, 20
 GREEN, RED, GREY = (0.0, 0.55, 0.35), (0.84, 0.1, 0.1), (0.78, 0.78, 0.78)
 Thumbnail = tuple[Tensor, tuple[float, float, float] | None]  # [H, W] uint8, colour of a frame
 
 
-def draw(demo: Demo, path: str | Path) -> None:
-    """Write the figure: one batch and its predictions, and below them the accuracies."""
+def draw(demo: Demo, path: str | Path) -> list[str]:
+    """Write the figure: batches, their predictions, and the accuracies; returns what it says."""
     batch, evaluation = demo.batch, demo.evaluation
-    K, Q, present = len(batch.support), len(batch.truth), len(torch.unique(batch.truth))
+    K, present = len(batch.support), len(torch.unique(batch.truth))
     frames = [GREEN if k in batch.truth else None for k in range(K)]
     candidates = sheet([list(zip(batch.support, frames, strict=True))])
     sheets = {f"{K} candidate classes; {present} are present": candidates}
-    groups = {f"{Q} images by Adaptive": batch.adaptive, "by SimpleShot": batch.nearest}
-    for name, labels in groups.items():
-        right = 100 * (labels == batch.truth).double().mean()
-        text = f"{name}: {len(torch.unique(labels))} classes, {right:.0f} % correct"
-        sheets[text] = group_sheet(batch, labels)
+    for one, make_sheet in ((batch, group_sheet), (demo.places, place_sheet)):
+        for name, labels in one.found.items():
+            right = 100 * (labels == one.truth).double().mean()
+            text = f"{name}: {len(torch.unique(labels))} classes, {right:.0f} % correct"
+            sheets[text] = make_sheet(one, labels)
     heights = [style.WIDTH * len(one) / one.shape[1] + 0.35 for one in sheets.values()]  # inches
     bars_height = 0.9 + 0.3 * len(evaluation.methods)
     size = (style.WIDTH, sum(heights) + bars_height + 1.2)
@@ -232,6 +246,16 @@ def draw(demo: Demo, path: str | Path) -> None:
     below += "class, green if it is present; red: a wrong class"
     style.head(figure, "Many candidate classes, few of them present", below)
     style.finish(figure, path)
+    return list(sheets)
+
+
+def place_sheet(places: Batch, labels: Tensor) -> Tensor:
+    """The images of the first places, with a gap after each place: [H, W, 3]."""
+    colours = [None if correct else RED for correct in labels == places.truth]
+    line = list(zip(places.query, colours, strict=True))
+    gap = (torch.zeros_like(places.query[0]), None)
+    starts = range(0, SHOWN_PLACES * OF_A_PLACE, OF_A_PLACE)
+    return sheet([[one for at in starts for one in (*line[at : at + OF_A_PLACE], gap)]])
 
 
 def group_sheet(batch: Batch, labels: Tensor) -> Tensor:

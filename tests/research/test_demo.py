@@ -32,8 +32,8 @@ def toy_characters(split: str, *, samples: int, seed: int) -> ImageArray:
     """24 patterns with noise, which are quicker to make than drawings."""
     random = torch.Generator().manual_seed(seed + len(split))
     labels = torch.arange(24).repeat_interleave(samples)
-    patterns = torch.randint(120, (24, 32, 32), generator=random)
-    noise = torch.randint(130, (len(labels), 32, 32), generator=random)
+    patterns = torch.randint(70, (24, 32, 32), generator=random)
+    noise = torch.randint(180, (len(labels), 32, 32), generator=random)
     images = (patterns[labels] + noise).to(torch.uint8)
     return ImageArray(images, labels, [f"{split} {k}" for k in range(24)], split)
 
@@ -81,7 +81,18 @@ def test_the_batch_is_the_first_task(found: Demo) -> None:
     assert torch.equal(batch.truth, truth)
     features = found.bank.features
     expected = methods.create("adaptive").predict(features[support], labels, features[query])
-    assert torch.equal(batch.adaptive, expected.labels)
+    assert torch.equal(batch.found["75 images by Adaptive"], expected.labels)
+
+
+def test_places(found: Demo) -> None:
+    """The same images with and without groups; a group is the images of a place."""
+    places = found.places
+    of_a_place = places.truth.view(demo.PLACES, demo.OF_A_PLACE)
+    assert {len(torch.unique(truth)) for truth in of_a_place} == {1, 2}
+    one_batch, groups = ((labels == places.truth).sum() for labels in places.found.values())
+    assert one_batch < groups
+    support, _, query, _ = demo.draw_places(found.bank.labels, 12, 5, 0)
+    assert not set(support.tolist()) & set(query.flatten().tolist())
 
 
 def test_slow_methods_get_fewer_tasks() -> None:
@@ -115,6 +126,7 @@ def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> 
     width, height = struct.unpack(">II", data[16:24])
     assert width >= 1000
     assert height >= 1000
+    assert re.search(r"^with groups: \d+ classes, \d+ % correct$", result.output, re.MULTILINE)
     assert re.search(r"^\d+ seconds$", result.output, re.MULTILINE)
 
 
@@ -148,13 +160,13 @@ def small_batch() -> Batch:
     labels = torch.tensor([0, 0, 2, 1])
     support = shades.view(3, 1, 1).expand(3, 8, 8)
     query = (100 + shades[truth]).view(4, 1, 1).expand(4, 8, 8)
-    return Batch(support, query, truth, labels, truth)
+    return Batch(support, query, truth, {"by hand": labels})
 
 
 def test_groups() -> None:
     batch = small_batch()
     step = 8 + 2 * demo.GAP
-    paper = group_sheet(batch, batch.adaptive)
+    paper = group_sheet(batch, batch.found["by hand"])
     assert paper.shape == (3 * step, demo.COLUMNS * step, 3)
 
     def cell(row: int, column: int) -> torch.Tensor:

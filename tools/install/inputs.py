@@ -46,10 +46,12 @@ def banks() -> None:
         np.savez(f"{name}.npz", features=rows(many, 1.5), labels=many)
     kinds = np.array([f"kind {k}" for k in range(20)])
     known, new = np.arange(20).repeat(4), random.choice([3, 14, 15], 100)
-    for name in ("labelled", "known"):
+    Path("recordings").mkdir(exist_ok=True)
+    for name in ("labelled", "known", "recordings/labelled"):
         np.savez(f"{name}.npz", features=rows(known), labels=kinds[known])
-    for name in ("unlabelled", "new"):
+    for name in ("unlabelled", "new", "recordings/june"):
         np.savez(f"{name}.npz", features=rows(new), labels=kinds[new])
+    Path("species-here.csv").write_text("class,weight\nkind 3,5\nkind 14,2\nkind 15,1\n")
     names = np.arange(20).astype(str)
     np.savez("text.npz", text=rows(np.arange(20), 0.1), class_names=names)
     Path("output.plk").write_bytes(pickle.dumps({k: list(rows(np.full(3, k))) for k in range(20)}))
@@ -57,14 +59,21 @@ def banks() -> None:
 
 def tables() -> None:
     """Write sentences with some labels missing, and class names."""
-    for name in ("tickets.csv", "table.csv"):
+    for name in ("tickets.csv", "table.csv", "letters.csv"):
         with Path(name).open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["sentence", "intent"])
+            table.writerow(["sentence", "intent", "customer"])
             for intent, sentences in SENTENCES.items():
-                table.writerows([sentence, intent] for sentence in sentences[:2])
-                table.writerow([sentences[2], ""])
+                table.writerows([sentence, intent, "7"] for sentence in sentences[:2])
+                table.writerow([sentences[2], "", "8"])
     Path("intents.txt").write_text("\n".join(SENTENCES))
+    for name in ("known", "visits"):
+        with Path(f"{name}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["label", "place", "taken_at", *(f"x{i}" for i in range(D))])
+            for k in np.arange(3).repeat(4):
+                label, time = f"kind {k}" if name == "known" else "", f"2026-06-0{k + 1} 14:05"
+                table.writerow([label, f"place {k}", time, *rows(k[None])[0]])
 
 
 def photos() -> None:
@@ -75,14 +84,17 @@ def photos() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         pattern = np.random.default_rng(label).integers(0, 256, (24, 24, 3))
         noise = random.integers(-40, 40, pattern.shape)
-        Image.fromarray((pattern + noise).clip(0, 255).astype(np.uint8)).save(path)
+        taken = Image.Exif()
+        taken[0x0132] = "2026:06:30 14:05:00"  # when the photo was taken
+        image = Image.fromarray((pattern + noise).clip(0, 255).astype(np.uint8))
+        image.save(path, exif=taken)
 
     for label, tree in enumerate(TREES):
         for i in range(4):
             write(Path(f"photos/labelled/{tree}/{i}.png"), label)
-            write(Path(f"photos/new/{tree[0]}{i}.png"), label)
-            write(Path(f"photos/july/{tree[0]}{i}.png"), label)
-    Path("corrected.csv").write_text("file,label\nb0.png,birch\n")
+            for folder in ("new", "june", "july", "sites/lake"):
+                write(Path(f"photos/{folder}/{tree[0]}{i}.png"), label)
+    Path("corrected.csv").write_text("name,label,data,digest\nb0.png,birch,new,\n")
     corrected = {"name": "b0.png", "label": "birch", "annotation_id": 1, "annotator": 1}
     Path("project-7.json").write_text(json.dumps([corrected | {"lead_time": 1.5}]))
     for split, classes, samples in (("train", 4, 8), ("val", 8, 30), ("test", 20, 60)):

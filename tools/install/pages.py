@@ -149,7 +149,7 @@ def run_page(page: Path, wheel: Path) -> list[str]:
             script = folder / f"code_{number}.py"
             script.write_text("\n".join(part.code))
             tasks.insert(0, (script.name, ["python", script.name]))
-        tasks.insert(0, ("inputs", ["python", str(ROOT / "tests" / "install" / "inputs.py")]))
+        tasks.insert(0, ("inputs", ["python", str(ROOT / "tools" / "install" / "inputs.py")]))
         for title, command in tasks:
             failures += run_one(page, part.extras, title, command, python, folder)
     return failures

@@ -55,14 +55,11 @@ def demo(
             say=show.say,
         )
     show_demo(result)
-    draw(result, output)
-    show.say(f"figure: {output}")
+    show.say("\n".join([*draw(result, output), f"figure: {output}"]))
     show.say(f"{time.perf_counter() - began:.0f} seconds")
 
 
 def show_demo(demo: Demo) -> None:
-    import torch
-
     from ...research.tables import accuracy_text, emphasised, milliseconds_text, title_of
 
     results = list(demo.evaluation)
@@ -72,8 +69,4 @@ def show_demo(demo: Demo) -> None:
     ]
     strong = [number for number, r in enumerate(results) if emphasised(r.method)]
     show.table(["method", "accuracy %", "ms/task", "tasks"], cells, emphasised=strong)
-    b = demo.batch
-    counts = {"are there": b.truth, "by SimpleShot": b.nearest, "by Adaptive": b.adaptive}
-    listed = ", ".join(f"{len(torch.unique(labels))} {name}" for name, labels in counts.items())
-    show.say(f"classes in the first batch: {listed}")
     show.say(f"± 95 % confidence interval; {demo.evaluation.machine}")
