@@ -20,6 +20,11 @@ def test_every_example_is_in_the_gallery() -> None:
     assert {*shown} == {*gallery.RUN, "index"}
 
 
+def test_few_pages() -> None:
+    """One for each question: those of the navigation, API and gallery included."""
+    assert len(re.findall(r"\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) <= 50
+
+
 def test_nothing_is_loaded_from_elsewhere() -> None:
     """No address of a font, a script or a style is in the settings of the site."""
     settings = (ROOT / "mkdocs.yml").read_text() + (ROOT / "docs/assets/site.css").read_text()

@@ -57,6 +57,9 @@ class Scale(NamedTuple):
 FULL, QUICK = Scale(3, base=30, val=20, novel=60), Scale(1, base=4, val=6, novel=30)
 
 
+Ways = dict[str, Callable[..., Any]]  # functions of support, labels and queries, by their name
+
+
 class Batch(NamedTuple):
     """Images, and what was predicted in several ways."""
 
@@ -126,7 +129,7 @@ def run_demo(
     evaluation = replace(parts[0], results=tuple(results[name] for name in methods))
     nearest = partial(create("simpleshot").predict, base_mean=bank.base_mean)
     groups = partial(adaptive, groups=torch.arange(PLACES).repeat_interleave(OF_A_PLACE))
-    ways = {f"{N_QUERY} images by Adaptive": adaptive, "by SimpleShot": nearest}
+    ways: Ways = {f"{N_QUERY} images by Adaptive": adaptive, "by SimpleShot": nearest}
     batch = solved(bank, novel, sampler.batch(0, 1), ways)
     ways = {f"{OF_A_PLACE} images of each of {PLACES} places": adaptive, "with groups": groups}
     return Demo(bank, evaluation, batch, solved(bank, novel, places, ways))
@@ -195,14 +198,12 @@ def draw_places(labels: Tensor, num_classes: int, shots: int, seed: int) -> Task
     return TaskSampler(labels, shots=None, support=support, query=rest, **few).batch(0, PLACES)
 
 
-def solved(
-    bank: FeatureBank, images: ImageArray, tasks: TaskBatch, ways: dict[str, Callable[..., Any]]
-) -> Batch:
+def solved(bank: FeatureBank, images: ImageArray, tasks: TaskBatch, ways: Ways) -> Batch:
     """Predictions for the images of a task, or of several that share their support."""
     support, labels, query, truth = (x.flatten() for x in tasks)
     rows = bank.features[support], labels, bank.features[query]
     found = {name: solve(*rows).labels for name, solve in ways.items()}
-    shown = torch.stack([support[labels == k][0] for k in labels.unique()])
+    shown = torch.stack([support[labels == k][0] for k in range(int(labels.max()) + 1)])
     return Batch(images.read(shown).squeeze(-1), images.read(query).squeeze(-1), truth, found)
 
 
@@ -222,11 +223,11 @@ def draw(demo: Demo, path: str | Path) -> list[str]:
     frames = [GREEN if k in batch.truth else None for k in range(K)]
     candidates = sheet([list(zip(batch.support, frames, strict=True))])
     sheets = {f"{K} candidate classes; {present} are present": candidates}
-    for one, make_sheet in ((batch, group_sheet), (demo.places, place_sheet)):
-        for name, labels in one.found.items():
-            right = 100 * (labels == one.truth).double().mean()
+    for shown, make_sheet in ((batch, group_sheet), (demo.places, place_sheet)):
+        for name, labels in shown.found.items():
+            right = 100 * (labels == shown.truth).double().mean()
             text = f"{name}: {len(torch.unique(labels))} classes, {right:.0f} % correct"
-            sheets[text] = make_sheet(one, labels)
+            sheets[text] = make_sheet(shown, labels)
     heights = [style.WIDTH * len(one) / one.shape[1] + 0.35 for one in sheets.values()]  # inches
     bars_height = 0.9 + 0.3 * len(evaluation.methods)
     size = (style.WIDTH, sum(heights) + bars_height + 1.2)
