@@ -26,8 +26,7 @@ from .corrections import Corrected
 from .read.opening import Source
 from .read.samples import Labelled
 
-MOST_SUGGESTIONS_NAMED = 5  # in the terminal
-MOST_CLASSES_NAMED = 5  # in a note
+MOST_NAMED = 5  # samples or classes in a line of the terminal
 DOUBTFUL = 0.5  # samples of at least this doubt are to be checked
 SUSPECT = 0.9  # a label of at least this doubt is likely wrong
 NORMAL = 1.645  # quantile of the 90 % interval
@@ -321,8 +320,8 @@ class Outcome:
             )
         shots = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
         lonely = [k for k in sorted(set(answers.labels[unjudged].tolist())) if shots[k] < 2]
-        names = ", ".join(answers.class_names[k] for k in lonely[:MOST_CLASSES_NAMED])
-        others = len(lonely) - MOST_CLASSES_NAMED
+        names = ", ".join(answers.class_names[k] for k in lonely[:MOST_NAMED])
+        others = len(lonely) - MOST_NAMED
         more = f" and {others:,} others" if others > 0 else ""
         have = "has" if len(lonely) == 1 else "have"
         return (
@@ -355,6 +354,6 @@ class Suggested:
     def line(self) -> str:
         """The first of them, for the terminal."""
         names = self.names()
-        more = len(names) - MOST_SUGGESTIONS_NAMED
+        more = len(names) - MOST_NAMED
         rest = f" and {plural(more, 'other')}" if more > 0 else ""
-        return f"label next: {', '.join(names[:MOST_SUGGESTIONS_NAMED])}{rest}"
+        return f"label next: {', '.join(names[:MOST_NAMED])}{rest}"

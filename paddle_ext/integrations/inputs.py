@@ -228,7 +228,7 @@ def checked_weights(
 
 def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> tuple[Array, Places, Array]:
     """The classes, sorted, the index of each label among them, and their prototypes [K, D]."""
-    rows = checked_prototypes(prototypes, D, keep_double=True)
+    rows = checked_prototypes(prototypes, width=D, keep_double=True)
     if classes is not None:
         names = class_names("classes", classes, len(rows))
     elif len(y):
@@ -245,11 +245,9 @@ def named_classes(y: Array, prototypes: Any, classes: Any, D: int) -> tuple[Arra
     return names, indices("y", y, names, "classes"), rows[order]
 
 
-def checked_prototypes(
-    prototypes: Any, width: int | None = None, *, keep_double: bool = False
-) -> Array:
+def checked_prototypes(prototypes: Any, **options: Any) -> Array:
     """Prototypes as an array [K, D], K >= 2; the options are those of `vectors`."""
-    rows = vectors("prototypes", prototypes, width=width, keep_double=keep_double)
+    rows = vectors("prototypes", prototypes, **options)
     at_least_two("prototypes", len(rows))
     return rows
 

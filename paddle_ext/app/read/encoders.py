@@ -1,8 +1,7 @@
 """Networks that compute features of images and texts; nothing is downloaded unless it is named.
 
-Images: EfficientNet-Lite0, networks of timm, and checkpoints of this package. Image-text encoders
-on the user's disk, which map both to one space: open_clip, transformers. Texts:
-sentence-transformers.
+For images: EfficientNet-Lite0, timm, and checkpoints of this package; for texts:
+sentence-transformers; for both in one space, from the user's disk: open_clip, transformers.
 """
 
 from __future__ import annotations

@@ -43,21 +43,17 @@ class Model:
 def save_model(path: Path, labelled: Labelled, kind: str, settings: Settings) -> None:
     """Write the file; an older one is replaced only when the new one is complete."""
     columns = settings.columns
-    pictures = kind == "pictures" and settings.encoder is None
-    made_by = (
-        kind,
-        settings.backbone if pictures else "",
-        settings.encoder or "",
-        columns.text or "",
-        columns.features or "",
-    )
     contents: dict[str, Any] = {
         "features": labelled.features.float().cpu().numpy(),
         "labels": labelled.labels.numpy(),
         "class_names": np.array(labelled.class_names),
         "rows": np.array(labelled.columns.rows),
         "paddle_ext_model": np.array(FORMAT),
-        **{name: np.array(value) for name, value in zip(MADE_BY, made_by, strict=True)},
+        "kind": np.array(kind),
+        "backbone": np.array("" if kind != "pictures" or settings.encoder else settings.backbone),
+        "encoder": np.array(settings.encoder or ""),
+        "text_column": np.array(columns.text or ""),
+        "feature_columns": np.array(columns.features or ""),
     }
     if labelled.trusted is not None:
         contents["trusted"] = labelled.trusted.numpy()

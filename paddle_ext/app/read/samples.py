@@ -35,7 +35,7 @@ class Labelled:
     source: str = "labelled"  # their origin, for messages
     prototypes: Tensor | None = None  # [K, D] embeddings of the names, by the same encoder
     logit_scale: float = LOGIT_SCALE  # factor from cosines with these to logits
-    names: tuple[str, ...] = ()  # of the samples, as in `Batch`; default: their numbers
+    names: tuple[str, ...] = ()  # of the samples, as in `Batch`
     trusted: Tensor | None = None  # [S] bool: a person has corrected or confirmed the label
     rows_are: str = "auto"  # or "table" or "embeddings"; "auto": decided by numbers and labels
     made_of: Tensor | None = None  # [D] int64: columns the features were made of, of categories
@@ -47,8 +47,6 @@ class Labelled:
                 f"{self.source} must have labelled samples of at least two classes, got {got}"
             )
         check_finite(self.features, self.source, range(len(self.features)))
-        if not self.names:
-            object.__setattr__(self, "names", tuple(map(str, range(len(self.labels)))))
 
     @cached_property
     def columns(self) -> Columns:

@@ -197,6 +197,8 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("evaluate a.npz --figure a.doc", "--figure must end in .png"),
         ("evaluate a.npz --opts k_eff 5", "--opts must be given as options of their own"),
         ("evaluate a.npz --n_ways 5", "--n-ways is now --num-classes"),
+        ("classify a.npz b.npz --one-batch", "--one-batch is now --batch N"),
+        ("classify a.npy b.npy --labels c.txt", "--labels must be in the file of features"),
         ("reproduce table1 --bank a.npz", "python benchmarks/reproduce"),
         ("train --layout npz", "ROOT, the images, must be given with --layout npz"),
         ("train . --layout glyphs", "ROOT must not be given with --layout glyphs"),
