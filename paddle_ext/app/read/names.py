@@ -184,14 +184,22 @@ def stored_names(path: Path) -> Labelled:
         contents = arrays.read_safetensors(path, mmap=True)
     else:
         contents = arrays.read_npz(path, NAMED)
-    for key in EMBEDDINGS:
-        if key in contents and "class_names" in contents:
+    for key in EMBEDDINGS if "class_names" in contents else ():
+        if key in contents:
             return named_classes(contents, key, path)
     there = ", ".join(map(repr, contents)) or "nothing"
     expected = " or ".join(map(repr, EMBEDDINGS))
     raise check.ArgumentValueError(
         "names", f"must be a file with {expected}, and 'class_names', got {path} with {there}"
     )
+
+
+def names_in(contents: dict[str, Any], path: Path) -> Labelled | None:
+    """Those in a file of features, which need not contain any."""
+    for key in EMBEDDINGS if path.suffix in STORED and "class_names" in contents else ():
+        if getattr(contents.get(key), "ndim", 0) == 2:
+            return named_classes(contents, key, path)
+    return None
 
 
 def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:

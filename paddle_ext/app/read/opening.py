@@ -33,6 +33,7 @@ from .names import (
     given_renaming,
     ignored_names,
     known_classes,
+    names_in,
     renamed,
     with_labels,
 )
@@ -179,9 +180,11 @@ def open_alone(path: Path, given: Given, settings: Settings) -> Source:
         return open_one_table(path, given, settings)
     if path.is_dir() and given is not None:
         return open_folders(None, path, given, settings)
-    if path.suffix in arrays.SUFFIXES and given is not None:
-        check_names_of_rows(given, settings)
-        return open_arrays(ArrayFile(path, settings.columns), given, settings)
+    if path.suffix in arrays.SUFFIXES:
+        file = ArrayFile(path, settings.columns)
+        given = names_of_rows(given, [file], settings)
+        if given is not None:
+            return open_arrays(file, given, settings)
     raise check.ArgumentValueError(
         "labelled",
         f"must be a table ({', '.join(tables.SUFFIXES)}) with missing labels if nothing else is "
@@ -232,8 +235,8 @@ def open_folders(
 # --- embeddings and texts -----------------------------------------------------------------------
 
 
-def check_names_of_rows(given: Given, settings: Settings) -> None:
-    """Names for embeddings are embeddings themselves, unless there is an encoder."""
+def names_of_rows(given: Given, files: Sequence[ArrayFile], settings: Settings) -> Given:
+    """Names for embeddings: in a file of their own, in those of the features, or by an encoder."""
     if isinstance(given, ClassPrompts) and settings.encoder is None:
         raise check.ArgumentValueError(
             "names",
@@ -241,15 +244,20 @@ def check_names_of_rows(given: Given, settings: Settings) -> None:
             f"'class_names', for embeddings computed elsewhere, got {settings.names}",
             or_pass="encoder",
         )
+    if given is not None:
+        return given
+    stored = (names_in(file.contents, file.path) for file in files)
+    return next((one for one in stored if one is not None), None)
 
 
 def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Settings) -> Source:
     """Two files of embeddings or of texts, possibly in different formats."""
     columns = settings.columns
     new = ArrayFile(unlabelled, columns) if unlabelled.suffix in arrays.SUFFIXES else unlabelled
+    stored = [new] if isinstance(new, ArrayFile) else []
     if labelled.suffix in arrays.SUFFIXES:
         file = ArrayFile(labelled, replace(columns, truth=None))
-        check_names_of_rows(given, settings)
+        given = names_of_rows(given, [file, *stored], settings)
         file.class_names = () if given is None else given.class_names
         examples = file.labelled(file.labels(required=True))
         settings = replace(settings, columns=replace(columns, text=None))
@@ -261,7 +269,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
     notes = list(table.notes)
     chosen = chosen_features(table, own, notes, settings.rows if given is None else "embeddings")
     if chosen is not None:
-        check_names_of_rows(given, settings)
+        given = names_of_rows(given, stored, settings)
     own = replace(own, name=columns.name if columns.name in table.names else None)
     rows = labelled_rows(table, own, chosen)
     examples = rows.labelled(required=given is None)
@@ -332,7 +340,7 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
         table, columns, notes, settings.rows if given is None else "embeddings"
     )
     if chosen is not None:
-        check_names_of_rows(given, settings)
+        given = names_of_rows(given, [], settings)
     samples = TableSamples(table, columns, chosen, "all" if label is None else "unlabelled")
     kind = "rows" if columns.text is None else "texts"
     opened = Source(settings, kind, str(path), samples, given, labelled_name=str(path), notes=notes)

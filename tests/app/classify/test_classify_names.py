@@ -48,7 +48,7 @@ def test_one_file_with_its_names(tmp_path: Path) -> None:
     """No label at all: the class embeddings in the file are enough."""
     _, _, query, truth, text = centred()
     np.savez(tmp_path / "rows.npz", features=query, text=text, class_names=NAMES)
-    report = classified(tmp_path / "rows.npz", None, tmp_path, names=tmp_path / "rows.npz")
+    report = classified(tmp_path / "rows.npz", None, tmp_path)
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     assert report.answers.class_names == tuple(NAMES)
     assert report.answers.present.nonzero().squeeze(1).tolist() == list(PRESENT)
@@ -69,7 +69,7 @@ def test_labels_of_some_rows(tmp_path: Path, key: str) -> None:
         "logit_scale": np.float32(50.0),
     }
     np.savez(tmp_path / "rows.npz", **arrays)
-    report = classified(tmp_path / "rows.npz", None, tmp_path, names=tmp_path / "rows.npz")
+    report = classified(tmp_path / "rows.npz", None, tmp_path)
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     assert report.answers.names[0] == str(int(some.sum()))
     assert "the names of 6 classes and 12 labelled examples." in report.page.read_text()
@@ -82,13 +82,12 @@ def test_all_rows_labelled(tmp_path: Path) -> None:
     wrong[:6] = 0
     arrays: Arrays = {"features": query, "text": text, "class_names": NAMES, "labels": wrong}
     np.savez(tmp_path / "rows.npz", **arrays)
-    report = classified(tmp_path / "rows.npz", None, tmp_path, names=tmp_path / "rows.npz")
+    report = classified(tmp_path / "rows.npz", None, tmp_path)
     assert labels_of(tmp_path) == NAMES[truth].tolist()
     assert report.notes == [
         "every row has a label, so labels were ignored and all rows classified by the names"
     ]
-    chosen = {"names": tmp_path / "rows.npz", "columns": Columns(truth="labels")}
-    report = classified(tmp_path / "rows.npz", None, tmp_path, **chosen)
+    report = classified(tmp_path / "rows.npz", None, tmp_path, columns=Columns(truth="labels"))
     assert report.answers.accuracy() == (54 / 60, 60, 0)
     assert report.notes == []
 
