@@ -392,9 +392,6 @@ def machine_line(device: torch.device) -> str:
     return f"{where}, torch {torch.__version__}"
 
 
-# --- arguments ----------------------------------------------------------------------------------
-
-
 def all_methods(named: bool = False) -> tuple[str, ...]:
     """Names of the methods in the order of tables: those of the paper, ours, and registered ones.
 
