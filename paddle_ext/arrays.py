@@ -35,9 +35,6 @@ PLAIN = "a complete {} file of plain arrays"
 PICKLES = (".plk", ".pkl", ".pickle")
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
 def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, Any]:
     """The arrays of an archive by name; None in place of arrays that are not `wanted`."""
     contents: dict[str, Any] = {}
@@ -164,9 +161,6 @@ def named_contents(value: object, path: Path) -> dict[str, Any]:
         check_count(abs(int(label)))
     labels = torch.tensor([*value]).repeat_interleave(torch.tensor([len(x) for x in features]))
     return {"features": torch.cat(features), "labels": labels}
-
-
-# --- contents -----------------------------------------------------------------------------------
 
 
 def pick(contents: Mapping[str, Any], names: Sequence[str], path: Path) -> Any:

@@ -28,9 +28,6 @@ class RefusedError(ValueError):
     """A rejected file; the message names it."""
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading unless it is a pipe or device, which could block or never end."""
     return open(path, "rb", opener=regular_descriptor)
@@ -116,9 +113,6 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterato
     """Results of `work` in order; file reads and Pillow's decoders release the GIL."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         yield from pool.map(work, items)
-
-
-# --- writing ------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -98,6 +98,8 @@ class EmDirichlet(Method):
                 f"must be given with the method {self.name!r} and labelled rows, got logits alone",
             )
         (Q, K), S = (task.query.shape[1], task.num_classes), task.support.shape[1]
+        if S == 0:
+            scipy_optimize()  # an error before the work
         return in_chunks(self.solve_chunk, task, 8 * (12 * K * K + 8 * (Q + S) * K) + task.bytes)
 
     def steps(self, Q: int, K: int) -> Sequence[tuple[float, float]]:
@@ -141,6 +143,10 @@ class EmDirichlet(Method):
             assert task.prototypes is not None  # see `solve`
             logits = products(unit_rows(rows.double()), unit_rows(task.prototypes.double()))
         return torch.softmax(self.temperature * logits, dim=-1)
+
+
+def scipy_optimize() -> Any:
+    return library("scipy.optimize", "em_dirichlet without labelled rows", "scipy")
 
 
 def one_hot(labels: Tensor, like: Tensor) -> Tensor:
@@ -196,12 +202,12 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
 
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:
     """The class of each cluster, [B, K], at the least cost of `wanted` ones; then the others."""
-    assignment = library("scipy.optimize", "em_dirichlet", "scipy").linear_sum_assignment
     best = cost.argmin(-1)
     # Usually every cluster has a nearest class of its own, and that is the solution.
     chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
     for b in (chosen > 1).any(-1).nonzero().flatten().tolist():
-        _, classes = assignment(cost[b, wanted[b]].double().cpu().numpy())
+        own = cost[b, wanted[b]].double().cpu().numpy()
+        _, classes = scipy_optimize().linear_sum_assignment(own)
         best[b, wanted[b]] = torch.from_numpy(classes).to(best)
     taken = torch.zeros_like(best).scatter_add_(1, best, wanted.long())
     others = wanted.long().argsort(dim=-1, stable=True)  # unwanted clusters first

@@ -183,6 +183,8 @@ def evaluate(
     results: dict[Setting, Result] = {}
     if folder is not None and resume and (folder / FILE).exists():
         results = finished_results(folder, evaluation, runs, n_tasks)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     todo = [run for setting, run in runs.items() if setting not in results]
     on_device = DeviceBank(bank, where, memory, prototypes)
     for result in results_of(todo, n_tasks, on_device, show=progress):
@@ -190,7 +192,6 @@ def evaluate(
         ordered = tuple(results[setting] for setting in runs if setting in results)
         evaluation = replace(evaluation, results=ordered)
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
             evaluation.save(folder / FILE)
     return replace(evaluation, results=tuple(results[setting] for setting in runs))
 
@@ -389,9 +390,6 @@ def machine_line(device: torch.device) -> str:
     else:
         where = f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} used"
     return f"{where}, torch {torch.__version__}"
-
-
-# --- arguments ----------------------------------------------------------------------------------
 
 
 def all_methods(named: bool = False) -> tuple[str, ...]:

@@ -64,9 +64,6 @@ def paler(colour: str) -> str:
     return "#" + "".join(f"{round(255 - 0.62 * (255 - part)):02x}" for part in parts)
 
 
-# --- panels -------------------------------------------------------------------------------------
-
-
 def figure_class() -> type[Figure]:
     figure: type[Figure] = library("matplotlib.figure", "a figure", "'paddle_ext[cli]'").Figure
     return figure
@@ -137,9 +134,6 @@ def head(figure: Figure, title: str, below: str = "") -> None:
     figure.text(y=1 - first / height, s="\n".join(titles), **named, **place)
     figure.text(y=1 - second / height, s="\n".join(lines), fontsize=SMALL, color=PALE, **place)
     leave_room(figure, rect=(0, 0, 1, 1 - end / height))
-
-
-# --- labels instead of legends --------------------------------------------------------------------
 
 
 def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
@@ -230,9 +224,6 @@ def label_point(
         text, (x, y), offset, textcoords="offset points", ha=ha, va=va, fontsize=SMALL,
         color=colour, weight="bold" if bold else "normal", annotation_clip=False,
     )  # fmt: skip
-
-
-# --- the file -----------------------------------------------------------------------------------
 
 
 def finish(figure: Figure, path: str | Path | None) -> Figure:

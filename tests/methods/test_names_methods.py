@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -312,6 +313,12 @@ def test_least_cost(device: str, K: int, levels: int | None) -> None:
         )
         got = own.gather(1, match[b, wanted[b], None]).sum()
         assert float(got) == pytest.approx(want, abs=1e-12)
+
+
+def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ImportError, match="em_dirichlet without labelled rows needs scipy"):
+        methods.create("em_dirichlet").predict(**make_named(Q=4, K=3, D=4).call())
 
 
 def test_others_get_what_is_left_in_order() -> None:

@@ -237,7 +237,7 @@ def test_labels_and_options() -> None:
         (
             {"shots": (2, 2)},
             ValueError,
-            "shots must be one number or several different ones, got (2, 2)",
+            "shots must be one number or several different ones, got (2",
         ),
         ({"shots": (2, 31)}, ValueError, "shots must be at most the rows of every class"),
         ({"shots": None}, ValueError, "support or query must be given with shots=None"),
