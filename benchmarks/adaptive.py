@@ -101,7 +101,7 @@ def plain_vb(bank: FeatureBank, batch: TaskBatch) -> Prediction:
         away = squared_distances(support, means)
         away.scatter_(-1, own, away.gather(-1, own) * (n + 1) / (n - 1))
         count = torch.full_like(labels[:, 0], labels.shape[1])
-        sharpness = torch.maximum(sharpness, calibrate(away, labels, count, spread=1e3)[0])
+        sharpness = torch.maximum(sharpness, calibrate(away, labels, count)[0])
     logits = -sharpness.view(-1, 1, 1) / 2 * distances
     found = paddle_ext.adapt(logits, validate=False)
     return Prediction(found.labels, found.probabilities)
