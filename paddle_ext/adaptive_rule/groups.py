@@ -6,6 +6,7 @@ Letters: Q rows, G groups, K classes, D features.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
 from ..rows import products
 from ..solution import Solution
-from ..solvers.groups import Shared, shared_proportions, solution_of_groups
+from ..solvers.groups import Shared, proportions_under, shared_proportions, solution_of_groups
 from .large import FEW, SOFTER, trust_in_queries
 from .likelihood import Likelihood
 
@@ -55,7 +56,8 @@ def classify_groups(
         logits, groups, weight, likelihood.rows, measures, max_iter=max_iter, tol=tol
     )
     del logits
-    u = absorbed(query, likelihood, groups, weight, found, added)
+    steps: Any = {"max_iter": max_iter, "tol": tol}
+    u = absorbed(query, likelihood, groups, weight, found, added, **steps)
     return solution_of_groups(groups, found._replace(probabilities=u), None, top)
 
 
@@ -66,8 +68,12 @@ def absorbed(
     weight: Tensor,
     found: Shared,
     added: Tensor | None,
+    **steps: Any,
 ) -> Tensor:
-    """The probabilities [Q, K] after prototypes have absorbed the rows of all groups, in place."""
+    """The probabilities [Q, K] after prototypes have absorbed the rows of all groups.
+
+    `steps` are options of `proportions_under`. The probabilities of `found` are overwritten.
+    """
     u, K, real = found.probabilities, likelihood.bias.shape[-1], likelihood.bias.dtype
     trust, shots = trust_in_queries(len(query), K), likelihood.shots[0]
     sums = likelihood.prototypes[0] * shots.unsqueeze(-1)
@@ -83,14 +89,11 @@ def absorbed(
     a, n = found.concentration, groups.sizes.double()
     # Where few classes are present logits count less, but not for a row without others.
     share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
-    counts, two_classes = found.counts, (K - 1) * a / (1 + K * a)
-    all_counts = counts.sum(0)
-    kept = 1 - two_classes.unsqueeze(-1) * all_counts / (all_counts + shots)
-    least = found.prior / kept  # c (N + A / c) is c N + A
-    total, least = (counts + least).to(real), least.to(real)
-    constants = kept.log().masked_fill(found.prior == 0, native.module.IMPOSSIBLE).to(real)
-    least = least.masked_fill(found.prior == 0, 1.0)
-    share, weight, mass = share.to(real), weight.to(real), mass.to(real)
+    two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)
+    kept = 1 - two_classes.unsqueeze(-1) * held / (held + shots)
+    mean = found.prior / found.prior.sum(-1, keepdim=True)
+    constants = (kept * mean).log().clamp(min=native.module.IMPOSSIBLE).to(real)
+    share, mass = share.to(real), mass.to(real)
     for part in chunks(query, K):
         x = likelihood.centred(query[part].to(real).unsqueeze(0))
         own, of_row = likelihood.squared(x)[0].unsqueeze(-1), groups.of_row[part]
@@ -104,7 +107,9 @@ def absorbed(
             z += likelihood.corrected(x)[0]
         if added is not None:
             z += added[part]
-        others = torch.maximum(total[of_row] - weight[of_row, None] * u[part], least[of_row])
-        z = share[of_row, None] * z + others.log() + constants[of_row]
-        u[part] = (likelihood.temper * z).softmax(-1)
-    return u
+        u[part] = (share[of_row, None] * z + constants[of_row]).softmax(-1)
+    # c N + A is c (N + A / c)
+    u = proportions_under(u, groups, mean, found.prior / kept, weight, **steps)[0]
+    if likelihood.temper == 1:
+        return u
+    return (likelihood.temper * u.log()).softmax(-1)

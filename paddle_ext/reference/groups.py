@@ -215,13 +215,17 @@ def posterior_of_groups(
     moved = moved_distances(z, known.means, known.shots, W, known.metric)
     moved = moved + known.excess() - known.excess(W.sum(0))
     share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
-    logits = known.logits(moved) * share[rows].unsqueeze(-1)
     two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
     counts = fit.counts.sum(0)
     kept = 1 - two_classes * counts / (counts + known.shots)
-    others = (fit.counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)
-    left = torch.log(kept[rows] * others + fit.prior[rows])
-    u = torch.softmax(known.temper * (logits + left), dim=-1)
+    m = fit.prior / a.unsqueeze(-1)
+    logits = known.logits(moved) * share[rows].unsqueeze(-1) + kept.log()[rows]
+    t = (logits + m[rows].log().clamp(min=IMPOSSIBLE)).softmax(-1)
+    for g, own_rows in enumerate(found.rows):
+        prior = fit.prior[g] / kept[g]
+        w = float(weight[g])
+        u[own_rows], _ = proportions_of(t[own_rows], m[g], prior, w, max_iter, tol)
+    u = torch.softmax(known.temper * u.log(), dim=-1)
     labels, shares = u.argmax(-1), []
     for g, own_rows in enumerate(found.rows):
         counted = torch.bincount(labels[own_rows], minlength=K)

@@ -111,18 +111,29 @@ def fit(
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
         a = torch.maximum(a, least)
-    G, Q, double = len(groups.names), len(t), torch.float64
-    prior = packed((a.unsqueeze(-1) * measure).expand(G, K))
-    inputs = {"prior": (prior, double, (G, K)), "weight": (weight, double, (G,))}
+    prior = packed((a.unsqueeze(-1) * measure).expand(len(groups.names), K))
+    u, counts, moved, iterations = proportions_under(
+        t, groups, mean, prior, weight, max_iter=max_iter, tol=tol
+    )
+    return Shared(u, counts, prior, a, iterations, moved, bound=moved)  # the bound is not known yet
+
+
+def proportions_under(
+    rows: Tensor, groups: Groups, mean: Tensor, prior: Tensor, weight: Tensor, **options: Any
+) -> list[Tensor]:
+    """Fields of `Shared`: probabilities, counts, criterion and iterations, under a prior [G, K].
+
+    `rows` [Q, K] are the probabilities of each row alone, with the mean proportions [G or 1, K].
+    """
+    (Q, K), G, double = rows.shape, len(groups.names), torch.float64
+    inputs = {"prior": (packed(prior), double, (G, K)), "weight": (weight, double, (G,))}
     outputs = {
-        "probabilities": (t.dtype, (Q, K)),
+        "probabilities": (rows.dtype, (Q, K)),
         "counts": (double, (G, K)),
         "criterion": (double, (G,)),
         "iterations": (torch.int32, (G,)),
     }
-    options = {"max_iter": max_iter, "tol": tol}
-    u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **options)
-    return Shared(u, counts, prior, a, iterations, moved, bound=moved)  # the bound is not known yet
+    return call_groups(rows, groups, mean, inputs, outputs, **options)
 
 
 def call_groups(
