@@ -6,18 +6,17 @@ Letters: Q rows, G groups, K classes, D features.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..groups import Groups
+from ..groups import Groups, effective_rows, variance_within
 from ..limits import CHUNK_NUMBERS
 from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
 from ..rows import products
 from ..solution import Solution
-from ..solvers.groups import Shared, proportions_under, shared_proportions, solution_of_groups
+from ..solvers.groups import Shared, shared_proportions, solution_of_groups
 from .large import FEW, SOFTER, trust_in_queries
 from .likelihood import Likelihood
 
@@ -26,6 +25,36 @@ def chunks(rows: Tensor, K: int) -> Iterator[slice]:
     """Slices of the rows [Q, D] that are computed at once."""
     size = max(256, CHUNK_NUMBERS[rows.device.type] // (rows.shape[-1] + 4 * K))
     return (slice(start, start + size) for start in range(0, len(rows), size))
+
+
+def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> Tensor:
+    """The logits of rows [Q, D], with further ones `added`, [Q, K]."""
+    K = likelihood.bias.shape[-1]
+    logits = query.new_empty(len(query), K, dtype=likelihood.bias.dtype)
+    for part in chunks(query, K):
+        logits[part] = likelihood.logits(query[part])
+    return logits if added is None else logits.add_(added)
+
+
+@on_cpu_without_gpu_code
+def by_thing(
+    query: Tensor, likelihood: Likelihood, added: Tensor | None, things: Groups
+) -> tuple[Tensor, Tensor]:
+    """Things as rows: the means [T, D] of theirs in the query [Q, D], and further logits [T, K].
+
+    With these a thing has the mean of the logits of its rows, times the `effective_rows`.
+    """
+    query = query.to(likelihood.bias.dtype)
+    squares = query.new_zeros((), dtype=torch.float64)
+    of_rows = query.new_empty(query.shape)
+    for part in chunks(query, likelihood.bias.shape[-1]):
+        of_rows[part] = x = likelihood.centred(query[part].unsqueeze(0))[0]
+        squares += likelihood.squared(x.unsqueeze(0)).sum(dtype=torch.float64)
+    mean = likelihood.squared(things.means(of_rows).unsqueeze(0))[0].double()
+    within = variance_within(squares, mean, things)
+    worth = effective_rows(things.sizes.double(), within, likelihood.variance[0].double())
+    rows, logits = things.means(query), things.means(all_logits(query, likelihood, added))
+    return rows, logits * worth.to(logits.dtype).unsqueeze(-1) - all_logits(rows, likelihood, None)
 
 
 @on_cpu_without_gpu_code
@@ -45,19 +74,13 @@ def classify_groups(
     `measures` are those of `shared_proportions`. With `top`, only so many probabilities of a row
     are returned.
     """
-    K, real = likelihood.bias.shape[-1], likelihood.bias.dtype
-    logits = query.new_empty(len(query), K, dtype=real)
-    for part in chunks(query, K):
-        logits[part] = likelihood.logits(query[part])
-    if added is not None:
-        logits += added
+    logits = all_logits(query, likelihood, added)
     weight = likelihood.weight_of(groups.sizes.double())
     found = shared_proportions(
         logits, groups, weight, likelihood.rows, measures, max_iter=max_iter, tol=tol
     )
     del logits
-    steps: Any = {"max_iter": max_iter, "tol": tol}
-    u = absorbed(query, likelihood, groups, weight, found, added, **steps)
+    u = absorbed(query, likelihood, groups, weight, found, added)
     return solution_of_groups(groups, found._replace(probabilities=u), None, top)
 
 
@@ -68,12 +91,8 @@ def absorbed(
     weight: Tensor,
     found: Shared,
     added: Tensor | None,
-    **steps: Any,
 ) -> Tensor:
-    """The probabilities [Q, K] after prototypes have absorbed the rows of all groups.
-
-    `steps` are options of `proportions_under`. The probabilities of `found` are overwritten.
-    """
+    """The probabilities [Q, K] after prototypes have absorbed the rows of all groups, in place."""
     u, K, real = found.probabilities, likelihood.bias.shape[-1], likelihood.bias.dtype
     trust, shots = trust_in_queries(len(query), K), likelihood.shots[0]
     sums = likelihood.prototypes[0] * shots.unsqueeze(-1)
@@ -91,9 +110,21 @@ def absorbed(
     share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
     two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)
     kept = 1 - two_classes.unsqueeze(-1) * held / (held + shots)
-    mean = found.prior / found.prior.sum(-1, keepdim=True)
-    constants = (kept * mean).log().clamp(min=native.module.IMPOSSIBLE).to(real)
-    share, mass = share.to(real), mass.to(real)
+    impossible = found.prior == 0
+    constants = kept.log().masked_fill(impossible, native.module.IMPOSSIBLE).to(real)
+    even = found.prior.log().masked_fill(impossible, native.module.IMPOSSIBLE).to(real)
+    least = (found.prior / kept).masked_fill(impossible, 1.0).to(real)  # c (N + A / c) is c N + A
+    share, weight, mass = share.to(real), weight.to(real), mass.to(real)
+
+    def others(part: slice, counts: Tensor) -> Tensor:
+        """The log proportions of each row, by the others of its group."""
+        of_row = groups.of_row[part]
+        total = (counts.to(real) + least)[of_row] - weight[of_row, None] * u[part]
+        return torch.maximum(total, least[of_row]).log_() + constants[of_row]
+
+    logits = torch.empty_like(u)
+    # The other one of two rows knows of this one only; in a large group that hardly matters.
+    known = ((n - 2).clamp(min=0) / n).to(real).unsqueeze(-1)
     for part in chunks(query, K):
         x = likelihood.centred(query[part].to(real).unsqueeze(0))
         own, of_row = likelihood.squared(x)[0].unsqueeze(-1), groups.of_row[part]
@@ -107,9 +138,10 @@ def absorbed(
             z += likelihood.corrected(x)[0]
         if added is not None:
             z += added[part]
-        u[part] = (share[of_row, None] * z + constants[of_row]).softmax(-1)
-    # c N + A is c (N + A / c)
-    u = proportions_under(u, groups, mean, found.prior / kept, weight, **steps)[0]
-    if likelihood.temper == 1:
-        return u
-    return (likelihood.temper * u.log()).softmax(-1)
+        logits[part] = z = share[of_row, None] * z
+        start = torch.lerp(even[of_row], others(part, found.counts), known[of_row])
+        u[part] = (z + start).softmax(-1)
+    counts = weight.unsqueeze(-1) * groups.sums(u)
+    for part in chunks(query, K):
+        u[part] = (likelihood.temper * (logits[part] + others(part, counts))).softmax(-1)
+    return u

@@ -185,7 +185,8 @@ def check_arguments(
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"
             )
-    if one_batch and (settings.columns.group is not None or settings.group_gap is not None):
+    columns = settings.columns
+    if one_batch and not columns.group is columns.same is settings.group_gap is None:
         raise check.ArgumentValueError("one_batch", "must be omitted with groups, got True")
     if one_batch and settings.batch is not None:
         raise check.ArgumentValueError(
@@ -228,6 +229,7 @@ def predictions(
         batches,
         batch=settings.batch,
         label_noise=settings.label_noise,
+        share=settings.share,
         place=device,
         source=source.name,
         total=source.total,

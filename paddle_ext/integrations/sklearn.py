@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
-from ..groups import Groups
+from ..groups import check_things
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
@@ -82,7 +82,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         is `paddle_ext.solve`, for batches known to contain few of the classes.
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions, as in `paddle_ext.adapt`; an array is in the order
-        of ``classes_``. For "adaptive". Without a batch, `predict` trusts it.
+        of ``classes_``. For "adaptive". Without a batch, `predict` trusts it. With groups an array
+        [G, K] is a prior for each, in the order of ``groups_``.
+    share : bool
+        Whether groups learn from each other, as in `paddle_ext.adaptive`.
     max_iter : int
         At most this many iterations.
     tol : float, optional
@@ -206,6 +209,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logit_scale: float = 100.0,
         label_noise: float | str = 0.0,
         prior: Any = None,
+        share: bool = True,
         rows: str = "auto",
         balanced: bool = False,
         present_threshold: float = 1.5,
@@ -221,6 +225,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.logit_scale = logit_scale
         self.label_noise = label_noise
         self.prior = prior
+        self.share = share
         self.rows = rows
         self.balanced = balanced
         self.present_threshold = present_threshold
@@ -237,6 +242,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         prototypes: Any = None,
         classes: Any = None,
         groups: Any = None,
+        same: Any = None,
     ) -> PaddleClassifier:
         """Classify the unlabelled rows.
 
@@ -263,6 +269,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             The group of each row, an integer or a string, such as its place or its day: groups have
             proportions of their own, as in `paddle_ext.adaptive`. Those of labelled rows, which
             count for all groups, are ignored. For "adaptive" without `prototypes`.
+        same : array or Series [n], optional
+            Which rows are the same thing, as in `paddle_ext.adaptive`, under the same conditions:
+            unlabelled ones get one label.
 
         Returns
         -------
@@ -287,7 +296,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
         self._only_for_adaptive("prototypes", prototypes)
-        together = self._groups(groups, ~has_label, device, prototypes is not None)
+        options |= self._groups(groups, same, ~has_label, device, prototypes is not None)
         if prototypes is not None:
             self.classes_, places, names = named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
@@ -313,7 +322,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if query is None:
             fit = fit_labelled(examples, self.method, options)
         else:
-            fit = fit_batch(examples, query, self.method, options, together)
+            fit = fit_batch(examples, query, self.method, options)
         if columns.rows == "table":
             fit = fit._replace(prototypes=means_of(*given, fit.solution))
             if self._encoder is None:  # further rows may have gaps
@@ -345,6 +354,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         label_noise = check_label_noise("label_noise", self.label_noise)
         check.choice("rows", self.rows, ROWS)
         check.flag("balanced", self.balanced)
+        check.flag("share", self.share)
         if self.method == "paddle":
             self._only_for_adaptive("prior", self.prior)
             return chosen | shared
@@ -378,14 +388,24 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return replace(examples, support=support, labels=labels, weights=weights)
 
     def _groups(
-        self, groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device, named: bool
-    ) -> Groups | None:
-        """The groups of the rows that are in the batch, if groups are given."""
-        self._only_for_adaptive("groups", groups)
-        if named and groups is not None:
-            raise ValueError(f"groups must be None with prototypes, got {check.kind(groups)}")
-        given = groups is not None and of_batch.any()
-        return row_groups(groups, of_batch, device) if given else None
+        self,
+        groups: Any,
+        same: Any,
+        of_batch: npt.NDArray[np.bool_],
+        device: torch.device,
+        named: bool,
+    ) -> dict[str, Any]:
+        """The groups and the things of the rows that are in the batch, as options of its rule."""
+        options: dict[str, Any] = {}
+        for name, value in {"groups": groups, "same": same}.items():
+            self._only_for_adaptive(name, value)
+            if named and value is not None:
+                raise ValueError(f"{name} must be None with prototypes, got {check.kind(value)}")
+            if value is not None and of_batch.any():
+                options[name] = row_groups(value, of_batch, device, name)
+        if len(options) == 2:
+            check_things(options["same"], options["groups"])
+        return options | ({"share": self.share} if options else {})
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
@@ -474,21 +494,21 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: Array = self.classes_[array(places)]
         return labels
 
-    def predict_batch(self, X: Any, groups: Any = None) -> Array:
+    def predict_batch(self, X: Any, groups: Any = None, same: Any = None) -> Array:
         """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
 
-        Equivalent to fitting again with the same labelled rows and these unlabelled ones; the batch
-        of `fit` plays no role.
+        Rows that are the `same` [n] thing get one label. Equivalent to fitting again with the same
+        labelled rows and these unlabelled ones; the batch of `fit` plays no role.
         """
         rows = self._checked_rows(X)
         named = isinstance(self._fitted, FittedNames)
-        together = self._groups(groups, np.ones(len(rows), dtype=bool), rows.device, named)
-        options = self._options()
+        options, every = self._options(), np.ones(len(rows), dtype=bool)
+        options |= self._groups(groups, same, every, rows.device, named)
         self._add_prior(options)
         if isinstance(self._fitted, FittedAdaptive):
             likelihood = self._fitted.on(rows.device)
             query = rows.to(likelihood.weights.dtype)
-            solution = solve_batch(likelihood, query, options, together).over_all()
+            solution = solve_batch(likelihood, query, options).over_all()
         else:
             assert self._examples is not None
             solution = solve_again(self._examples, rows, self.method, options)
@@ -567,7 +587,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _add_prior(self, options: dict[str, Any]) -> None:
         """Add the checked prior, which needs the classes, to the options of "adaptive"."""
         if self.method == "adaptive":
-            options["prior"] = prior_weights(self.prior, self.classes_)
+            groups = options.get("groups")
+            count = None if groups is None else len(groups.names)
+            options["prior"] = prior_weights(self.prior, self.classes_, count)
 
 
 def familiar_of(examples: Examples) -> Familiar | None:

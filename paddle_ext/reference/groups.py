@@ -218,14 +218,17 @@ def posterior_of_groups(
     two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
     counts = fit.counts.sum(0)
     kept = 1 - two_classes * counts / (counts + known.shots)
-    m = fit.prior / a.unsqueeze(-1)
-    logits = known.logits(moved) * share[rows].unsqueeze(-1) + kept.log()[rows]
-    t = (logits + m[rows].log().clamp(min=IMPOSSIBLE)).softmax(-1)
-    for g, own_rows in enumerate(found.rows):
-        prior = fit.prior[g] / kept[g]
-        w = float(weight[g])
-        u[own_rows], _ = proportions_of(t[own_rows], m[g], prior, w, max_iter, tol)
-    u = torch.softmax(known.temper * u.log(), dim=-1)
+    logits = known.logits(moved) * share[rows].unsqueeze(-1)
+
+    def log_others(counts: Tensor, u: Tensor) -> Tensor:
+        left = (counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)
+        return torch.log(kept[rows] * left + fit.prior[rows]).clamp(min=IMPOSSIBLE)
+
+    power = ((n - 2) / n).clamp(min=0)[rows].unsqueeze(-1)
+    even = fit.prior[rows].log().clamp(min=IMPOSSIBLE)
+    u = (logits + power * log_others(fit.counts, u) + (1 - power) * even).softmax(-1)
+    counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
+    u = torch.softmax(known.temper * (logits + log_others(counts, u)), dim=-1)
     labels, shares = u.argmax(-1), []
     for g, own_rows in enumerate(found.rows):
         counted = torch.bincount(labels[own_rows], minlength=K)

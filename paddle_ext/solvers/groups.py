@@ -111,29 +111,18 @@ def fit(
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
         a = torch.maximum(a, least)
-    prior = packed((a.unsqueeze(-1) * measure).expand(len(groups.names), K))
-    u, counts, moved, iterations = proportions_under(
-        t, groups, mean, prior, weight, max_iter=max_iter, tol=tol
-    )
-    return Shared(u, counts, prior, a, iterations, moved, bound=moved)  # the bound is not known yet
-
-
-def proportions_under(
-    rows: Tensor, groups: Groups, mean: Tensor, prior: Tensor, weight: Tensor, **options: Any
-) -> list[Tensor]:
-    """Fields of `Shared`: probabilities, counts, criterion and iterations, under a prior [G, K].
-
-    `rows` [Q, K] are the probabilities of each row alone, with the mean proportions [G or 1, K].
-    """
-    (Q, K), G, double = rows.shape, len(groups.names), torch.float64
-    inputs = {"prior": (packed(prior), double, (G, K)), "weight": (weight, double, (G,))}
+    G, Q, double = len(groups.names), len(t), torch.float64
+    prior = packed((a.unsqueeze(-1) * measure).expand(G, K))
+    inputs = {"prior": (prior, double, (G, K)), "weight": (weight, double, (G,))}
     outputs = {
-        "probabilities": (rows.dtype, (Q, K)),
+        "probabilities": (t.dtype, (Q, K)),
         "counts": (double, (G, K)),
         "criterion": (double, (G,)),
         "iterations": (torch.int32, (G,)),
     }
-    return call_groups(rows, groups, mean, inputs, outputs, **options)
+    options = {"max_iter": max_iter, "tol": tol}
+    u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **options)
+    return Shared(u, counts, prior, a, iterations, moved, bound=moved)  # the bound is not known yet
 
 
 def call_groups(
@@ -279,3 +268,14 @@ def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> S
 
 
 OF_ROWS = ("labels", "probabilities", "classes")  # fields of a solution that have a value per row
+
+
+def of_rows(found: Solution, things: Groups, groups: Groups | None) -> Solution:
+    """The solution of the rows of things, from that of the things; `groups` are of the rows."""
+    at = {"labels": -1, "probabilities": -2, "classes": -2}  # the dimension of the things
+    values = {name: getattr(found, name) for name in OF_ROWS}
+    rows: dict[str, Any] = {
+        name: None if x is None else x.index_select(at[name], things.of_row)
+        for name, x in values.items()
+    }
+    return found._replace(**rows, groups=groups, same=things)

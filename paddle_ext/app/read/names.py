@@ -299,9 +299,16 @@ def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
 
     `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
     """
-    pairs: dict[str, str] = {}
     rows = given_rows(path, argument, f"of classes and {what}s")
-    for number, row in enumerate(rows, start=1):
+    return pairs_in(enumerate(rows, start=1), path, argument, what)
+
+
+def pairs_in(
+    rows: Iterable[tuple[int, Sequence[str]]], path: Path, argument: str, what: str
+) -> dict[str, str]:
+    """What numbered lines say of each class; arguments as in `read_pairs`."""
+    pairs: dict[str, str] = {}
+    for number, row in rows:
         cells = [plain_cell(cell).strip() for cell in row]
         if not any(cells) or (number == 1 and [x.lower() for x in cells] == ["class", what]):
             continue
@@ -336,20 +343,34 @@ def hierarchy_of(
     return hierarchy, [f"new class {name!r} has no parent in {path}" for name in alone]
 
 
-def read_prior(path: Path) -> dict[str, float]:
-    """The weight of each class, from a CSV of two columns."""
+def read_prior(path: Path) -> dict[str, dict[str, float]]:
+    """The weight of each class by group, from a CSV of groups, classes and weights.
+
+    Without the column of groups all is in the group "".
+    """
+    tables: dict[str, list[tuple[int, Sequence[str]]]] = {}
+    for number, row in enumerate(given_rows(path, "prior", "of classes and weights"), start=1):
+        group = row[0].strip() if len(row) == 3 else ""
+        if number > 1 or group.lower() != "group":
+            tables.setdefault(group, []).append((number, row[-2:] if group else row))
     weights = {}
-    for name, cell in read_pairs(path, "prior", "weight").items():
-        try:
-            weight = float(cell)
-        except ValueError:
-            weight = math.nan
-        if not 0 <= weight < math.inf:
-            raise check.ArgumentValueError(
-                "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
-            )
-        weights[name] = weight
+    for group, rows in tables.items():
+        pairs = pairs_in(rows, path, "prior", "weight")
+        weights[group] = {name: prior_weight(cell, name, path) for name, cell in pairs.items()}
     return weights
+
+
+def prior_weight(cell: str, name: str, path: Path) -> float:
+    """The weight in a cell; an error names the class."""
+    try:
+        weight = float(cell)
+    except ValueError:
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise check.ArgumentValueError(
+            "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
+        )
+    return weight
 
 
 def given_renaming(settings: Settings) -> dict[str, str]:
@@ -395,3 +416,28 @@ def prior_of(
         )
     notes += ignored_names(weights, classes, path)
     return torch.tensor([listed.get(name, least) for name in classes], dtype=torch.float64), notes
+
+
+def priors_of(
+    tables: Mapping[str, Mapping[str, float]],
+    classes: Sequence[str],
+    groups: Sequence[str] | None,
+    path: Path | None,
+) -> tuple[Tensor | dict[str, Tensor], list[str]]:
+    """The weights of all samples, or of each group, by `read_prior`; and what to tell the user."""
+    if {*tables} == {""}:
+        return prior_of(tables[""], classes, path)
+    there, found, notes = {*(groups or ())}, dict[str, Tensor](), list[str]()
+    odd = next((group for group in tables if group not in there), None)
+    if odd is not None:
+        known = f"{len(there)} groups of the samples, such as {min(there)!r}" if there else "none"
+        what = f"must have groups that samples have, {known}, got {odd!r} in {path}"
+        raise check.ArgumentValueError("prior", what)
+    for group, weights in tables.items():
+        found[group], more = prior_of(weights, classes, path)
+        notes += more
+    missing = there.difference(tables)
+    if missing:
+        what = f"{plural(len(missing), 'group')} such as {min(missing)} have no prior in {path}"
+        notes.append(what)
+    return found, [*dict.fromkeys(notes)]

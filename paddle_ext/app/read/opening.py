@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from . import arrays, tables
 from .arrays import ArrayFile
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
-from .grouping import Grouped, ToClassify, groups_of_samples
+from .grouping import Grouped, ToClassify, check_things, groups_of_samples, named_cells
 from .model import load_model, settings_of
 from .names import (
     ClassPrompts,
@@ -79,6 +79,7 @@ class Source:
     no_classes: Counter[str] = field(default_factory=Counter)  # folders, and how many images
     renaming: dict[str, str] = field(default_factory=dict)  # new names of classes
     groups: list[str] | None = None  # of the samples to classify, if the user knows them
+    same: list[str] | None = None  # the thing that each of them is
     rows_are: str = "auto"  # as in `Labelled`, like the next
     made_of: Tensor | None = None
     named: Labelled | None = None  # the names of the classes, by `encode`
@@ -115,8 +116,11 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
-    if source.groups is not None and source.given is not None:
-        raise check.ArgumentValueError("group", "must be omitted with class names, got groups")
+    source.same = named_cells(source.samples, "same", source.settings.columns.same)
+    for name, column in {"group": source.groups, "same": source.same}.items():
+        if column is not None and source.given is not None:
+            raise check.ArgumentValueError(name, f"must be omitted with class names, got {name}s")
+    check_things(source.same or (), source.groups or ())
     return source
 
 
@@ -415,7 +419,9 @@ def left_out_columns(chosen: Chosen) -> str:
 def encode(source: Source, device: torch.device) -> None:
     """Load the network, if one is needed, and compute features of labelled samples and names."""
     change = (encode_images if source.kind == "pictures" else encode_rows)(source, device)
-    samples = source.samples if source.groups is None else Grouped(source.samples, source.groups)
+    samples: Any = source.samples
+    if source.groups is not None or source.same is not None:
+        samples = Grouped(samples, source.groups, source.same)
     source.unlabelled = samples if change is None else Changed(samples, change)
     if source.renaming and source.settings.columns.truth is not None:
         names = source.renaming
