@@ -113,58 +113,48 @@ def check_length(shape: tuple[int, ...], rows: int, name: str) -> None:
 # --- rows that are the same thing -----------------------------------------------------------------
 
 
-def check_things(things: Groups, groups: Groups) -> None:
-    """Raise unless each thing is in one group; on CUDA it synchronises."""
-    apart = groups.of_row != groups.of_row[things.first][things.of_row]
+def groups_and_things(
+    groups: Any, same: Any, rows: int, device: torch.device
+) -> tuple[Groups | None, Groups | None]:
+    """Check the groups and the things of rows, if given, as `groups_of` does; together too."""
+    grouped = None if groups is None else groups_of(groups, rows, device)
+    things = None if same is None else groups_of(same, rows, device, "same")
+    if grouped is None or things is None:
+        return grouped, things
+    apart = grouped.of_row != grouped.of_row[things.first][things.of_row]
     if bool(apart.any()):
         row = int(apart.nonzero()[0])
         thing = int(things.of_row[row])
-        found = sorted(groups.names[int(groups.of_row[x])] for x in (row, things.first[thing]))
+        found = [grouped.names[int(grouped.of_row[x])] for x in (things.first[thing], row)]
         raise ValueError(
             f"same must have the rows of a thing in one group, got {things.names[thing]!r} in "
             f"{found[0]!r} and {found[1]!r}"
         )
-
-
-def effective_rows(sizes: Tensor, within: Tensor, variance: Tensor) -> Tensor:
-    """How many independent rows the rows of each thing are worth, [T].
-
-    `within` is the variance of rows of a thing, and `variance` that of all rows of a class. They
-    correlate by ``r = 1 - within / variance``, and the mean of n such rows has the variance of
-    ``n / (1 + (n - 1) r)`` independent ones. If nothing is known of a class, r is 1.
-    """
-    r = torch.where(variance > 0, 1 - within / variance, 1.0).clamp(0, 1)
-    return sizes / (1 + (sizes - 1) * r)
-
-
-def variance_within(sum_of_squares: Tensor, squares_of_means: Tensor, things: Groups) -> Tensor:
-    """The variance of rows of a thing, from squared rows in total, and squared means [T]."""
-    freedom = max(len(things.of_row) - len(things.names), 1)
-    within = sum_of_squares - (squares_of_means * things.sizes).sum()
-    return within.clamp(min=0) / freedom
+    return grouped, things
 
 
 def thing_logits(logits: Tensor, things: Groups) -> Tensor:
     """The logits of things [T, K] from those of their rows [Q, K], in float64.
 
-    How alike rows of a thing are is judged by their logits, against those of a class: that of each
-    thing by the mean of its rows.
+    If rows of a thing correlate by r within their class, the mean of n is worth
+    ``n / (1 + (n - 1) r)`` independent rows. Things are of the classes that the means of their rows
+    say; with no more things than classes nothing is known of r, and it is 1. docs/groups.md has the
+    equations.
     """
-    x = logits.double()
+    x, n = logits.double(), things.sizes.double().unsqueeze(-1)
     mean = things.means(x)
     finite = x.isfinite().all(0)
     x = torch.where(finite, x, 0.0)
     x = x - finite * (x.sum(-1, keepdim=True) / finite.sum().clamp(min=1))
-    x = x / x.abs().amax().clamp(min=1e-300)  # of any size: r is a ratio
-    own = things.means(x)
-    within = variance_within(x.square().sum(), own.square().sum(-1), things)
-    u = mean.softmax(-1)
+    x = x / x.abs().amax().clamp(min=1e-300)  # the scale does not matter, and squares stay finite
+    own, u = things.means(x), mean.softmax(-1)
     held = u.sum(0)
     centres = (u.mT @ own) / held.clamp(min=1e-300).unsqueeze(-1)
-    apart = (u * torch.cdist(own, centres).square()).sum()
-    freedom = len(own) - held.clamp(max=1).sum()
-    between = torch.where(freedom >= 1, apart / freedom.clamp(min=1), 0.0)
+    within = (x - own[things.of_row]).square().sum() / max(len(x) - len(n), 1)
+    freedom = len(n) - held.clamp(max=1).sum()
+    between = (u * torch.cdist(own, centres).square()).sum() / freedom.clamp(min=1)
     # A mean of n rows varies by within / n more than what they have in common.
-    variance = between + within * (1 - 1 / things.sizes.double()).mean()
-    variance = torch.where(freedom >= 1, variance, 0.0)
-    return mean * effective_rows(things.sizes.double(), within, variance).unsqueeze(-1)
+    variance = between + within * (1 - 1 / n).mean()
+    known = (freedom >= 1) & (variance > 0)
+    r = torch.where(known, 1 - within / variance, 1.0).clamp(0, 1)
+    return mean * n / (1 + (n - 1) * r)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..groups import Groups, effective_rows, variance_within
+from ..groups import Groups, thing_logits
 from ..limits import CHUNK_NUMBERS
 from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
@@ -42,19 +42,11 @@ def by_thing(
 ) -> tuple[Tensor, Tensor]:
     """Things as rows: the means [T, D] of theirs in the query [Q, D], and further logits [T, K].
 
-    With these a thing has the mean of the logits of its rows, times the `effective_rows`.
+    With these a thing has the logits of `thing_logits`.
     """
-    query = query.to(likelihood.bias.dtype)
-    squares = query.new_zeros((), dtype=torch.float64)
-    of_rows = query.new_empty(query.shape)
-    for part in chunks(query, likelihood.bias.shape[-1]):
-        of_rows[part] = x = likelihood.centred(query[part].unsqueeze(0))[0]
-        squares += likelihood.squared(x.unsqueeze(0)).sum(dtype=torch.float64)
-    mean = likelihood.squared(things.means(of_rows).unsqueeze(0))[0].double()
-    within = variance_within(squares, mean, things)
-    worth = effective_rows(things.sizes.double(), within, likelihood.variance[0].double())
-    rows, logits = things.means(query), things.means(all_logits(query, likelihood, added))
-    return rows, logits * worth.to(logits.dtype).unsqueeze(-1) - all_logits(rows, likelihood, None)
+    rows = things.means(query.to(likelihood.bias.dtype))
+    of_things = thing_logits(all_logits(query, likelihood, added), things)
+    return rows, of_things.to(rows.dtype) - all_logits(rows, likelihood, None)
 
 
 @on_cpu_without_gpu_code

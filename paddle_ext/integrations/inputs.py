@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..groups import Groups, groups_of
+from ..groups import groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from .fitted import Array
@@ -121,10 +121,10 @@ def is_missing(label: object) -> bool:
     )
 
 
-def row_groups(
-    given: Any, of_batch: npt.NDArray[np.bool_], device: torch.device, name: str
-) -> Groups:
-    """The groups of the rows in `of_batch` [n] bool, one of n at least; the others' are ignored."""
+def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array | None:
+    """The groups of the rows in `of_batch` [n] bool, maybe of none; the others' are ignored."""
+    if given is None or not of_batch.any():
+        return None
     # NumPy would turn numbers into text in a list that contains both.
     column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
     if column.shape != of_batch.shape:
@@ -133,9 +133,9 @@ def row_groups(
         )
     # The others get a group of the batch, so that an error names the row as the caller counts.
     column = np.where(of_batch, column, column[of_batch][0])
-    found = groups_of(column, len(column), device, name)
-    inside = found.of_row[torch.from_numpy(of_batch).to(device)]
-    return groups_of(inside, len(inside), device)._replace(names=found.names)
+    groups_of(column, len(column), torch.device("cpu"), name)
+    inside: Array = column[of_batch]
+    return inside
 
 
 def prior_weights(prior: Any, classes: Array, groups: int | None = None) -> Array | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
-from ..groups import check_things
+from ..groups import groups_and_things
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
@@ -396,16 +396,16 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         named: bool,
     ) -> dict[str, Any]:
         """The groups and the things of the rows that are in the batch, as options of its rule."""
-        options: dict[str, Any] = {}
-        for name, value in {"groups": groups, "same": same}.items():
+        given = {"groups": groups, "same": same}
+        for name, value in given.items():
             self._only_for_adaptive(name, value)
             if named and value is not None:
                 raise ValueError(f"{name} must be None with prototypes, got {check.kind(value)}")
-            if value is not None and of_batch.any():
-                options[name] = row_groups(value, of_batch, device, name)
-        if len(options) == 2:
-            check_things(options["same"], options["groups"])
-        return options | ({"share": self.share} if options else {})
+        if self.method != "adaptive":
+            return {}
+        own = {name: row_groups(value, of_batch, name) for name, value in given.items()}
+        grouped, things = groups_and_things(**own, rows=int(of_batch.sum()), device=device)
+        return {"groups": grouped, "same": things, "share": self.share}
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""

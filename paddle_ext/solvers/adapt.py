@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
-from ..groups import GroupNames, Groups, check_things, groups_of, thing_logits
+from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import adapt_large, is_large
 from ..native import load as native
@@ -171,12 +171,7 @@ def groups_of_one_batch(
             raise ValueError(
                 f"{name} must be None for a batch of tasks, got {name} and shape {list(rows.shape)}"
             )
-    count, device = rows.shape[-2], rows.device
-    grouped = None if groups is None else groups_of(groups, count, device)
-    things = None if same is None else groups_of(same, count, device, "same")
-    if grouped is not None and things is not None:
-        check_things(things, grouped)
-    return grouped, things
+    return groups_and_things(groups, same, rows.shape[-2], rows.device)
 
 
 def adapt_groups(

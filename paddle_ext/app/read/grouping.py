@@ -61,16 +61,6 @@ def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[st
     return values_of(cells, group_name, argument, "a value for each sample")
 
 
-def check_things(same: Sequence[str], groups: Sequence[str]) -> None:
-    """Raise unless each thing is in one group; there may be none of either."""
-    group_of = dict[str, str]()
-    for thing, group in zip(same, groups, strict=False):
-        if group_of.setdefault(thing, group) != group:
-            both = f"{thing!r} in {group_of[thing]!r} and {group!r}"
-            what = f"must have the samples of a thing in one group, got {both}"
-            raise check.ArgumentValueError("same", what)
-
-
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:
     """A column, by the numbers of its rows; of images their folders or times, by their paths."""
     if isinstance(samples, FolderSamples):

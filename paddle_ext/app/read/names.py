@@ -294,35 +294,32 @@ def embedded_names(
 # --- tables of classes and their parents or weights ----------------------------------------------
 
 
-def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
+def read_pairs(path: Path, argument: str, what: str, *, by_group: bool = False) -> dict[str, str]:
     """What a CSV of two columns, with a header or without, says of each class.
 
-    `argument` and `what`, such as "parents" and "parent", are for the header and the messages.
+    `argument` and `what`, such as "parents" and "parent", are for the header and the messages. With
+    `by_group` a column of groups may come first: a class is then "group<tab>class".
     """
-    rows = given_rows(path, argument, f"of classes and {what}s")
-    return pairs_in(enumerate(rows, start=1), path, argument, what)
-
-
-def pairs_in(
-    rows: Iterable[tuple[int, Sequence[str]]], path: Path, argument: str, what: str
-) -> dict[str, str]:
-    """What numbered lines say of each class; arguments as in `read_pairs`."""
     pairs: dict[str, str] = {}
-    for number, row in rows:
+    rows, header = given_rows(path, argument, f"of classes and {what}s"), ["class", what]
+    for number, row in enumerate(rows, start=1):
         cells = [plain_cell(cell).strip() for cell in row]
-        if not any(cells) or (number == 1 and [x.lower() for x in cells] == ["class", what]):
+        if not any(cells) or (
+            number == 1 and [x.lower() for x in cells] in (header, ["group", *header])
+        ):
             continue
-        if len(cells) != 2 or not all(cells):
+        if len(cells) not in ((2, 3) if by_group else (2,)) or not all(cells):
             raise check.ArgumentValueError(
                 argument,
                 f"must have a class and its {what} in every line, got {path}, line "
                 f"{number}: {', '.join(cells)}",
             )
-        if pairs.setdefault(cells[0], cells[1]) != cells[1]:
+        key = "\t".join(cells[:-1])
+        if pairs.setdefault(key, cells[-1]) != cells[-1]:
             raise check.ArgumentValueError(
                 argument,
-                f"must have one {what} for each class, got {pairs[cells[0]]!r} and {cells[1]!r} "
-                f"for {cells[0]!r}",
+                f"must have one {what} for each class, got {pairs[key]!r} and {cells[-1]!r} "
+                f"for {cells[-2]!r}",
             )
     return pairs
 
@@ -344,33 +341,20 @@ def hierarchy_of(
 
 
 def read_prior(path: Path) -> dict[str, dict[str, float]]:
-    """The weight of each class by group, from a CSV of groups, classes and weights.
-
-    Without the column of groups all is in the group "".
-    """
-    tables: dict[str, list[tuple[int, Sequence[str]]]] = {}
-    for number, row in enumerate(given_rows(path, "prior", "of classes and weights"), start=1):
-        group = row[0].strip() if len(row) == 3 else ""
-        if number > 1 or group.lower() != "group":
-            tables.setdefault(group, []).append((number, row[-2:] if group else row))
-    weights = {}
-    for group, rows in tables.items():
-        pairs = pairs_in(rows, path, "prior", "weight")
-        weights[group] = {name: prior_weight(cell, name, path) for name, cell in pairs.items()}
+    """The weight of each class by group, from a CSV; the group is "" without a column of groups."""
+    weights: dict[str, dict[str, float]] = {}
+    for key, cell in read_pairs(path, "prior", "weight", by_group=True).items():
+        group, _, name = key.rpartition("\t")
+        try:
+            weight = float(cell)
+        except ValueError:
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            raise check.ArgumentValueError(
+                "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
+            )
+        weights.setdefault(group, {})[name] = weight
     return weights
-
-
-def prior_weight(cell: str, name: str, path: Path) -> float:
-    """The weight in a cell; an error names the class."""
-    try:
-        weight = float(cell)
-    except ValueError:
-        weight = math.nan
-    if not 0 <= weight < math.inf:
-        raise check.ArgumentValueError(
-            "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
-        )
-    return weight
 
 
 def given_renaming(settings: Settings) -> dict[str, str]:
@@ -425,19 +409,16 @@ def priors_of(
     path: Path | None,
 ) -> tuple[Tensor | dict[str, Tensor], list[str]]:
     """The weights of all samples, or of each group, by `read_prior`; and what to tell the user."""
-    if {*tables} == {""}:
+    if tables.keys() == {""}:
         return prior_of(tables[""], classes, path)
-    there, found, notes = {*(groups or ())}, dict[str, Tensor](), list[str]()
-    odd = next((group for group in tables if group not in there), None)
-    if odd is not None:
-        known = f"{len(there)} groups of the samples, such as {min(there)!r}" if there else "none"
-        what = f"must have groups that samples have, {known}, got {odd!r} in {path}"
-        raise check.ArgumentValueError("prior", what)
+    there, found, notes = {*(groups or ())}, dict[str, Tensor](), dict[str, None]()
     for group, weights in tables.items():
+        if group not in there:
+            known = f"such as {min(there)!r}" if there else "of which there are none"
+            what = f"must have groups of the samples, {known}, got {group!r} in {path}"
+            raise check.ArgumentValueError("prior", what)
         found[group], more = prior_of(weights, classes, path)
-        notes += more
-    missing = there.difference(tables)
-    if missing:
-        what = f"{plural(len(missing), 'group')} such as {min(missing)} have no prior in {path}"
-        notes.append(what)
-    return found, [*dict.fromkeys(notes)]
+        notes |= dict.fromkeys(more)
+    missing = sorted(there.difference(tables))
+    more = [f"{plural(len(missing), 'group')} not in {path}, such as {missing[0]}"] * bool(missing)
+    return found, [*notes, *more]

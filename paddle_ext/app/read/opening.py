@@ -17,13 +17,14 @@ from torch import Tensor
 
 from ... import check
 from ...decoding import require_pillow
+from ...groups import groups_and_things
 from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
 from .arrays import ArrayFile
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
-from .grouping import Grouped, ToClassify, check_things, groups_of_samples, named_cells
+from .grouping import Grouped, ToClassify, groups_of_samples, named_cells
 from .model import load_model, settings_of
 from .names import (
     ClassPrompts,
@@ -120,7 +121,8 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
     for name, column in {"group": source.groups, "same": source.same}.items():
         if column is not None and source.given is not None:
             raise check.ArgumentValueError(name, f"must be omitted with class names, got {name}s")
-    check_things(source.same or (), source.groups or ())
+    if source.same is not None:
+        groups_and_things(source.groups, source.same, len(source.same), torch.device("cpu"))
     return source
 
 
