@@ -23,7 +23,7 @@ PARTNERS = 16  # rows of its group that a row is compared with; all if there are
 # How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
 # variance of a share is large, so that neighbours differ equally clearly everywhere.
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
-MIXTURE_STEPS = 50  # of the mixture of these chances, and
+MIXTURE_STEPS = 20  # of the mixture of these chances, in each round, and
 MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
 MEAN_ROUNDS = 2  # of estimating the mean proportions
 
@@ -39,6 +39,7 @@ class Shared(NamedTuple):
     criterion: Tensor  # [G] float64
     bound: Tensor  # [G] float64
     prior_used: Tensor | None = None  # [G] bool
+    shares: Tensor | None = None  # [17] float64: of the `CHANCES` among the groups
 
     @property
     def dual(self) -> Tensor:
@@ -70,24 +71,26 @@ def shared_proportions(
     sizes = groups.sizes.double()
     even = logits.new_ones(1, K, dtype=torch.float64) if measures is None else measures[:, 0]
     even = even.double()
-    measure = even
+    measure, shares = even, None
     for _ in range(MEAN_ROUNDS):
-        found = fit(logits, groups, weight, measure, max_iter, tol)
+        found = fit(logits, groups, weight, measure, shares, max_iter, tol)
+        shares = found.shares
         total, drawn = weight * sizes, K * found.concentration
         draws = drawn * (digamma(drawn + total) - digamma(drawn))
         held = (found.counts * (draws / total).unsqueeze(-1)).sum(0)
         measure = even * mean_proportions(held, labelled_rows)
         measure = measure * K / measure.sum(-1, keepdim=True)
-    found = fit(logits, groups, weight, measure, max_iter, tol)
+    found = fit(logits, groups, weight, measure, shares, max_iter, tol)
     found = found._replace(bound=bound_of(logits, groups, weight, found))
     if measures is None:
         return found
     own = measures[:, 1].double()
-    other = fit(logits, groups, weight, own, max_iter, tol, least=found.concentration)
+    least = found.concentration
+    other = fit(logits, groups, weight, own, found.shares, max_iter, tol, least=least)
     other = other._replace(bound=bound_of(logits, groups, weight, other))
     used = other.bound > found.bound
     of_rows = torch.where(used[groups.of_row, None], other.probabilities, found.probabilities)
-    both = zip(found[1:-1], other[1:-1], strict=True)
+    both = zip(found[1:-2], other[1:-2], strict=True)
     chosen: list[Any] = [torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both]
     return Shared(of_rows, *chosen)._replace(prior_used=used)
 
@@ -97,16 +100,20 @@ def fit(
     groups: Groups,
     weight: Tensor,
     measure: Tensor,
+    shares: Tensor | None,
     max_iter: int,
     tol: float,
     least: Tensor | None = None,
 ) -> Shared:
-    """The proportions of groups under Dirichlet priors with this measure [G or 1, K], of mean 1."""
+    """The proportions of groups under Dirichlet priors with this measure [G or 1, K], of mean 1.
+
+    `shares` are those of the round before, with which the mixture begins.
+    """
     K = logits.shape[-1]
     preferred = measure.log().clamp(min=native.module.IMPOSSIBLE).to(logits.dtype)
     t = (logits + (preferred if len(preferred) == 1 else preferred[groups.of_row])).softmax(-1)
     mean = measure / K
-    chance = mixed_chances(pair_evidence(t, mean, groups))
+    chance, shares = mixed_chances(pair_evidence(t, mean, groups), shares)
     low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
@@ -122,7 +129,8 @@ def fit(
     }
     options = {"max_iter": max_iter, "tol": tol}
     u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **options)
-    return Shared(u, counts, prior, a, iterations, moved, bound=moved)  # the bound is not known yet
+    # The bound is not known yet.
+    return Shared(u, counts, prior, a, iterations, moved, bound=moved, shares=shares)
 
 
 def call_groups(
@@ -158,15 +166,19 @@ def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
     return call_groups(rows, groups, mean, inputs, outputs, C=len(chances))[0]
 
 
-def mixed_chances(evidence: Tensor) -> Tensor:
-    """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`."""
+def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`; its shares.
+
+    It begins with these shares, or even ones.
+    """
     G, count = evidence.shape
     likely = torch.exp(evidence - evidence.amax(-1, keepdim=True))
-    of_each, shares = likely.mT / G, likely.new_full((count,), 1 / count)
+    of_each = likely.mT / G
+    shares = likely.new_full((count,), 1 / count) if shares is None else shares
     for _ in range(MIXTURE_STEPS):
         shares = shares * (of_each @ (likely @ shares).reciprocal_())
     own = likely * shares
-    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1)
+    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1), shares
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
@@ -189,7 +201,7 @@ def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
         curvature = slope + b.square() * curvature
         step = torch.where(curvature < 0, -slope / curvature, slope.sign()).clamp(-1, 1)
         b = (b * step.exp()).clamp(low, high)
-        if step.abs() < 1e-12:
+        if step.abs() < 1e-6:  # the error is its square
             break
     return ((held + b) * K / (total + K * b)).to(device)
 
