@@ -58,19 +58,18 @@ def classify(
     `measures` are then [G or 1, n, K]. With `same`, the things of the queries [1, Q, D], rows of a
     thing get one label.
     """
-    if same is not None:
-        assert isinstance(query, Tensor)
-        rows, more = by_thing(query[0], likelihood, None if added is None else added[0], same)
-        options: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
-        options |= {"measures": measures, "share": share, "validate": validate}
-        options["groups"] = None if groups is None else groups.of_things(same)
-        found, finite = classify(likelihood, rows[None], more[None], **options)
-        return of_rows(found, same, groups), finite
-    if groups is not None:
+    options: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
+    if same is not None or groups is not None:
         assert isinstance(query, Tensor)
         extra = None if added is None else added[0]
-        shared: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
-        return by_group(query[0], likelihood, extra, measures, groups, share, **shared), None
+        if same is None:
+            assert groups is not None
+            return by_group(query[0], likelihood, extra, measures, groups, share, **options), None
+        rows, extra = by_thing(query[0], likelihood, extra, same)
+        options |= {"measures": measures, "share": share, "validate": validate}
+        options["groups"] = None if groups is None else groups.of_things(same)
+        found, finite = classify(likelihood, rows[None], extra[None], **options)
+        return of_rows(found, same, groups), finite
     (*tasks, Q), K = query.shape[:-1], likelihood.bias.shape[-1]
     on = {"cuda": query.device.type == "cuda", "full": likelihood.factor is not None}
     is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, **on)
@@ -78,8 +77,7 @@ def classify(
         query = query.to(likelihood.bias.dtype)
         found, finite = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
         return with_shots(found, likelihood), finite
-    options = {"max_iter": max_iter, "tol": tol, "top": top, "validate": validate}
-    options["all_classes"] = all_classes
+    options["validate"] = validate
     if isinstance(query, Tensor):
         found = one_by_one(query, likelihood, added, measures, **options)
     else:

@@ -40,10 +40,7 @@ def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> T
 def by_thing(
     query: Tensor, likelihood: Likelihood, added: Tensor | None, things: Groups
 ) -> tuple[Tensor, Tensor]:
-    """Things as rows: the means [T, D] of theirs in the query [Q, D], and further logits [T, K].
-
-    With these a thing has the logits of `thing_logits`.
-    """
+    """Things as rows: means [T, D] of the query [Q, D], and what their logits lack, [T, K]."""
     rows = things.means(query.to(likelihood.bias.dtype))
     of_things = thing_logits(all_logits(query, likelihood, added), things)
     return rows, of_things.to(rows.dtype) - all_logits(rows, likelihood, None)

@@ -16,7 +16,7 @@ from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
 from ..adaptive_rule.likelihood import Likelihood
-from ..groups import Groups
+from ..groups import Groups, groups_and_things
 from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
@@ -25,7 +25,6 @@ from ..prior import measures_of
 from ..progress import Progress
 from ..rows import unit_rows
 from ..solution import Solution
-from ..solvers.adapt import groups_of_one_batch
 from ..task import Task
 from .answers import LIKELIEST, Answers
 from .read.samples import (
@@ -235,20 +234,19 @@ def solver(
     labels = labelled.labels.to(place)
 
     def measures_for(groups: Groups | None) -> Tensor | None:
-        if prior is None or isinstance(prior, Tensor):
-            return None if prior is None else measures_of(prior, K, None, support).values
-        assert groups is not None
-        each = torch.stack([prior.get(name, torch.ones(K).double()) for name in groups.names])
-        return measures_of(each, K, len(each), support).values
+        if isinstance(prior, dict) and groups is not None:
+            each = torch.stack([prior.get(name, torch.ones(K).double()) for name in groups.names])
+            return measures_of(each, K, len(each), support).values
+        return None if prior is None else measures_of(prior, K, None, support).values
 
     if labelled.prototypes is None:
         likelihood = likelihood_of(labelled, place, label_noise)
 
         def solve_rows(rows: Tensor, samples: Batch | None) -> Solution:
-            groups, same = (None, None) if samples is None else (samples.groups, samples.same)
-            grouped, things = groups_of_one_batch(groups, same, rows[0])
-            options: Any = {"groups": grouped, "same": things, "share": share}
-            return classify(likelihood, rows, measures=measures_for(grouped), **options)[0]
+            known = (None, None) if samples is None else (samples.groups, samples.same)
+            groups, same = groups_and_things(*known, rows.shape[1], place)
+            options: Any = {"groups": groups, "same": same, "share": share}
+            return classify(likelihood, rows, measures=measures_for(groups), **options)[0]
 
         return solve_rows
     names = labelled.prototypes.to(place, torch.float32)

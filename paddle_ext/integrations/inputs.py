@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..groups import groups_of
+from ..groups import Groups, groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from .fitted import Array
@@ -138,11 +138,11 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
     return inside
 
 
-def prior_weights(prior: Any, classes: Array, groups: int | None = None) -> Array | None:
+def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:
     """A prior in the order of the classes, [K] float64: an array, or a mapping of class to weight.
 
-    Classes that a mapping lacks get its smallest weight, with a warning. With so many groups an
-    array may be [G, K].
+    Classes that a mapping lacks get its smallest weight, with a warning. With groups an array may
+    be [G, K].
     """
     if prior is None:
         return None
@@ -164,7 +164,8 @@ def prior_weights(prior: Any, classes: Array, groups: int | None = None) -> Arra
         weights: Array = np.asarray(prior, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"prior must be numbers, got {check.kind(prior)}") from error
-    measures_of(weights, len(classes), groups, torch.empty(0))  # raises if they are invalid
+    tasks = None if groups is None else len(groups.names)
+    measures_of(weights, len(classes), tasks, torch.empty(0))  # raises if they are invalid
     return weights
 
 

@@ -296,7 +296,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
         self._only_for_adaptive("prototypes", prototypes)
-        options |= self._groups(groups, same, ~has_label, device, prototypes is not None)
+        together, named = {"groups": groups, "same": same}, prototypes is not None
+        options |= self._together(together, ~has_label, device, named)
         if prototypes is not None:
             self.classes_, places, names = named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
@@ -387,16 +388,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         support, labels, weights = (x[weights > 0] for x in rows)
         return replace(examples, support=support, labels=labels, weights=weights)
 
-    def _groups(
-        self,
-        groups: Any,
-        same: Any,
-        of_batch: npt.NDArray[np.bool_],
-        device: torch.device,
-        named: bool,
+    def _together(
+        self, given: dict[str, Any], of_batch: Array, device: Any, named: bool
     ) -> dict[str, Any]:
         """The groups and the things of the rows that are in the batch, as options of its rule."""
-        given = {"groups": groups, "same": same}
         for name, value in given.items():
             self._only_for_adaptive(name, value)
             if named and value is not None:
@@ -501,9 +496,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labelled rows and these unlabelled ones; the batch of `fit` plays no role.
         """
         rows = self._checked_rows(X)
-        named = isinstance(self._fitted, FittedNames)
         options, every = self._options(), np.ones(len(rows), dtype=bool)
-        options |= self._groups(groups, same, every, rows.device, named)
+        given, named = {"groups": groups, "same": same}, isinstance(self._fitted, FittedNames)
+        options |= self._together(given, every, rows.device, named)
         self._add_prior(options)
         if isinstance(self._fitted, FittedAdaptive):
             likelihood = self._fitted.on(rows.device)
@@ -587,9 +582,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _add_prior(self, options: dict[str, Any]) -> None:
         """Add the checked prior, which needs the classes, to the options of "adaptive"."""
         if self.method == "adaptive":
-            groups = options.get("groups")
-            count = None if groups is None else len(groups.names)
-            options["prior"] = prior_weights(self.prior, self.classes_, count)
+            options["prior"] = prior_weights(self.prior, self.classes_, options.get("groups"))
 
 
 def familiar_of(examples: Examples) -> Familiar | None:

@@ -57,15 +57,14 @@ def shared_proportions(
     weight: Tensor,
     labelled_rows: float,
     measures: Tensor | None,
-    *,
-    max_iter: int,
-    tol: float,
+    **steps: Any,
 ) -> Shared:
     """The probabilities of rows with these logits [Q, K], and the proportions of their groups.
 
     `weight` [G] float64 is that of a row in the counts of its group, `labelled_rows` how many rows
     the logits rest on, and `measures` [G or 1, 2, K] are even weights of the classes, 0 for an
-    impossible one, and a prior of the caller, which a group uses if it is likelier with it.
+    impossible one, and a prior of the caller, which a group uses if it is likelier with it. `steps`
+    are `max_iter` and `tol`.
     """
     K = logits.shape[-1]
     sizes = groups.sizes.double()
@@ -73,20 +72,20 @@ def shared_proportions(
     even = even.double()
     measure, shares = even, None
     for _ in range(MEAN_ROUNDS):
-        found = fit(logits, groups, weight, measure, shares, max_iter, tol)
+        found = fit(logits, groups, weight, measure, shares, **steps)
         shares = found.shares
         total, drawn = weight * sizes, K * found.concentration
         draws = drawn * (digamma(drawn + total) - digamma(drawn))
         held = (found.counts * (draws / total).unsqueeze(-1)).sum(0)
         measure = even * mean_proportions(held, labelled_rows)
         measure = measure * K / measure.sum(-1, keepdim=True)
-    found = fit(logits, groups, weight, measure, shares, max_iter, tol)
+    found = fit(logits, groups, weight, measure, shares, **steps)
     found = found._replace(bound=bound_of(logits, groups, weight, found))
     if measures is None:
         return found
     own = measures[:, 1].double()
-    least = found.concentration
-    other = fit(logits, groups, weight, own, found.shares, max_iter, tol, least=least)
+    a = found.concentration
+    other = fit(logits, groups, weight, own, found.shares, least=a, **steps)
     other = other._replace(bound=bound_of(logits, groups, weight, other))
     used = other.bound > found.bound
     of_rows = torch.where(used[groups.of_row, None], other.probabilities, found.probabilities)
@@ -101,9 +100,8 @@ def fit(
     weight: Tensor,
     measure: Tensor,
     shares: Tensor | None,
-    max_iter: int,
-    tol: float,
     least: Tensor | None = None,
+    **steps: Any,
 ) -> Shared:
     """The proportions of groups under Dirichlet priors with this measure [G or 1, K], of mean 1.
 
@@ -127,8 +125,7 @@ def fit(
         "criterion": (double, (G,)),
         "iterations": (torch.int32, (G,)),
     }
-    options = {"max_iter": max_iter, "tol": tol}
-    u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **options)
+    u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **steps)
     # The bound is not known yet.
     return Shared(u, counts, prior, a, iterations, moved, bound=moved, shares=shares)
 
@@ -225,31 +222,18 @@ def solution_of_groups(
 
     `shares` [G, K] are its proportions; by default the estimate of `Solution.prevalence`.
     """
-    u, G = found.probabilities, len(groups.names)
+    u, K = found.probabilities, found.probabilities.shape[-1]
     numbers = found.dual, found.criterion, found.concentration, found.bound
     dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
-    whole = Solution(
-        u.argmax(-1),
-        u,
-        dual,
-        dual,
-        found.iterations,
-        criterion,
-        concentration=a,
-        bound=bound,
-        prior_used=found.prior_used,
-        groups=groups,
-    )
-    held = None
-    if shares is None or top is not None:
-        counted, held = whole.class_sums()[:, :2].unbind(1)
-        shares = (
-            estimated_shares(counted, held, groups.sizes.view(G, 1)) if shares is None else shares
-        )
+    whole = Solution(u.argmax(-1), u, dual, dual, found.iterations, criterion, groups=groups)
+    whole = whole._replace(concentration=a, bound=bound, prior_used=found.prior_used)
+    counted, held = whole.class_sums()[:, :2].unbind(1)
+    if shares is None:
+        shares = estimated_shares(counted, held, groups.sizes.unsqueeze(-1))
     whole = whole._replace(proportions=shares.to(u.dtype))
     if top is None:
         return whole
-    best, classes = u.topk(min(top, u.shape[-1]), -1)
+    best, classes = u.topk(min(top, K), -1)
     return whole._replace(probabilities=best, classes=classes, held=held)
 
 
@@ -284,10 +268,9 @@ OF_ROWS = ("labels", "probabilities", "classes")  # fields of a solution that ha
 
 def of_rows(found: Solution, things: Groups, groups: Groups | None) -> Solution:
     """The solution of the rows of things, from that of the things; `groups` are of the rows."""
-    at = {"labels": -1, "probabilities": -2, "classes": -2}  # the dimension of the things
-    values = {name: getattr(found, name) for name in OF_ROWS}
     rows: dict[str, Any] = {
-        name: None if x is None else x.index_select(at[name], things.of_row)
-        for name, x in values.items()
+        name: x.index_select(-1 if name == "labels" else -2, things.of_row)
+        for name in OF_ROWS
+        if (x := getattr(found, name)) is not None
     }
     return found._replace(**rows, groups=groups, same=things)

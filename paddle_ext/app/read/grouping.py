@@ -28,18 +28,14 @@ ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
 class Grouped:
     """The same batches, with the group of each sample, and what thing it is."""
 
-    def __init__(
-        self, batches: ToClassify, groups: list[str] | None, same: list[str] | None
-    ) -> None:
-        self.batches, self.columns = batches, {"groups": groups, "same": same}
+    def __init__(self, batches: ToClassify, **columns: list[str] | None) -> None:
+        self.batches, self.columns = batches, columns
 
     def __iter__(self) -> Iterator[Batch]:
-        start = 0
+        cells = {name: iter(x) for name, x in self.columns.items() if x is not None}
         for batch in self.batches:
-            stop = start + len(batch.names)
-            own: Any = {name: x and x[start:stop] for name, x in self.columns.items()}
+            own: Any = {name: [next(x) for _ in batch.names] for name, x in cells.items()}
             yield batch._replace(**own)
-            start = stop
 
 
 def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | None:

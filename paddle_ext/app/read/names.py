@@ -411,14 +411,13 @@ def priors_of(
     """The weights of all samples, or of each group, by `read_prior`; and what to tell the user."""
     if tables.keys() == {""}:
         return prior_of(tables[""], classes, path)
-    there, found, notes = {*(groups or ())}, dict[str, Tensor](), dict[str, None]()
+    there, found, notes = {*(groups or ())}, dict[str, Tensor](), list[str]()
     for group, weights in tables.items():
         if group not in there:
-            known = f"such as {min(there)!r}" if there else "of which there are none"
-            what = f"must have groups of the samples, {known}, got {group!r} in {path}"
+            what = f"must have only groups that samples have, got {group!r} in {path}"
             raise check.ArgumentValueError("prior", what)
         found[group], more = prior_of(weights, classes, path)
-        notes |= dict.fromkeys(more)
-    missing = sorted(there.difference(tables))
-    more = [f"{plural(len(missing), 'group')} not in {path}, such as {missing[0]}"] * bool(missing)
-    return found, [*notes, *more]
+        notes += more
+    missing = there.difference(tables)
+    notes += [f"{plural(len(missing), 'group')} not in {path} got no prior"] * bool(missing)
+    return found, [*dict.fromkeys(notes)]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -421,9 +421,7 @@ def left_out_columns(chosen: Chosen) -> str:
 def encode(source: Source, device: torch.device) -> None:
     """Load the network, if one is needed, and compute features of labelled samples and names."""
     change = (encode_images if source.kind == "pictures" else encode_rows)(source, device)
-    samples: Any = source.samples
-    if source.groups is not None or source.same is not None:
-        samples = Grouped(samples, source.groups, source.same)
+    samples = Grouped(source.samples, groups=source.groups, same=source.same)
     source.unlabelled = samples if change is None else Changed(samples, change)
     if source.renaming and source.settings.columns.truth is not None:
         names = source.renaming
