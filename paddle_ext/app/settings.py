@@ -146,7 +146,7 @@ class Settings:
     separator: Annotated[str | None, TABLES, Parameter(name="--sep")] = None
     encoding: Annotated[str | None, TABLES] = None
     group_gap: Annotated[str | None, TABLES] = None
-    share: Annotated[bool, TABLES] = True
+    share: Annotated[bool, TABLES, Parameter(negative="--no-share")] = True
     names: Annotated[Path | None, CLASSES] = None
     templates: Annotated[tuple[str, ...], CLASSES, Parameter(name="--template")] = ()
     logit_scale: Annotated[float | None, CLASSES] = None
