@@ -110,9 +110,6 @@ def check_length(shape: tuple[int, ...], rows: int, name: str) -> None:
         raise ValueError(f"{name} must have shape [{rows}], one for each row, got {list(shape)}")
 
 
-# --- rows that are the same thing -----------------------------------------------------------------
-
-
 def groups_and_things(
     groups: Any, same: Any, rows: int, device: torch.device
 ) -> tuple[Groups | None, Groups | None]:

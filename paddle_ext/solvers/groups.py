@@ -179,26 +179,26 @@ def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tens
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
-    """The mean proportions of groups, times K, from the draws that each class holds, [K].
-
-    On the CPU: hundreds of operations on a few numbers take less time there.
-    """
+    """The mean proportions of groups, times K, from the draws that each class holds, [K]."""
     K, device = len(held), held.device
-    held = held.cpu()
+    held = held.cpu()  # where many operations on a few numbers take less time
     if math.isfinite(labelled_rows):
         held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
-    b, total = held.new_ones(()), held.sum()
-    trigamma = torch.special.polygamma
+    b, total = 1.0, float(held.sum())
     low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
     for _ in range(MEAN_STEPS):
-        slope = (digamma(held + b) - digamma(b)).sum()
-        slope = b * (slope + K * (digamma(K * b) - digamma(total + K * b)))
-        curvature = (trigamma(1, held + b) - trigamma(1, b)).sum()
-        curvature = curvature + K**2 * (trigamma(1, K * b) - trigamma(1, total + K * b))
-        curvature = slope + b.square() * curvature
-        step = torch.where(curvature < 0, -slope / curvature, slope.sign()).clamp(-1, 1)
-        b = (b * step.exp()).clamp(low, high)
-        if step.abs() < 1e-6:  # the error is its square
+        x = torch.cat([held + b, held.new_tensor([b, K * b, total + K * b])])
+        derivatives = []
+        for order in (0, 1):  # digamma and trigamma
+            y = torch.polygamma(order, x)
+            at_b, at_all, at_total = y[-3:].tolist()
+            own = float(y[:-3].sum()) - K * at_b
+            derivatives.append(own + K ** (order + 1) * (at_all - at_total))
+        slope = b * derivatives[0]
+        curvature = slope + b * b * derivatives[1]
+        step = -slope / curvature if curvature < 0 else float((slope > 0) - (slope < 0))
+        b = min(max(b * math.exp(min(max(step, -1.0), 1.0)), low), high)
+        if abs(step) < 1e-6:  # the error is its square
             break
     return ((held + b) * K / (total + K * b)).to(device)
 
