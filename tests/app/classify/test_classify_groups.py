@@ -69,7 +69,6 @@ def test_what_is_where(visits: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_things_and_a_prior_for_each_group(visits: tuple[Path, Path], tmp_path: Path) -> None:
-    """As in Python; the table of priors has a column of groups."""
     prior = np.random.default_rng(5).uniform(0.1, 1, size=(2, 6)).round(3)
     cells = zip(["north"] * 6 + ["south"] * 6, [*NAMES[:6]] * 2, prior.flatten(), strict=True)
     table = tmp_path / "prior.csv"
