@@ -1,5 +1,13 @@
 // `labelled` and `coordinates` for one SIMD level. The algebra is in common/adaptive.h.
 
+constexpr int64_t kSumRows = 64;  // limit on the rows of a float sum: rounding accumulates
+
+// sum += part; part = 0
+template <typename T>
+static void add_part(T* __restrict__ sum, T* __restrict__ part, int64_t D) {
+    for (int64_t d = 0; d < D; ++d) sum[d] += part[d], part[d] = 0;
+}
+
 // 1 / norm of x first - centre.
 template <typename T>
 static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ centre, int64_t D) {
@@ -89,16 +97,18 @@ static void order_rows(const LabelledTask<T>& t) {
 template <typename T>
 static void find_centre(const LabelledTask<T>& t) {
     const int64_t D = t.D;
-    for (int64_t d = 0; d < D; ++d) t.centre[d] = 0;
+    for (int64_t d = 0; d < D; ++d) t.centre[d] = 0, t.row[d] = 0;
     for (int64_t s = 0; s < t.S; ++s) {
         const int64_t k = t.label(s);
         const T* __restrict__ x = t.support + s * D;
         t.first[s] = inverse_norm(x, D);
         if (k < 0 || t.K == 1) continue;  // a single class is not centred
-        T* __restrict__ sum = t.centre;
+        T* __restrict__ part = t.row;
         const T factor = t.first[s] / (T(t.K) * t.shots[k]);
-        for (int64_t d = 0; d < D; ++d) sum[d] += factor * x[d];
+        for (int64_t d = 0; d < D; ++d) part[d] += factor * x[d];
+        if (s % kSumRows == kSumRows - 1) add_part(t.centre, t.row, D);
     }
+    add_part(t.centre, t.row, D);
 }
 
 // The norms of the rows minus the centre, and the class means of the results.
@@ -115,8 +125,11 @@ static void find_means(const LabelledTask<T>& t) {
             const T* __restrict__ centre = t.centre;
             const T first = t.first[s], second = second_norm(x, first, centre, D);
             t.second[s] = second;
-            for (int64_t d = 0; d < D; ++d) mean[d] += (x[d] * first - centre[d]) * second;
+            T* __restrict__ part = t.row;
+            for (int64_t d = 0; d < D; ++d) part[d] += (x[d] * first - centre[d]) * second;
+            if ((at - t.start[k]) % kSumRows == kSumRows - 1) add_part(mean, t.row, D);
         }
+        add_part(mean, t.row, D);
         const T share = 1 / std::max(t.shots[k], T(1));
         for (int64_t d = 0; d < D; ++d) mean[d] *= share;
     }
@@ -145,7 +158,6 @@ static int64_t choose_rows(const LabelledParams& p, const int64_t* labels, const
 // these rows.
 template <typename T>
 static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t) {
-    constexpr int64_t kTerms = 64;  // limit on the rows of a float sum: rounding accumulates
     const int64_t D = t.D;
     double degrees = 0, mean = 0, sum = 0;
     for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0, t.row[d] = 0;
@@ -164,7 +176,7 @@ static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t)
             to[d] += away * away;
         }
         degrees += 1 - 1 / double(t.shots[k]);
-        if (place % kTerms == kTerms - 1) collect();
+        if (place % kSumRows == kSumRows - 1) collect();
     });
     collect();
     for (int64_t i = count; i < t.R; ++i) t.own[i] = 0;
