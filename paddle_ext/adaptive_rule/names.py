@@ -431,8 +431,9 @@ def row_logits(
     if solution is None:  # the class proportions of the labelled rows, with one more of each class
         shots = rows.shots[0]
         log_shares = torch.log((shots + 1) / (shots + 1).sum())
+        u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
     else:
-        log_shares = solution.dual[0]
+        u, log_shares = solution.probabilities, solution.dual[0]
     if all(tasks_with_every_class(task)):
         likelihood = likelihood_of(task.support, task.support_labels, task.num_classes)
         share, factor = fitted_name_share(task, rows, likelihood, names)
@@ -442,11 +443,8 @@ def row_logits(
             likelihood.weights[0] * (likelihood.sharpness * factor),
             likelihood.bias[0] * factor + log_shares,
         )
-    if solution is None:  # the queries are the labelled rows, whose classes are known
-        u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
+    if solution is None:  # the queries are the labelled rows, and count once
         rows = replace(rows, support=rows.support[:, :0], shots=torch.zeros_like(rows.shots))
-    else:
-        u = solution.probabilities
     start = start_of(rows, names)
     weights, offset = start.judged(u, u.shape[1] > QUERIES_PER_CLASS * u.shape[2])[1:]
     bias = log_shares - offset[0, 0] / 2 - weights[0] @ start.centre[0, 0]
