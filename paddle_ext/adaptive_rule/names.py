@@ -77,9 +77,9 @@ def adapted(
 
 
 def tasks_with_every_class(task: Task) -> list[bool]:
-    """Which tasks have rows of every class, and two on average; one flag if shared."""
+    """Which tasks have rows of every class, and three on average; one flag if shared."""
     (B, S), K = task.support_labels.shape, task.num_classes
-    if S < 2 * K:
+    if S < 3 * K:
         return [False] * B
     flags: list[bool] = (shots_of(task) > 0).all(-1).tolist()
     return flags

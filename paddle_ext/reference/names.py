@@ -223,7 +223,7 @@ def names(
         labels = own(support_labels, b, 2).long()
         rows = [own(x, b, 3) for x in (support, query, prototypes, logits)]
         task = NamedTask(rows[0], labels, rows[1], K, rows[2], rows[3])
-        if len(labels) >= 2 * K and bool((shots_of(task) > 0).all()):
+        if len(labels) >= 3 * K and bool((shots_of(task) > 0).all()):
             results.append(by_rows(task, metric, logit_scale, max_iter, tol))
         else:
             results.append(by_rounds(task, logit_scale, max_iter, tol))

@@ -134,7 +134,7 @@ def test_easy_tasks(shots: tuple[int, ...], present: int) -> None:
 
 
 def test_which_code_a_task_uses() -> None:
-    for shots, way in (((2,) * K, "rows"), ((0, 9, 9, 9), "rounds"), ((1,) * K, "rounds")):
+    for shots, way in (((3,) * K, "rows"), ((0, 9, 9, 9), "rounds"), ((1,) * K, "rounds")):
         task = scene(shots)
         got = names(task.support, task.labels, task.query, prototypes=task.prototypes)
         rows = way == "rows"
