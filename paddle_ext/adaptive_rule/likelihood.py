@@ -47,7 +47,7 @@ class Likelihood:
 
     "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
     of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
-    csrc/common/likelihood.h.
+    csrc/common/adaptive.h.
     """
 
     centre: Tensor = field(metadata=native("LD"))  # the mean of the class means
