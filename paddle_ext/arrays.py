@@ -1,6 +1,6 @@
 """Arrays by name in the files of any program: `.npz`, `.npy`, `.safetensors`, `.pt`.
 
-Nothing in a file is ever run, and none takes much more memory than it has bytes. The names are
+Nothing in a file is ever run, and no file may take much more memory than its size. The names are
 those that programs use for features, labels and classes.
 """
 

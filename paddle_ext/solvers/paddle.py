@@ -181,7 +181,7 @@ def solve(
             top=top,
             validate=validate and in_chunks,
         )
-        outputs = arguments.solve_large(support, support_labels, queries, K, asked)
+        outputs = arguments.solve_large_paddle(support, support_labels, queries, K, asked)
     return solution(outputs, scaling, options, return_prototypes)
 
 

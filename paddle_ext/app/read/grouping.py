@@ -45,7 +45,7 @@ def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | No
         names = values_of(cells, group_name, "group", "a value for each sample")
     if gap is None:
         return names
-    expected = "omitted unless each has a time such as 2026-06-30 14:05, in seconds, or by EXIF"
+    expected = "omitted unless each has a time: 2026-06-30 14:05, seconds since 1970, or EXIF"
     times = values_of(cells_of(samples, "time", columns.time), time_of, "group_gap", expected)
     return by_gaps(names or [""] * len(times), times, gap)
 

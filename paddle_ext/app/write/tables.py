@@ -20,8 +20,8 @@ from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
-from ..outcome import Expected, InGroup, LabelledCheck, Suggested, reasons
-from ..read.stored import excel_library
+from ..outcome import ClassInGroup, Expected, LabelledCheck, Suggested, reasons
+from ..read.excel_json import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 ROW_GROUP_BYTES = 2**25  # of Parquet
@@ -183,7 +183,7 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
     write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), rows)
 
 
-def write_groups(path: Path, where: dict[str, list[InGroup]]) -> None:
+def write_groups(path: Path, where: dict[str, list[ClassInGroup]]) -> None:
     """Write what is where: a row for each class of each group."""
     rows = (
         (name, *map(str, one[:2]), *map("{:.4f}".format, one[2:]))
