@@ -107,7 +107,7 @@ def solve(
     -------
     Solution
         labels : Tensor [.., Q] int64
-            The class of the largest assignment.
+            The most probable class.
         probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         proportions : Tensor [.., K]

@@ -219,7 +219,7 @@ class FeatureBank:
     def save(self, path: str | Path) -> None:
         """Write a ``.npz`` or a ``.safetensors`` file; an interrupted call leaves the old one.
 
-        `load` can map the second into memory. bfloat16 features need it, too.
+        `load` can map the second into memory, and only that can hold bfloat16 features.
         """
         path = Path(path)
         if path.suffix not in (".npz", ".safetensors"):
