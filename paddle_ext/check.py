@@ -221,7 +221,7 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 
 def tensors(*given: Any) -> tuple[Any, ...]:
-    """Tensors without a gradient, of arrays in their memory if possible; others unchanged."""
+    """Tensors without a gradient; those of arrays share their memory if possible. Others stay."""
     call.is_transformed()  # raises an error where torch.func would transform tensors
     return tuple([as_tensor(x) for x in given])
 
@@ -318,7 +318,7 @@ def rows(name: str, shape: torch.Size, letter: str, end: str, least: int = 1) ->
 
 
 def layout(names: tuple[str, str], *shapes: torch.Size, end: str, least_rows: int) -> None:
-    """Names of support and query, and shapes of support, labels, query; `end` as in `rows`."""
+    """Check that the shapes of support, labels and query fit together; `end` as in `rows`."""
     (support_name, query_name), (support, labels, query) = names, shapes
     rows(query_name, query, "Q", end)
     count = rows(support_name, support, "S", end, least_rows)
@@ -524,10 +524,10 @@ def every_class(labels: Tensor, num_classes: int) -> list[Tensor]:
     """Whether every task has every class, as one scalar; none if rows are fewer than classes."""
     if num_classes > labels.shape[-1]:
         return []
-    return [presence(labels, num_classes).all()]
+    return [classes_in_tasks(labels, num_classes).all()]
 
 
-def presence(labels: Tensor, num_classes: int) -> Tensor:
+def classes_in_tasks(labels: Tensor, num_classes: int) -> Tensor:
     """[B or 1, K] bool; ignores labels out of range, which are reported separately."""
     labels = labels.long().reshape(-1, labels.shape[-1]).clamp(0, num_classes - 1)
     there = torch.zeros(labels.shape[0], num_classes, dtype=torch.bool, device=labels.device)
@@ -545,7 +545,7 @@ def raise_missing_class(labels: Tensor, num_classes: int) -> None:
         task, there = 0, set(labels.reshape(-1, labels.shape[-1])[0].tolist())
         label = next(k for k in range(num_classes) if k not in there)
     else:
-        task, label = (~presence(labels, num_classes)).nonzero()[0].tolist()
+        task, label = (~classes_in_tasks(labels, num_classes)).nonzero()[0].tolist()
     where = f" in task {task}" if labels.dim() == 2 else ""
     raise ValueError(
         f"support_labels must have every class in [0, {num_classes}) at least once, "

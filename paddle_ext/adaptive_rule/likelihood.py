@@ -28,7 +28,7 @@ class NativeTensor(NamedTuple):
     """How native code knows a tensor of a likelihood."""
 
     letters: str  # its shape
-    name: str | None = None  # if it has another there
+    name: str | None = None  # its name there; None: the same
     split: bool = False  # whether it is in halves on CUDA, as described by `split_kind`
     dtype: torch.dtype | None = None  # None: that of the rows
 

@@ -225,7 +225,7 @@ class ResolvedCorrections:
         """Add a file; its corrections replace earlier ones of the same samples."""
         used = by_name = elsewhere = 0
         for key, label in file.corrections.items():
-            keys = self.about(key)
+            keys = self.samples_of(key)
             if not keys:
                 self.reject_if_asked(file, key)
                 elsewhere += bool(label)
@@ -240,7 +240,7 @@ class ResolvedCorrections:
         if elsewhere:
             self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"
 
-    def about(self, key: Key) -> list[Key]:
+    def samples_of(self, key: Key) -> list[Key]:
         """The samples of its name and content, or of its name if it does not say the content."""
         keys = self.keys.get(key.name, [])
         if key.digest:

@@ -122,7 +122,7 @@ def is_missing(label: object) -> bool:
 
 
 def row_groups(groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device) -> Groups:
-    """The groups of the rows in `of_batch` [n] bool, one of n at least; the others' are ignored."""
+    """The groups of the rows in `of_batch` [n] bool, at least one; the others' are ignored."""
     # NumPy would turn numbers into text in a list that contains both.
     column = np.array(groups, dtype=object) if isinstance(groups, list | tuple) else plain(groups)
     if column.shape != of_batch.shape:

@@ -146,7 +146,7 @@ def principal_components(rows: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
 
 
 def first_zeros(axes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """For each row, the number of the smallest penalty at which it is zero, [B, N] int64.
+    """The number of the smallest penalty that makes each row's parameter zero, [B, N] int64.
 
     ICI minimises ``1/2 ||Y - U W - G||^2 + penalty sum_n ||G_n||`` over the incidental parameters G
     [N, K] and W [d, K], with U the basis and Y the one-hot labels. Eliminating G row by row leaves

@@ -51,7 +51,7 @@ def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | No
 
 
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:
-    """A column, by the numbers of its rows; of images their folders or times, by their paths."""
+    """The cells of a column by row number or, for images, their folders or times by path."""
     if isinstance(samples, FolderSamples):
         wanted = "folder" if argument == "group" else None
         if name != wanted:

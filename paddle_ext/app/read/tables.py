@@ -540,7 +540,7 @@ class TableSamples:
 
 
 def digest_of_cells(cells: npt.NDArray[Any]) -> str:
-    """That of the features where all are numbers; otherwise it does not depend on the encoder."""
+    """The digest of a row: of its features if all are numbers, else of the cells themselves."""
     numbers = [cell for cell in cells if isinstance(cell, float)]
     others = [cell for cell in cells if not isinstance(cell, float)]
     content = np.array(numbers, np.float32).tobytes() + repr(others).encode() * bool(others)

@@ -111,7 +111,7 @@ def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
         for line in zip(*(column.to_pylist() for column in table.columns), strict=True):
             cut += sum(isinstance(cell, str) and len(cell) > EXCEL_CHARACTERS for cell in line)
             sheet.append([excel_cell(sheet, cell) for cell in line])
-    content = io.BytesIO()  # the archive of a file that is full complains again when it is deleted
+    content = io.BytesIO()  # on a full disk openpyxl would complain again when it is deleted
     book.save(content)
     path.write_bytes(content.getbuffer())
     long = f"{cut:,} texts were cut to {EXCEL_CHARACTERS:,} characters, the limit of Excel"
