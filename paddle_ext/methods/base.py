@@ -101,7 +101,7 @@ class Method(ABC):
                 field.metadata["rule"](field.name, value)
 
     def checks_values_itself(self, support: Tensor, query: Tensor, num_classes: int | None) -> bool:
-        """Whether `prediction` looks for invalid values, which saves a separate pass."""
+        """Whether `prediction` finds invalid values in passing, and calls `Task.check_values`."""
         return False
 
     def prediction(self, task: Task) -> Prediction:

@@ -201,7 +201,10 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
 
 
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each cluster, [B, K], at the least cost of `wanted` ones; then the others."""
+    """The class of each cluster, [B, K]: a permutation of the classes in each task.
+
+    The `wanted` clusters [B, K] have the least total cost [B, K, K]; the others get what is left.
+    """
     best = cost.argmin(-1)
     # Usually every cluster has a nearest class of its own, and that is the solution.
     chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())

@@ -229,11 +229,8 @@ class FeatureBank:
                 f"path must end in .safetensors for bfloat16 features, got {str(path)!r}"
             )
         parts = {"features": self.features, "labels": self.labels, "base_mean": self.base_mean}
-        tensors = {
-            name: part.detach().cpu().contiguous()
-            for name, part in parts.items()
-            if part is not None
-        }
+        given = {name: x for name, x in parts.items() if x is not None}
+        tensors = {name: x.detach().cpu().contiguous() for name, x in given.items()}
         if path.suffix == ".npz":
             stored: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
             if self.class_names is not None:
