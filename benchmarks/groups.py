@@ -1,7 +1,8 @@
 """Groups of rows: accuracy with sharing, each group alone and all rows as one batch; time.
 
 With banks: 600 rows in groups of 2 to 100, each with one, two or five classes, and five labelled
-rows a class. Without: groups of 1 to 50 random rows, against one batch and a loop over groups.
+rows a class. With --things: rows of a thing, with `same=` and without. Without banks: the time of
+groups of 1 to 50 random rows, against one batch and a loop over groups.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from paddle_ext import FeatureBank
 EXAMPLES = """\
   python benchmarks/groups.py mini_test_resnet18.npz dtd_vitb32.npz --n-tasks 4
   python benchmarks/groups.py pets_vitb32.npz --favour 0.1
+  python benchmarks/groups.py dtd_vitb32.npz --things
   python benchmarks/groups.py --device cuda --groups 10000
 """
 SIZES, PRESENT, ROWS, SHOTS = (2, 5, 20, 100), (1, 2, 5), 600, 5
@@ -38,6 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--favour", type=float, help="groups favour classes: a Dirichlet parameter, such as 0.1"
     )
+    parser.add_argument("--things", action="store_true", help="rows of one thing, for same=")
     parser.add_argument("--groups", type=int, default=10_000, help="for the time (default: 10000)")
     return parser.parse_args()
 
@@ -131,6 +134,51 @@ def accuracy(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) ->
     harness.write_csv(given.output / "groups.csv", table)
 
 
+def things_of(bank: FeatureBank, size: int, alike: float, seed: int) -> tuple[Tensor, ...]:
+    """Labelled rows, their labels, 150 things of `size` rows, their classes, and the things.
+
+    With m the mean of a class and v the differences of its rows from it, the rows of a thing are
+    m + sqrt(alike) v_0 + sqrt(1 - alike) v_i: at 0 different rows of the class, at 1 copies.
+    """
+    random = torch.Generator().manual_seed(1000 * seed + 10 * size)
+    x, K = torch.nn.functional.normalize(bank.features, dim=-1), bank.num_classes
+    of_class = [shuffled(bank.labels == c, random) for c in range(K)]
+    rows, truth = [], torch.randint(K, (150,), generator=random).repeat_interleave(size)
+    for c in truth[::size].tolist():
+        left = of_class[c][SHOTS:]
+        own = x[left[torch.randperm(len(left), generator=random)[: size + 1]]]
+        m = x[of_class[c]].mean(0)
+        rows.append(m + alike**0.5 * (own[0] - m) + (1 - alike) ** 0.5 * (own[1:] - m))
+    labels = torch.arange(K).repeat_interleave(SHOTS)
+    support = x[torch.cat([own[:SHOTS] for own in of_class])]
+    return support, labels, torch.cat(rows), truth, torch.arange(150).repeat_interleave(size)
+
+
+def ties(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) -> None:
+    """How many rows are right, and how far mean probabilities are above that."""
+    table: list[dict[str, Any]] = []
+    for name, bank in banks:
+        for size in (2, 5):
+            for alike in (0.0, 0.5, 0.9, 1.0):
+                row: dict[str, Any] = {"bank": name, "of": size, "alike": alike}
+                for seed in range(given.n_tasks):
+                    *task, truth, same = things_of(bank, size, alike, seed)
+                    for way in ("rows", "vote", "same"):
+                        more = {"same": same} if way == "same" else {}
+                        found = paddle_ext.adaptive(*task, num_classes=bank.num_classes, **more)
+                        best, labels = found.probabilities.max(-1)
+                        if way == "vote":
+                            labels = labels.view(-1, size).mode(-1).values[same]
+                        right = 100 * float((labels == truth).double().mean())
+                        over = 100 * float(best.double().mean()) - right
+                        row[way] = row.get(way, 0.0) + right / given.n_tasks
+                        if way != "vote":
+                            name_of = f"{way}: too sure by"
+                            row[name_of] = row.get(name_of, 0.0) + over / given.n_tasks
+                table.append(row)
+    harness.print_table("rows of 150 things, per cent right", table)
+
+
 def mean_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {way: sum(row[way] for row in rows) / len(rows) for way in (*WAYS, "gain")}
 
@@ -183,7 +231,7 @@ def main() -> None:
     for name, bank in map(load, given.banks):
         bank = bank.take_classes()  # without rows of no class
         banks.append((name, bank.take_classes(range(min(bank.num_classes, given.most_classes)))))
-    accuracy(banks, given)
+    (ties if given.things else accuracy)(banks, given)
 
 
 if __name__ == "__main__":

@@ -137,9 +137,7 @@ class Keywords {
         PyObject* const interned = PyUnicode_InternFromString(name.c_str());
         if (interned == nullptr) throw py::error_already_set();
         using Field = std::remove_reference_t<decltype(member<Path...>(std::declval<Struct&>()))>;
-        const auto set = [](PyObject* value, Struct& to) {
-            read(value, member<Path...>(to));
-        };
+        const auto set = [](PyObject* value, Struct& to) { read(value, member<Path...>(to)); };
         list_.push_back({name, interned, type_of<Field>(), set});
         return *this;
     }

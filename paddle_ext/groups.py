@@ -1,4 +1,7 @@
-"""Rows that belong together: of one place, day or customer. Letters: Q rows, G groups."""
+"""Rows that belong together, of one place, day or customer, and rows that are the same thing.
+
+Letters: Q rows, G groups, T things.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,11 @@ class Groups(NamedTuple):
         """Where each group begins in `order`, and the end, [G + 1] int64."""
         return F.pad(self.sizes.cumsum(0), (1, 0))
 
+    @property
+    def first(self) -> Tensor:
+        """The first row of each group, [G] int64."""
+        return self.order[self.starts[:-1]]
+
     def to(self, device: torch.device | str) -> Groups:
         return Groups(self.names, *(x.to(device) for x in self[1:]))
 
@@ -36,16 +44,29 @@ class Groups(NamedTuple):
         """Sums of rows [Q, N] by group, [G, N]; the order of summation is fixed."""
         return F.embedding_bag(self.order, x, self.starts[:-1], mode="sum")
 
+    def means(self, x: Tensor) -> Tensor:
+        """Means of rows [Q, N] by group, [G, N]."""
+        return self.sums(x) / self.sizes.to(x.dtype).unsqueeze(-1)
 
-def groups_of(groups: Any, rows: int, device: torch.device) -> Groups:
-    """Check the groups of `rows` rows, one integer or string for each; on CUDA it synchronises."""
+    def of_things(self, things: Groups) -> Groups:
+        """The groups of things, whose rows are each in one group."""
+        of_row = self.of_row[things.first]
+        sizes = of_row.bincount(minlength=len(self.names))
+        return Groups(self.names, of_row, sizes, of_row.argsort(stable=True))
+
+
+def groups_of(groups: Any, rows: int, device: torch.device, name: str = "groups") -> Groups:
+    """Check the groups of `rows` rows, one integer or string for each; on CUDA it synchronises.
+
+    `name` is that of the argument in errors.
+    """
     (values,) = check.tensors(groups)
     if not isinstance(values, Tensor):
-        return named_groups(values, rows, device)
-    check.dense_tensor("groups", values)
+        return named_groups(values, rows, device, name)
+    check.dense_tensor(name, values)
     if values.is_complex() or values.dtype is torch.bool:
-        raise TypeError(f"groups must be integers or strings, got {check.plain(values.dtype)}")
-    check_length(values.shape, rows)
+        raise TypeError(f"{name} must be integers or strings, got {check.plain(values.dtype)}")
+    check_length(values.shape, rows, name)
     values = values.detach().to(device)
     if values.is_floating_point():
         wrong = values != values.trunc()  # NaN too
@@ -53,25 +74,25 @@ def groups_of(groups: Any, rows: int, device: torch.device) -> Groups:
         if bool(wrong.any()):
             place = int(wrong.nonzero()[0])
             got = f"{values[place].item():g} in row {place}"
-            raise ValueError(f"groups must be integers or strings, got {got}")
+            raise ValueError(f"{name} must be integers or strings, got {got}")
     names, of_row, sizes = torch.unique(values.long(), return_inverse=True, return_counts=True)
     return Groups(names.tolist(), of_row, sizes, of_row.argsort(stable=True))
 
 
-def named_groups(values: Any, rows: int, device: torch.device) -> Groups:
+def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Groups:
     """Groups by a sequence of strings or integers, such as a list or a column of a table."""
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
-        raise TypeError(f"groups must be an integer or a string per row, got {check.kind(values)}")
+        raise TypeError(f"{name} must be an integer or a string per row, got {check.kind(values)}")
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
-    check_length(array.shape, rows)
+    check_length(array.shape, rows, name)
     is_text = len(array) == 0 or isinstance(array[0], str)  # the others must be alike
     fits = (isinstance(x, str) if is_text else is_whole(x) for x in array)
     odd = next((i for i, fit in enumerate(fits) if not fit), None)
     if odd is not None:
         got = f"{array[odd]!r} in row {odd}"
-        raise ValueError(f"groups must be all integers or all strings, got {got}")
+        raise ValueError(f"{name} must be all integers or all strings, got {got}")
     if not is_text:
-        return groups_of(torch.tensor([int(x) for x in array]), rows, device)
+        return groups_of(torch.tensor([int(x) for x in array]), rows, device, name)
     names, of_row = np.unique(array.astype(str), return_inverse=True)
     numbered = groups_of(torch.from_numpy(of_row.reshape(-1)), rows, device)
     return numbered._replace(names=names.tolist())
@@ -84,6 +105,53 @@ def is_whole(x: object) -> bool:
     return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
-def check_length(shape: tuple[int, ...], rows: int) -> None:
+def check_length(shape: tuple[int, ...], rows: int, name: str) -> None:
     if tuple(shape) != (rows,):
-        raise ValueError(f"groups must have shape [{rows}], one for each row, got {list(shape)}")
+        raise ValueError(f"{name} must have shape [{rows}], one for each row, got {list(shape)}")
+
+
+def groups_and_things(
+    groups: Any, same: Any, rows: int, device: torch.device
+) -> tuple[Groups | None, Groups | None]:
+    """Check the groups and the things of rows, if given, as `groups_of` does; together too."""
+    grouped = None if groups is None else groups_of(groups, rows, device)
+    things = None if same is None else groups_of(same, rows, device, "same")
+    if grouped is None or things is None:
+        return grouped, things
+    apart = grouped.of_row != grouped.of_row[things.first][things.of_row]
+    if bool(apart.any()):
+        row = int(apart.nonzero()[0])
+        thing = int(things.of_row[row])
+        found = [grouped.names[int(grouped.of_row[x])] for x in (things.first[thing], row)]
+        raise ValueError(
+            f"same must have the rows of a thing in one group, got {things.names[thing]!r} in "
+            f"{found[0]!r} and {found[1]!r}"
+        )
+    return grouped, things
+
+
+def thing_logits(logits: Tensor, things: Groups) -> Tensor:
+    """The logits of things [T, K] from those of their rows [Q, K], in float64.
+
+    If rows of a thing correlate by r within their class, the mean of n is worth
+    ``n / (1 + (n - 1) r)`` independent rows. Things are of the classes that the means of their rows
+    say; with no more things than classes nothing is known of r, and it is 1. docs/groups.md has the
+    equations.
+    """
+    x, n = logits.double(), things.sizes.double().unsqueeze(-1)
+    mean = things.means(x)
+    finite = x.isfinite().all(0)
+    x = torch.where(finite, x, 0.0)
+    x = x - finite * (x.sum(-1, keepdim=True) / finite.sum().clamp(min=1))
+    x = x / x.abs().amax().clamp(min=1e-300)  # the scale does not matter, and squares stay finite
+    own, u = things.means(x), mean.softmax(-1)
+    held = u.sum(0)
+    centres = (u.mT @ own) / held.clamp(min=1e-300).unsqueeze(-1)
+    within = (x - own[things.of_row]).square().sum() / max(len(x) - len(n), 1)
+    freedom = len(n) - held.clamp(max=1).sum()
+    between = (u * torch.cdist(own, centres).square()).sum() / freedom.clamp(min=1)
+    # A mean of n rows varies by within / n more than what they have in common.
+    variance = between + within * (1 - 1 / n).mean()
+    known = (freedom >= 1) & (variance > 0)
+    r = torch.where(known, 1 - within / variance, 1.0).clamp(0, 1)
+    return mean * n / (1 + (n - 1) * r)

@@ -68,6 +68,8 @@ class Solution(NamedTuple):
     # With `groups=`: labels and probabilities are [Q, ..] in the order of the queries, all else
     # [G, ..] in the order of `groups.names`
     groups: Groups | None = None
+    # With `same=`: the thing of each query; shares, counts and presence are of things
+    same: Groups | None = None
 
     def __repr__(self) -> str:
         return summary(self)
@@ -119,7 +121,7 @@ class Solution(NamedTuple):
         if self.groups is not None:
             held = self.class_sums()[:, 1]
             return held >= check.real("threshold", threshold, positive=True)
-        return classes_present(self.probabilities, threshold)
+        return classes_present(self.things().probabilities, threshold)
 
     def prevalence(
         self, coverage: float = 0.9, sampling: bool = False, novelty: Tensor | None = None
@@ -185,6 +187,11 @@ class Solution(NamedTuple):
             strangers, and the labels of those with a novelty up to 1/2, and with any; and a last
             column for queries that are certainly of no known class, which is 0.
         """
+        if self.same is not None:
+            if novelty is not None and novelty.shape == self.labels.shape:
+                of_things = self.same.means(novelty.reshape(-1, 1).to(self.labels.device))
+                novelty = of_things.view(*self.labels.shape[:-1], -1)
+            return self.things().class_sums(novelty)
         fields = self.labels, self.probabilities, self.classes, self.held
         sum_up = partial(prevalence.sums_of, *fields)
         if self.groups is not None:
@@ -207,6 +214,19 @@ class Solution(NamedTuple):
         whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
         return torch.nn.functional.pad(whole, (0, 1))
 
+    def things(self) -> Solution:
+        """The solution with one row for each thing of `same=`; without it, the same."""
+        if self.same is None:
+            return self
+        first, classes, groups = self.same.first, self.classes, self.groups
+        return self._replace(
+            labels=self.labels[..., first],
+            probabilities=self.probabilities[..., first, :],
+            classes=None if classes is None else classes[..., first, :],
+            groups=None if groups is None else groups.of_things(self.same),
+            same=None,
+        )
+
     def over_all(self) -> Solution:
         """The solution of all groups as one batch, which asks the same of all queries together.
 
@@ -227,9 +247,7 @@ class Solution(NamedTuple):
         if self.groups is None:
             return self
         sums = self.class_sums().sum(0)
-        shares = prevalence.estimated_shares(sums[0], sums[1], len(self.labels)).to(
-            self.proportions
-        )
+        shares = prevalence.estimated_shares(sums[0], sums[1], sums[0].sum()).to(self.proportions)
         a, bound, used = self.concentration, self.bound, self.prior_used
         return self._replace(
             proportions=shares,

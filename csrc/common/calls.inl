@@ -24,7 +24,7 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     MAKE(Scaling, scaling);
     MAKE(double, temperature, epsilon);
     MAKE(int, max_iter);
-    MAKE(double, tol);                    // mean shift of the prototypes
+    MAKE(double, tol);  // mean shift of the prototypes
     MAKE(bool, wants_prototypes);
     RUN(const void*, support);            // [B, S, D], [S, D] when shared, or the bank [N, D]
     RUN(const int64_t*, support_labels);  // [B, S], or [S] when shared

@@ -1,11 +1,5 @@
 // One row of a large task for one SIMD level: its logits, exponentials and largest classes.
-// All read a row of K classes padded to whole blocks, Kp in all.
-
-// Vectors at a time: independent chains of operations hide their latency.
-constexpr int kChains = 4;
-
-template <typename T>
-constexpr int64_t kBlock = kChains * Simd<T>::kLanes;
+// All read a row of K classes padded to whole vectors, Kp in all.
 
 // As `comparable` of one logit.
 template <typename T>
@@ -13,48 +7,37 @@ static inline Vec<T> all_comparable(Vec<T> logit) {
     return vmin<T>(vmax<T>(logit, splat(Range<T>::kMinusInfinity)), splat(Range<T>::kInfinity));
 }
 
-// row[k] = logits, padded to whole blocks; returns the largest.
+// row[k] = logits, padded to whole vectors; returns the largest.
 template <typename T>
-static T row_logits(const T* __restrict__ products, int64_t stride, const T* __restrict__ bias,
-                    T factor, int64_t K, T* __restrict__ row) {
+static T row_logits(const T* __restrict__ products, const T* __restrict__ bias, T factor, int64_t K,
+                    T* __restrict__ row) {
     constexpr int kLanes = Simd<T>::kLanes;
-    Vec<T> mosts[kChains];
-    for (Vec<T>& most : mosts) most = splat(Range<T>::kMinusInfinity);
+    Vec<T> mosts = splat(Range<T>::kMinusInfinity);
     int64_t k = 0;
-    for (; k + kBlock<T> <= K; k += kBlock<T>) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kChains; ++v) {
-            const int64_t at = k + v * kLanes;
-            if (v == 0) __builtin_prefetch(products + stride + at);  // of the next row
-            const Vec<T> logit = all_comparable<T>(load(products + at) * factor + load(bias + at));
-            store<T>(row + at, logit);
-            mosts[v] = vmax<T>(mosts[v], logit);
-        }
+    for (; k + kLanes <= K; k += kLanes) {
+        const Vec<T> logit = all_comparable<T>(load(products + k) * factor + load(bias + k));
+        store<T>(row + k, logit);
+        mosts = vmax<T>(mosts, logit);
     }
-    for (int v = 1; v < kChains; ++v) mosts[0] = vmax<T>(mosts[0], mosts[v]);
-    T most = horizontal_max<T>(mosts[0]);
+    T most = horizontal_max<T>(mosts);
     for (; k < K; ++k) {
         row[k] = comparable(products[k] * factor + bias[k]);
         most = std::max(most, row[k]);
     }
-    for (; k % kBlock<T> != 0; ++k) row[k] = -T(INFINITY);  // below every class
+    for (; k % kLanes != 0; ++k) row[k] = -T(INFINITY);  // below every class
     return most;
 }
 
 // row = exp(row - most); returns the sum.
 template <typename T>
 static T row_exponentials(T* row, T most, int64_t Kp) {
-    constexpr int kLanes = Simd<T>::kLanes;
-    Vec<T> total[kChains] = {};
-    for (int64_t k = 0; k < Kp; k += kBlock<T>) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kChains; ++v) {
-            const Vec<T> x = vexp<T>(load(row + k + v * kLanes) - most);
-            store<T>(row + k + v * kLanes, x);
-            total[v] += x;
-        }
+    Vec<T> total = {};
+    for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
+        const Vec<T> x = vexp<T>(load(row + k) - most);
+        store<T>(row + k, x);
+        total += x;
     }
-    return horizontal_sum<T>((total[0] + total[1]) + (total[2] + total[3]));
+    return horizontal_sum<T>(total);
 }
 
 // The largest classes of a row, times a factor; of equal ones, the smaller first.
@@ -103,7 +86,7 @@ static void hold_row(const T* __restrict__ row, int64_t K, T scale, T written, T
 template <typename T>
 static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int64_t end,
                         void* memory, AssignSums& sums) {
-    const int64_t K = p.K, Kp = round_up(K, kBlock<T>);
+    const int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
     T* const row = static_cast<T*>(memory);
     T* const held = row + Kp;  // of this part
     const T* const bias = static_cast<const T*>(p.bias) + task * K;
@@ -113,7 +96,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
         const int64_t at = task * p.N + q;
         const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
         const T* const products = static_cast<const T*>(p.products) + at * p.stride;
-        const T most = row_logits(products, p.stride, bias, slope * length, K, row);
+        const T most = row_logits(products, bias, slope * length, K, row);
         if (p.leads != nullptr) {
             const double lead = double(2 * (most - select_rank(row, K, K - 1 - K / 2)));
             sums.leads[0] += lead;
@@ -214,7 +197,7 @@ static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entri
 
 template <typename T>
 static int64_t assign_row_bytes(int64_t K) {
-    return 2 * round_up(K, kBlock<T>) * int64_t(sizeof(T));
+    return 2 * round_up(K, Simd<T>::kLanes) * int64_t(sizeof(T));
 }
 
 constexpr AssignKernels kAssignKernels = {

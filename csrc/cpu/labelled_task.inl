@@ -1,24 +1,20 @@
 // `labelled` and `coordinates` for one SIMD level. The algebra is in common/adaptive.h.
 
-constexpr int64_t kTogether = 4;  // rows added at once, so that the sum is loaded less often
+constexpr int64_t kSumRows = 64;  // limit on the rows of a float sum: rounding accumulates
 
-// sum += sum_i factor[i] x[i], i < kTogether
+// sum += part; part = 0
 template <typename T>
-static void add_scaled(T* __restrict__ sum, const T* const* x, const T* factor, int64_t D) {
-    const T* __restrict__ a = x[0], * __restrict__ b = x[1], * __restrict__ c = x[2], * __restrict__ e = x[3];
-    const T fa = factor[0], fb = factor[1], fc = factor[2], fe = factor[3];
-    for (int64_t d = 0; d < D; ++d) sum[d] += (fa * a[d] + fb * b[d]) + (fc * c[d] + fe * e[d]);
+static void add_part(T* __restrict__ sum, T* __restrict__ part, int64_t D) {
+    for (int64_t d = 0; d < D; ++d) sum[d] += part[d], part[d] = 0;
 }
 
-// 1 / norm of x first - centre. Prefetches the next row.
+// 1 / norm of x first - centre.
 template <typename T>
-static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ centre, int64_t D,
-                     const T* next) {
+static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ centre, int64_t D) {
     constexpr int kLanes = Simd<T>::kLanes;
     Vec<T> sum[4] = {};
     int64_t d = 0;
     for (; d + 4 * kLanes <= D; d += 4 * kLanes) {
-        __builtin_prefetch(next + d);
         for (int v = 0; v < 4; ++v) {
             const Vec<T> away = load(x + d + v * kLanes) * first - load(centre + d + v * kLanes);
             sum[v] += away * away;
@@ -32,17 +28,6 @@ static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ cen
     return inverse_of_centred(total);
 }
 
-// sum += (x first - centre) second + (y ..) ..
-template <typename T>
-static void add_centred(T* __restrict__ sum, const T* const* x, const T* first, const T* second,
-                        const T* __restrict__ centre, int64_t D) {
-    const T* __restrict__ a = x[0], * __restrict__ b = x[1];
-    const T fa = first[0], fb = first[1], sa = second[0], sb = second[1];
-    for (int64_t d = 0; d < D; ++d) {
-        sum[d] += (a[d] * fa - centre[d]) * sa + (b[d] * fb - centre[d]) * sb;
-    }
-}
-
 template <typename T>
 static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int64_t end) {
     const T* const rows = static_cast<const T*>(p.rows);
@@ -52,7 +37,7 @@ static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int6
         const T* const x = rows + row * p.D;
         const int64_t task = p.shared ? 0 : row / p.N;
         const T* const centre = centres + task * p.D;
-        const T first = inverse_norm(x, p.D), second = second_norm(x, first, centre, p.D, x);
+        const T first = inverse_norm(x, p.D), second = second_norm(x, first, centre, p.D);
         T* __restrict__ to = out + row * p.D;
         for (int64_t d = 0; d < p.D; ++d) to[d] = (x[d] * first - centre[d]) * second;
         if (p.scale != nullptr) {
@@ -112,18 +97,18 @@ static void order_rows(const LabelledTask<T>& t) {
 template <typename T>
 static void find_centre(const LabelledTask<T>& t) {
     const int64_t D = t.D;
-    for (int64_t d = 0; d < D; ++d) t.centre[d] = 0;
-    for (int64_t s = 0; s < t.S; s += kTogether) {
-        const T* x[kTogether];
-        T factor[kTogether];
-        for (int64_t i = 0; i < kTogether; ++i) {
-            const int64_t row = std::min(s + i, t.S - 1), k = t.label(row);
-            x[i] = t.support + row * D;
-            t.first[row] = inverse_norm(x[i], D);
-            factor[i] = s + i < t.S && k >= 0 ? t.first[row] / (T(t.K) * t.shots[k]) : T(0);
-        }
-        if (t.K > 1) add_scaled(t.centre, x, factor, D);  // a single class is not centred
+    for (int64_t d = 0; d < D; ++d) t.centre[d] = 0, t.row[d] = 0;
+    for (int64_t s = 0; s < t.S; ++s) {
+        const int64_t k = t.label(s);
+        const T* __restrict__ x = t.support + s * D;
+        t.first[s] = inverse_norm(x, D);
+        if (k < 0 || t.K == 1) continue;  // a single class is not centred
+        T* __restrict__ part = t.row;
+        const T factor = t.first[s] / (T(t.K) * t.shots[k]);
+        for (int64_t d = 0; d < D; ++d) part[d] += factor * x[d];
+        if (s % kSumRows == kSumRows - 1) add_part(t.centre, t.row, D);
     }
+    add_part(t.centre, t.row, D);
 }
 
 // The norms of the rows minus the centre, and the class means of the results.
@@ -134,22 +119,17 @@ static void find_means(const LabelledTask<T>& t) {
     for (int64_t k = 0; k < t.K; ++k) {
         T* __restrict__ mean = t.means + k * D;
         for (int64_t d = 0; d < D; ++d) mean[d] = 0;
-        for (int64_t at = t.start[k]; at < t.start[k + 1]; at += 2) {
-            const T* x[2];
-            T first[2], second[2];
-            for (int64_t i = 0; i < 2; ++i) {
-                const bool there = at + i < t.start[k + 1];
-                const int64_t s = t.order[there ? at + i : at];
-                const int64_t next = t.order[std::min(at + i + 1, t.start[t.K] - 1)];
-                x[i] = t.support + s * D;
-                first[i] = t.first[s];
-                second[i] = T(0);
-                if (!there) continue;
-                second[i] = t.second[s] =
-                    second_norm(x[i], first[i], t.centre, D, t.support + next * D);
-            }
-            add_centred(mean, x, first, second, t.centre, D);
+        for (int64_t at = t.start[k]; at < t.start[k + 1]; ++at) {
+            const int64_t s = t.order[at];
+            const T* __restrict__ x = t.support + s * D;
+            const T* __restrict__ centre = t.centre;
+            const T first = t.first[s], second = second_norm(x, first, centre, D);
+            t.second[s] = second;
+            T* __restrict__ part = t.row;
+            for (int64_t d = 0; d < D; ++d) part[d] += (x[d] * first - centre[d]) * second;
+            if ((at - t.start[k]) % kSumRows == kSumRows - 1) add_part(mean, t.row, D);
         }
+        add_part(mean, t.row, D);
         const T share = 1 / std::max(t.shots[k], T(1));
         for (int64_t d = 0; d < D; ++d) mean[d] *= share;
     }
@@ -178,7 +158,6 @@ static int64_t choose_rows(const LabelledParams& p, const int64_t* labels, const
 // these rows.
 template <typename T>
 static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t) {
-    constexpr int64_t kTerms = 64;  // limit on the rows of a float sum: rounding accumulates
     const int64_t D = t.D;
     double degrees = 0, mean = 0, sum = 0;
     for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0, t.row[d] = 0;
@@ -197,7 +176,7 @@ static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t)
             to[d] += away * away;
         }
         degrees += 1 - 1 / double(t.shots[k]);
-        if (place % kTerms == kTerms - 1) collect();
+        if (place % kSumRows == kSumRows - 1) collect();
     });
     collect();
     for (int64_t i = count; i < t.R; ++i) t.own[i] = 0;

@@ -70,20 +70,6 @@ static void fill(SinkhornTask<T>& s, const T* cost, double sharpness) {
     for (int64_t k = 0; k < s.Kp; ++k) s.b[k] = T(__builtin_sqrt(s.col_mass[k]));
 }
 
-template <typename T>
-static T row_minimum(const T* row, int64_t count) {
-    constexpr int64_t kLanes = Simd<T>::kLanes;
-    T low = row[0];
-    int64_t k = 0;
-    if (count >= kLanes) {
-        Vec<T> lows = load(row);
-        for (k = kLanes; k + kLanes <= count; k += kLanes) lows = vmin<T>(lows, load(row + k));
-        low = -horizontal_max<T>(-lows);
-    }
-    for (; k < count; ++k) low = row[k] < low ? row[k] : low;
-    return low;
-}
-
 // M at the start, and the first row step, with all b equal to one.
 template <typename T>
 static void start(SinkhornTask<T>& s, const T* cost, double sharpness) {
@@ -96,7 +82,8 @@ static void start(SinkhornTask<T>& s, const T* cost, double sharpness) {
     for (int64_t k = 0; k < s.Kp; ++k) s.col_part[k] = 0;
     for (int64_t k = 0; k < s.K; ++k) s.col_low[k] = 0;
     for (int64_t q = 0; q < s.Q; ++q) {
-        const T low = row_minimum(cost + q * s.K, s.K);
+        T low = cost[q * s.K];
+        for (int64_t k = 1; k < s.K; ++k) low = std::min(low, cost[q * s.K + k]);
         s.row_low[q] = double(low);
         if (!(s.row_mass[q] > 0)) continue;
         const T* __restrict__ from = cost + q * s.K;

@@ -19,9 +19,9 @@ from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
 from ..solution import Solution
 from ..solvers.adapt import adapt_table, solution_of
-from ..solvers.groups import each_alone
+from ..solvers.groups import each_alone, of_rows
 from ..task import merged
-from .groups import classify_groups
+from .groups import by_thing, classify_groups
 from .large import solve_large
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
@@ -39,6 +39,7 @@ def classify(
     measures: Tensor | None = None,
     groups: Groups | None = None,
     share: bool = True,
+    same: Groups | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     all_classes: bool = True,
@@ -54,13 +55,21 @@ def classify(
 
     With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
     group have their own proportions, and learn from the other groups unless `share` is False.
-    `measures` are then [G or 1, n, K].
+    `measures` are then [G or 1, n, K]. With `same`, the things of the queries [1, Q, D], rows of a
+    thing get one label.
     """
-    if groups is not None:
+    options: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
+    if same is not None or groups is not None:
         assert isinstance(query, Tensor)
         extra = None if added is None else added[0]
-        shared: Any = {"max_iter": max_iter, "tol": tol, "all_classes": all_classes, "top": top}
-        return by_group(query[0], likelihood, extra, measures, groups, share, **shared), None
+        if same is None:
+            assert groups is not None
+            return by_group(query[0], likelihood, extra, measures, groups, share, **options), None
+        rows, extra = by_thing(query[0], likelihood, extra, same)
+        options |= {"measures": measures, "share": share, "validate": validate}
+        options["groups"] = None if groups is None else groups.of_things(same)
+        found, finite = classify(likelihood, rows[None], extra[None], **options)
+        return of_rows(found, same, groups), finite
     (*tasks, Q), K = query.shape[:-1], likelihood.bias.shape[-1]
     on = {"cuda": query.device.type == "cuda", "full": likelihood.factor is not None}
     is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, **on)
@@ -68,8 +77,7 @@ def classify(
         query = query.to(likelihood.bias.dtype)
         found, finite = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
         return with_shots(found, likelihood), finite
-    options: Any = {"max_iter": max_iter, "tol": tol, "top": top, "validate": validate}
-    options["all_classes"] = all_classes
+    options["validate"] = validate
     if isinstance(query, Tensor):
         found = one_by_one(query, likelihood, added, measures, **options)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..groups import Groups
+from ..groups import Groups, thing_logits
 from ..limits import CHUNK_NUMBERS
 from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
@@ -25,6 +25,25 @@ def chunks(rows: Tensor, K: int) -> Iterator[slice]:
     """Slices of the rows [Q, D] that are computed at once."""
     size = max(256, CHUNK_NUMBERS[rows.device.type] // (rows.shape[-1] + 4 * K))
     return (slice(start, start + size) for start in range(0, len(rows), size))
+
+
+def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> Tensor:
+    """The logits of rows [Q, D], with further ones `added`, [Q, K]."""
+    K = likelihood.bias.shape[-1]
+    logits = query.new_empty(len(query), K, dtype=likelihood.bias.dtype)
+    for part in chunks(query, K):
+        logits[part] = likelihood.logits(query[part])
+    return logits if added is None else logits.add_(added)
+
+
+@on_cpu_without_gpu_code
+def by_thing(
+    query: Tensor, likelihood: Likelihood, added: Tensor | None, things: Groups
+) -> tuple[Tensor, Tensor]:
+    """Things as rows: means [T, D] of the query [Q, D], and what their logits lack, [T, K]."""
+    rows = things.means(query.to(likelihood.bias.dtype))
+    of_things = thing_logits(all_logits(query, likelihood, added), things)
+    return rows, of_things.to(rows.dtype) - all_logits(rows, likelihood, None)
 
 
 @on_cpu_without_gpu_code
@@ -44,12 +63,7 @@ def classify_groups(
     `measures` are those of `shared_proportions`. With `top`, only so many probabilities of a row
     are returned.
     """
-    K, real = likelihood.bias.shape[-1], likelihood.bias.dtype
-    logits = query.new_empty(len(query), K, dtype=real)
-    for part in chunks(query, K):
-        logits[part] = likelihood.logits(query[part])
-    if added is not None:
-        logits += added
+    logits = all_logits(query, likelihood, added)
     weight = likelihood.weight_of(groups.sizes.double())
     found = shared_proportions(
         logits, groups, weight, likelihood.rows, measures, max_iter=max_iter, tol=tol
@@ -70,41 +84,51 @@ def absorbed(
     """The probabilities [Q, K] after prototypes have absorbed the rows of all groups, in place."""
     u, K, real = found.probabilities, likelihood.bias.shape[-1], likelihood.bias.dtype
     trust, shots = trust_in_queries(len(query), K), likelihood.shots[0]
-    sums = likelihood.prototypes[0] * shots.unsqueeze(-1)
-    mass = shots.double()
+    sums, mass = torch.zeros_like(likelihood.prototypes[0]), torch.zeros_like(shots).double()
     for part in chunks(query, K):
-        taken = trust * u[part].square()
-        sums = sums + taken.mT @ likelihood.centred(query[part].to(real).unsqueeze(0))[0]
-        mass = mass + taken.sum(0, dtype=torch.float64)
-    in_metric = likelihood.in_metric(sums.unsqueeze(0))[0]
-    square = (in_metric * sums).sum(-1)
-    constant = likelihood.constant_with((mass - shots).to(real))[0]
+        squares = u[part].square()
+        sums += squares.mT @ likelihood.centred(query[part].to(real).unsqueeze(0))[0]
+        mass += squares.sum(0, dtype=torch.float64)
+    sums = likelihood.prototypes[0] * shots.unsqueeze(-1) + trust * sums
+    mass = (shots + trust * mass).to(real)
+    in_metric, half = likelihood.in_metric(sums.unsqueeze(0))[0], likelihood.sharpness / 2
+    square = half * (in_metric * sums).sum(-1)
+    constant = likelihood.constant_with(mass - shots)[0]
 
     a, n = found.concentration, groups.sizes.double()
     # Where few classes are present logits count less, but not for a row without others.
     share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
-    counts, two_classes = found.counts, (K - 1) * a / (1 + K * a)
-    all_counts = counts.sum(0)
-    kept = 1 - two_classes.unsqueeze(-1) * all_counts / (all_counts + shots)
-    least = found.prior / kept  # c (N + A / c) is c N + A
-    total, least = (counts + least).to(real), least.to(real)
-    constants = kept.log().masked_fill(found.prior == 0, native.module.IMPOSSIBLE).to(real)
-    least = least.masked_fill(found.prior == 0, 1.0)
-    share, weight, mass = share.to(real), weight.to(real), mass.to(real)
+    two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)
+    kept = 1 - two_classes.unsqueeze(-1) * held / (held + shots)
+    scaled, least = (kept * weight.unsqueeze(-1)).to(real), found.prior.to(real)
+    share, lowest = share.to(real), native.module.IMPOSSIBLE
+
+    def others(part: slice, total: Tensor) -> Tensor:
+        """The log proportions of each row, by the others of its group; c N + A are the `total`."""
+        of_row = groups.of_row[part]
+        left = torch.addcmul(total[of_row], scaled[of_row], u[part], value=-1)
+        return torch.maximum(left, least[of_row]).log_().clamp_(min=lowest)
+
+    total, even = (kept * found.counts + found.prior).to(real), least.log().clamp(min=lowest)
+    logits = torch.empty_like(u)
+    # The other one of two rows knows of this one only; in a large group that hardly matters.
+    known = ((n - 2).clamp(min=0) / n).to(real).unsqueeze(-1)
     for part in chunks(query, K):
         x = likelihood.centred(query[part].to(real).unsqueeze(0))
         own, of_row = likelihood.squared(x)[0].unsqueeze(-1), groups.of_row[part]
-        cross = products(x[0], in_metric)
-        taken = trust * u[part].square()
-        left = mass - taken
-        z = (cross - taken * own) / left
-        z -= (square - 2 * taken * cross + taken.square() * own) / (2 * left.square())
-        z = z * likelihood.sharpness + constant
+        # With M the mass and W that of this row, -f/2 (M / (M - W))^2 ||x - w||^2
+        z = products(x[0], in_metric * (2 * half * mass).unsqueeze(-1)) - square
+        z = torch.addcmul(z, half * own, mass.square(), value=-1)
+        z /= torch.addcmul(mass, u[part], u[part], value=-trust).square_()
+        z += constant
         if likelihood.correction is not None:
             z += likelihood.corrected(x)[0]
         if added is not None:
             z += added[part]
-        others = torch.maximum(total[of_row] - weight[of_row, None] * u[part], least[of_row])
-        z = share[of_row, None] * z + others.log() + constants[of_row]
-        u[part] = (likelihood.temper * z).softmax(-1)
+        logits[part] = z = share[of_row, None] * z
+        start = torch.lerp(even[of_row], others(part, total), known[of_row])
+        u[part] = (z + start).softmax(-1)
+    total = scaled * groups.sums(u) + least
+    for part in chunks(query, K):
+        u[part] = (likelihood.temper * (logits[part] + others(part, total))).softmax(-1)
     return u

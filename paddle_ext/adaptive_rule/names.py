@@ -3,17 +3,20 @@
 Letters: B tasks, S labelled rows, Q queries, K classes, D features, R calibration rows, which are
 labelled too. The equations are in docs/names.md. If every class has a labelled row, and two on
 average, the logits of the names are added to the likelihoods of `adaptive`; otherwise prototypes
-start as anchors at the names.
+start at the names and absorb the batch in rounds.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..prevalence import counts_of, estimated_shares
 from ..rows import class_sums, evenly_spread, products, unit_rows
 from ..solution import Solution
 from ..solvers.adapt import adapt_checked
@@ -27,16 +30,17 @@ NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows
 NAME_WEIGHT = 0.7  # weight of the names' logits next to distances
 NAME_SHOTS = 1.4  # with n labelled rows, a name has weight NAME_SHOTS / (1 + n)
 NAME_SHARES = (0.0, 0.5, 2.0)  # factors on that weight, besides 1, of which the best is chosen
-ANCHOR, ANCHOR_ROWS = 0.3, 0.5  # length of a name as a row, and its weight in labelled rows
-MODALITY_SLOPE = 0.4  # ratio of the offset of a class mean to the offset of its name
-ANCHOR_SHARPNESS = 12.0  # of distances to anchors
-MOST_FACTOR = 1.25  # limit on the factor on logits: labelled rows of few classes may overfit
+# A name as a row: its length, relative to the mean deviation of rows, and how many rows it counts.
+ANCHOR, ANCHOR_ROWS = 0.4, 0.5
+SHARPNESS = 3.0  # of distances, times one plus the entropy of the class proportions
 # Few, because proportions must not converge before the prototypes have seen the queries.
 FIRST_ITERATIONS = 3
-STEPS, STEP_ITERATIONS = 2, 10  # steps in which prototypes absorb the queries
-# If there are more classes than this, and more than queries, only the likeliest count.
-MOST_LIKELY_CLASSES = 256
-QUERIES_PER_CLASS = 8  # in a batch with more queries each has less weight
+ROUNDS, ROUND_ITERATIONS = 2, 10  # in which prototypes absorb the queries, of either kind
+# If there are more classes than this, and more than rows, only the likeliest count.
+MOST_LIKELY_CLASSES = 128
+# With more queries each has less weight, and features covary as they do in the batch.
+QUERIES_PER_CLASS = 8
+JITTER = 0.01  # added to a covariance matrix, relative to its mean variance
 # A unit-norm row this near to the centre counts as the centre.
 SAME = {torch.float32: 1e-6, torch.float64: 1e-12}
 
@@ -53,13 +57,13 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     if all(by_rows):
         return solve_by_rows(task, metric, logit_scale, options)
     if not any(by_rows):
-        return solve_by_anchors(task, logit_scale, options)
+        return solve_by_rounds(task, logit_scale, options)
     # No task may depend on the others in its batch.
     kind = torch.tensor(by_rows, device=task.query.device)
     first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
     parts = [
         solve_by_rows(task.part(first), metric, logit_scale, options),
-        solve_by_anchors(task.part(second), logit_scale, options),
+        solve_by_rounds(task.part(second), logit_scale, options),
     ]
     return merged(parts, torch.cat([first, second]).argsort())
 
@@ -91,7 +95,8 @@ def shots_of(task: Task) -> Tensor:
 def bytes_per_task(task: Task) -> int:
     """Memory of the temporary tensors of one task."""
     (Q, D), K, S = task.query.shape[1:], task.num_classes, task.support.shape[1]
-    numbers = Q * (5 * D + 10 * K + Q)
+    M = min(K, max(MOST_LIKELY_CLASSES, Q + S))
+    numbers = Q * (5 * D + 10 * K) + 8 * M * D
     if task.prototypes is not None and len(task.prototypes) > 1:
         numbers += 4 * K * D
     if S:
@@ -111,6 +116,7 @@ class NameLogits:
     # None if logits are given instead of prototypes:
     away: Tensor | None  # [B or 1, K, D] unit-norm names minus their mean
     products: Tensor | None  # [B, Q, K] products of unit-norm queries with them
+    reach: Tensor | None  # [B, K, 1] factors on `away` that make anchors of them
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,8 @@ class UnitRows:
     """Unit-norm queries and labelled rows, and which of these are calibration rows."""
 
     query: Tensor  # [B, Q, D]
+    mean: Tensor  # [B, 1, D] of the queries
+    off: Tensor  # [B, Q, D] the queries minus their mean
     support: Tensor  # [B or 1, S, D]
     labels: Tensor  # [B or 1, S]
     shots: Tensor  # [B or 1, K]
@@ -129,9 +137,12 @@ class UnitRows:
 
 
 def unit_rows_of(task: Task) -> UnitRows:
-    S = task.support.shape[1]
+    S, query = task.support.shape[1], unit_rows(task.query)
+    mean = query.mean(1, keepdim=True)
     return UnitRows(
-        query=unit_rows(task.query),
+        query=query,
+        mean=mean,
+        off=query - mean,
         support=unit_rows(task.support),
         labels=task.support_labels,
         shots=shots_of(task),
@@ -144,21 +155,24 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
     if task.prototypes is None:
         assert task.logits is not None
         logits = task.logits - task.logits.mean(-1, keepdim=True)
-        return NameLogits(logits * weight, None, None, None)
+        return NameLogits(logits * weight, None, None, None, None)
     away = unit_rows(task.prototypes)
     away = away - away.mean(-2, keepdim=True)
     inner = products(rows.query, away)
-    deviation = mean_deviation(rows.query)
+    deviation = lengths(rows.off).mean(1, keepdim=True)
     if len(rows.index):
-        deviation = torch.maximum(deviation, mean_deviation(rows.support))
+        apart = lengths(rows.support - rows.support.mean(1, keepdim=True))
+        deviation = torch.maximum(deviation, apart.mean(1, keepdim=True))
     # Dividing by the spread of rows and of names makes encoders with narrow embeddings comparable.
-    scale = NAME_SHARPNESS / (deviation * lengths(away).mean(-2, keepdim=True))
+    length = lengths(away)
+    reach = (ANCHOR * deviation * inverse(length)).expand(len(inner), -1, 1)
+    scale = NAME_SHARPNESS / (deviation * length.mean(-2, keepdim=True))
     scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
     if not len(rows.index):
-        return NameLogits(inner * (scale * weight), None, away, inner)
+        return NameLogits(inner * (scale * weight), None, away, inner, reach)
     calibration = products(rows.calibration(rows.support), away) * scale
     weight = weight * column(fitted(calibration, rows)[0].clamp(max=1))
-    return NameLogits(inner * (scale * weight), calibration * weight, away, inner)
+    return NameLogits(inner * (scale * weight), calibration * weight, away, inner, reach)
 
 
 def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
@@ -176,11 +190,6 @@ def lengths(x: Tensor) -> Tensor:
     return norms
 
 
-def mean_deviation(x: Tensor) -> Tensor:
-    """The mean distance of rows to their mean, [.., 1, 1]."""
-    return lengths(x - x.mean(-2, keepdim=True)).mean(-2, keepdim=True)
-
-
 def inverse(length: Tensor) -> Tensor:
     """1 / length; 0 where the length is 0 up to rounding."""
     same = SAME[length.dtype]
@@ -191,58 +200,129 @@ def inverse(length: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Prototypes before they absorb the queries: s / mass, with s a sum of rows."""
+class Start:
+    """Centred rows and what is known of the classes before they absorb the queries."""
 
-    cross: Tensor  # [B, Q, K] queries . s
-    squares: Tensor  # [B or 1, 1, K] s . s
-    mass: Tensor  # [B or 1, 1, K]
+    centre: Tensor  # [B, 1, D] the mean of all rows
+    x: Tensor  # [B, Q, D] the queries minus the centre
+    squares: Tensor  # [B, 1, D] the squares of all centred rows, summed up
+    shots: Tensor  # [B or 1, 1, K]
+    sums: Tensor  # [B, K, D] of the labelled rows of each class
+    anchors: Tensor  # [B, K, D] names as rows; 0 if there are only logits
+    count: int  # of all rows
 
-    def distances(self) -> Tensor:
-        """Squared distances of the queries to the prototypes, minus the squares of the queries."""
-        return torch.sub(self.squares / self.mass.square(), self.cross / self.mass, alpha=2)
+    def narrowed(self, likely: Tensor) -> Start:
+        """The same for the likely classes [B, M]."""
+        place = likely.unsqueeze(-1)
+        sums, anchors = (torch.take_along_dim(x, place, 1) for x in (self.sums, self.anchors))
+        return replace(self, sums=sums, anchors=anchors, shots=narrowed(self.shots, likely))
 
-    def distances_with(self, weights: Tensor, inner: Tensor, own: Tensor) -> Tensor:
-        """The distances once prototypes have absorbed the queries, each query without itself.
+    def judged(self, u: Tensor, joint: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Absorb the queries with weights u [B, Q, K]; `joint` if features covary.
 
-        `weights` [B, Q, K] are those of the queries in each class, `inner` the products of queries
-        with the weighted sums of all queries, `own` [B, Q, 1] those with themselves.
+        Returns the squared distances of each query to prototypes without itself, and weights
+        [B, K, D] and offset [B, 1, K] of those of other rows, `offset - 2 x.weights`.
         """
-        everything = self.cross + inner
-        square = (weights * (self.cross + everything)).sum(-2, keepdim=True) + self.squares
-        mass = (self.mass + weights.sum(-2, keepdim=True)) - weights
-        alone = everything - weights * own
-        square = torch.addcmul(square, weights, everything.add_(alone), value=-1)
-        return square.div_(mass).sub_(alone.mul_(2)).div_(mass)
+        n = u.sum(1, keepdim=True) + self.shots
+        mass = n + ANCHOR_ROWS
+        absorbed = torch.baddbmm(self.sums, u.mT, self.x)
+        anchors = self.anchors - torch.bmm(n / self.count, self.anchors)  # their mean is the centre
+        w = torch.add(absorbed, anchors, alpha=ANCHOR_ROWS).div_(mass.mT)
+        within = (w * torch.sub(n.mT * w, absorbed, alpha=2)).sum(1, keepdim=True)
+        variance = within.add_(self.squares).div_(self.count).clamp_(min=0)
+        mean = variance.mean(-1, keepdim=True)
+        varied, tiny = mean > SAME[mean.dtype] ** 2, torch.finfo(u.dtype).tiny
+        metric = varied / torch.add(variance, mean, alpha=1 / self.count).clamp_(min=tiny)
+        own = (variance * metric).sum(-1, keepdim=True).clamp_(min=0.5)  # less only if it is 0
+        entropy = torch.special.entr(u.mean(1, keepdim=True)).sum(-1, keepdim=True)
+        factor = (1 + entropy).mul_(SHARPNESS) / own
+        weights = w * metric
+        y = products(self.x, weights)
+        if joint:
+            # Of the covariance inside classes only that of the products y matters. It would be
+            # `scores` if features were independent, and has as many rows as classes of that.
+            Q, K = u.shape[-2:]
+            scores = torch.bmm(w, weights.mT)
+            sums = torch.bmm(u.mT, y)
+            covariance = torch.bmm(y.mT, y) - torch.bmm(sums.mT, scores)
+            covariance += torch.bmm(scores, u.sum(1).unsqueeze(-1) * scores - sums)
+            covariance = torch.addcdiv(covariance, scores, factor, value=K).div_(Q + K)
+            diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+            diagonal += (JITTER * diagonal.mean(-1, keepdim=True)).clamp(min=tiny)
+            inverted = torch.linalg.inv_ex(covariance).inverse
+            mixture = torch.bmm(scores, inverted)
+            own = (torch.bmm(y, inverted) * y).sum(-1, keepdim=True)
+            y, weights = torch.bmm(y, mixture.mT), torch.bmm(mixture, weights)
+            offset = (mixture * scores).sum(-1).unsqueeze(1)
+        else:
+            own = factor * torch.bmm(self.x.square(), metric.mT)
+            offset = factor * (weights * w).sum(-1).unsqueeze(1)
+            y, weights = y * factor, weights * factor
+        distances = torch.sub(own + offset, y, alpha=2)
+        return distances.mul_((mass / (mass - u)).square_()), weights, offset
 
 
-def solve_by_anchors(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
-    """Solve tasks with prototypes that start as names and absorb labelled rows and queries."""
+def start_of(rows: UnitRows, names: NameLogits) -> Start:
+    """Centre the rows, and turn the names into rows."""
+    (B, Q, K), S = names.query.shape, rows.support.shape[1]
+    centre, x, sums = rows.mean, rows.off, rows.off.new_zeros(B, K, rows.off.shape[-1])
+    if S:
+        centre = torch.lerp(centre, rows.support.mean(1, keepdim=True), S / (S + Q))
+        x, labelled = rows.query - centre, rows.support - centre
+        sums, _ = class_sums(labelled, rows.labels.expand(B, -1).contiguous(), K)
+    squares = x.square().sum(1, keepdim=True)
+    squares = squares + labelled.square().sum(1, keepdim=True) if S else squares
+    anchors = torch.zeros_like(sums)
+    if names.away is not None and names.reach is not None:
+        anchors = names.away * names.reach
+    return Start(centre, x, squares, rows.shots.unsqueeze(1), sums, anchors, S + Q)
+
+
+def first_logits(start: Start, names: NameLogits) -> Tensor:
+    """Those of the names and of distances to names and labelled rows, [B, Q, K].
+
+    All features vary alike, and nothing is known of the classes present.
+    """
+    variance, least = start.squares.sum(-1, keepdim=True) / start.count, SAME[start.x.dtype] ** 2
+    sharpness = SHARPNESS * (1 + math.log(names.query.shape[-1]))
+    mass = ANCHOR_ROWS + start.shots
+    scale = sharpness / variance.clamp(min=least) * (variance > least) / mass
+    logits, offset = names.query, torch.zeros_like(scale)
+    if names.products is not None and names.reach is not None:  # anchors are all of one length
+        assert names.away is not None
+        by_name = ANCHOR_ROWS * scale * names.reach.mT
+        logits = torch.addcmul(logits, names.products, by_name)
+        offset = products(start.centre, names.away) * by_name
+    if start.count > start.x.shape[1]:
+        logits = torch.addcmul(logits, products(start.x, start.sums), scale)
+        s = torch.add(start.sums, start.anchors, alpha=ANCHOR_ROWS)
+        offset = offset + s.square().sum(-1).unsqueeze(1) * scale / (2 * mass)
+    return logits - offset
+
+
+def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
+    """Solve tasks with prototypes that start at names and absorb labelled rows and queries."""
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
-    measures, (Q, K) = task.measures, names.query.shape[-2:]
-    weight, solution, _, x, sums, _, factor = anchored(rows, names, options, measures)
-    sharpness = column(factor) * (ANCHOR_SHARPNESS / 2)
-    added = names.query if names.calibration is None else names.query * column(factor)
-    if len(rows.index):
-        logits = torch.addcmul(added, sums.distances(), sharpness, value=-1)
-        solution = adapted(logits, weight, FIRST_ITERATIONS, options, measures)
-    likely, M = None, max(MOST_LIKELY_CLASSES, Q)  # at most Q classes occur
+    start, added, measures = start_of(rows, names), names.query, task.measures
+    Q, K = added.shape[-2:]
+    weight = min(1.0, QUERIES_PER_CLASS * K / Q)
+    solution = adapted(first_logits(start, names), weight, FIRST_ITERATIONS, options, measures)
+    u = solution.probabilities
+    likely, M = None, max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
     if M < K:
-        likely = solution.proportions.topk(M, sorted=False).indices.sort().values
-        added = narrowed(added, likely)
-        sums = Sums(*(narrowed(x, likely) for x in (sums.cross, sums.squares, sums.mass)))
-        solution = solution._replace(probabilities=narrowed(solution.probabilities, likely))
+        order = solution.proportions + (rows.shots > 0)
+        likely = order.topk(M, sorted=False).indices.sort().values
+        added, start, u = narrowed(added, likely), start.narrowed(likely), narrowed(u, likely)
+        u = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
         measures = None if measures is None else narrowed(measures, likely)
-    gram = torch.bmm(x, x.mT)
-    own = gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    for _ in range(STEPS):
-        W = solution.probabilities.square()
-        d = sums.distances_with(W, torch.bmm(gram, W), own)
-        logits = torch.addcmul(added, d, sharpness, value=-1)
-        solution = adapted(logits, weight, STEP_ITERATIONS, options, measures)
-    shares = solution.prevalence().estimate.to(solution.dual.dtype)
-    solution = solution._replace(proportions=shares)
+    for joint in [False] * ROUNDS + [True] * (ROUNDS * (weight < 1)):
+        logits = torch.sub(added, start.judged(u, joint)[0], alpha=0.5)
+        solution = adapted(logits, weight, ROUND_ITERATIONS, options, measures)
+        u = solution.probabilities
+    held = u.sum(1, dtype=torch.float64)
+    shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
+    solution = solution._replace(proportions=shares.to(solution.dual.dtype))
     return solution if likely is None else widened(solution, likely, K)
 
 
@@ -264,78 +344,6 @@ def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
         proportions=u.new_zeros(B, K).scatter_(-1, likely, solution.proportions),
         dual=lowest.scatter(-1, likely, solution.dual),
     )
-
-
-def centre_of(rows: UnitRows, names: NameLogits, u: Tensor) -> Tensor:
-    """The mean of all class means, [B, 1, D], estimated from queries and from labelled rows."""
-    share = u.mean(-2, keepdim=True)
-    centre = rows.query.mean(-2, keepdim=True)
-    if names.away is not None:
-        centre = centre - MODALITY_SLOPE * torch.matmul(share, names.away)
-    if not len(rows.index):
-        return centre
-    seen = (rows.shots > 0).to(u.dtype).unsqueeze(1)
-    classes = seen.sum(-1, keepdim=True)
-    sums, _ = class_sums(rows.support, rows.labels, u.shape[-1])
-    means = sums / rows.shots.clamp(min=1).unsqueeze(-1)
-    if names.away is not None:
-        means = means - MODALITY_SLOPE * names.away
-    other = torch.matmul(seen / classes, means)
-    present = 1 / share.square().sum(-1, keepdim=True)
-    return torch.lerp(centre, other.expand_as(centre), classes / (classes + present))
-
-
-class Anchored(NamedTuple):
-    """Prototypes that start at the names, and what they are compared with."""
-
-    weight: float  # of a query in the class counts
-    first: Solution  # by the names alone
-    centre: Tensor  # [B, 1, D]
-    x: Tensor  # [B, Q, D] the queries minus the centre, unit-norm
-    sums: Sums  # of anchors and labelled rows
-    s: Tensor | None  # [B or 1, K, D] the sums themselves; None without either
-    factor: Tensor  # [B] on logits, which fits the calibration rows
-
-
-def anchored(
-    rows: UnitRows, names: NameLogits, options: dict[str, Any], measures: Tensor | None
-) -> Anchored:
-    (B, Q, K), shots = names.query.shape, rows.shots.unsqueeze(1)
-    weight = min(1.0, QUERIES_PER_CLASS * K / Q)
-    first = adapted(names.query / NAME_WEIGHT, weight, FIRST_ITERATIONS, options, measures)
-    centre = centre_of(rows, names, first.probabilities)
-    off = rows.query - centre
-    length = inverse(lengths(off))
-    x, mass = off.mul_(length), ANCHOR_ROWS + shots
-    cross, squares = x.new_zeros(B, Q, K), torch.zeros_like(shots)
-    s = None
-    if names.away is not None:
-        assert names.products is not None
-        shrink = ANCHOR_ROWS * ANCHOR * inverse(lengths(names.away))
-        cross = names.products - products(centre, names.away)
-        cross = cross.mul_(length).mul_(shrink.mT)
-        s = names.away * shrink
-        squares = s.square().sum(-1).unsqueeze(1)
-    if not len(rows.index):
-        return Anchored(weight, first, centre, x, Sums(cross, squares, mass), s, x.new_ones(B))
-    support = rows.support - centre
-    support = support * inverse(lengths(support))
-    labels = rows.labels.expand(B, -1)
-    labelled, _ = class_sums(support, labels.contiguous(), K)
-    s = labelled if s is None else labelled + s
-    squares = s.square().sum(-1).unsqueeze(1)
-    sums = Sums(products(x, labelled).add_(cross), squares, mass)
-    calibration = rows.calibration(support)
-    own = rows.calibration(labels).unsqueeze(-1)
-    d = Sums(products(calibration, s), squares, mass).distances()
-    # Move each calibration row as far from its own class as a new row is on average.
-    mass = mass.expand_as(d).gather(-1, own)
-    square = calibration.square().sum(-1, keepdim=True)
-    d = d.scatter_add(-1, own, 2 / (mass - 1) * (d.gather(-1, own) + square))
-    logits = d * (-ANCHOR_SHARPNESS / 2)
-    logits = logits if names.calibration is None else logits + names.calibration
-    factor = fitted(logits, rows)[0].clamp(max=MOST_FACTOR)
-    return Anchored(weight, first, centre, x, sums, s, factor)
 
 
 # --- every class has labelled rows ----------------------------------------------------------------
@@ -423,8 +431,9 @@ def row_logits(
     if solution is None:  # the class proportions of the labelled rows, with one more of each class
         shots = rows.shots[0]
         log_shares = torch.log((shots + 1) / (shots + 1).sum())
+        u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
     else:
-        log_shares = solution.dual[0]
+        u, log_shares = solution.probabilities, solution.dual[0]
     if all(tasks_with_every_class(task)):
         likelihood = likelihood_of(task.support, task.support_labels, task.num_classes)
         share, factor = fitted_name_share(task, rows, likelihood, names)
@@ -434,17 +443,10 @@ def row_logits(
             likelihood.weights[0] * (likelihood.sharpness * factor),
             likelihood.bias[0] * factor + log_shares,
         )
-    anchors = anchored(rows, names, options, None)
-    assert anchors.s is not None
-    sums, mass = anchors.s[0], ANCHOR_ROWS + rows.shots[0]
-    if solution is not None:
-        W = solution.probabilities[0].square()
-        sums, mass = sums + W.mT @ anchors.x[0], mass + W.sum(0)
-    w = sums / mass.unsqueeze(-1)
-    sharpness = anchors.factor * (ANCHOR_SHARPNESS / 2)
-    return RowLogits(
-        scaled if names.calibration is None else scaled * anchors.factor,
-        anchors.centre[0, 0],
-        2 * sharpness * w,
-        log_shares - sharpness * w.square().sum(-1),
-    )
+    if solution is None:  # the queries are the labelled rows, and count once
+        rows = replace(rows, support=rows.support[:, :0], shots=torch.zeros_like(rows.shots))
+    start = start_of(rows, names)
+    weights, offset = start.judged(u, u.shape[1] > QUERIES_PER_CLASS * u.shape[2])[1:]
+    bias = log_shares - offset[0, 0] / 2 - weights[0] @ start.centre[0, 0]
+    # Rows are not made unit-norm again, so all is linear in z.
+    return RowLogits(scaled + weights[0], start.centre[0, 0], torch.zeros_like(scaled), bias)

@@ -34,6 +34,7 @@ def adaptive(
     prior: Tensor | None = None,
     groups: GroupNames | None = None,
     share: bool = True,
+    same: GroupNames | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -77,6 +78,11 @@ def adaptive(
         Whether groups also learn from each other: how few classes a group has, which small ones
         cannot tell alone, which classes are common, and where the classes lie. With False, or with
         a single group, each is a task of its own.
+    same : Tensor, array or sequence [Q], optional
+        Which queries are the same thing, an integer or a string for each, such as the images of a
+        burst: they get one label. Their log-likelihoods add up, less so the more alike they are,
+        and a thing counts once in proportions and shares. The queries are [Q, D] in a tensor; a
+        thing is in one group. See docs/groups.md.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -111,8 +117,9 @@ def adaptive(
     support, support_labels, query = check.tensors(support, support_labels, query)
     from_file = comes_in_chunks(query)
     check.flag("share", share)
-    if groups is not None and from_file:
-        raise ValueError("groups must be None for queries from a file, got groups")
+    for name, value in {"groups": groups, "same": same}.items():
+        if value is not None and from_file:
+            raise ValueError(f"{name} must be None for queries from a file, got {name}")
     check.dense(support, support_labels, support if from_file else cast(Tensor, query))
     rows = cast(Tensor, query) if not from_file else queries_of(query, support)
     if validate:
@@ -120,9 +127,10 @@ def adaptive(
         num_classes = check.dense_values(support, support_labels, visible, num_classes)
     assert num_classes is not None
     *batch, Q, _ = rows.shape
-    tasks, grouped = batch[0] if batch else None, None
-    if groups is not None:
-        grouped = groups_of_one_batch(groups, cast(Tensor, query))
+    tasks, grouped, things = batch[0] if batch else None, None, None
+    if groups is not None or same is not None:
+        grouped, things = groups_of_one_batch(groups, same, cast(Tensor, query))
+    if grouped is not None:
         tasks = len(grouped.names)
     measures = None
     if prior is not None:
@@ -139,11 +147,12 @@ def adaptive(
     labelled = batched(detached(support, computing_dtype(support)), 3)
     labels = batched(detached(support_labels, torch.int64), 2)
     with torch.no_grad(), without_autocast(support):
-        if grouped is not None:
+        if grouped is not None or things is not None:
             likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
             one = cast(Tensor, rows).detach().unsqueeze(0)
-            options |= {"groups": grouped, "share": share}
-            return classify(likelihood, one, measures=measures, **options)[0]
+            options |= {"groups": grouped, "share": share, "same": things}
+            found = classify(likelihood, one, measures=measures, **options)[0]
+            return found if grouped is not None else without_batch(found)
         if isinstance(rows, Tensor):
             rows = batched(rows.detach(), 3)
             task = Task(labelled, labels, rows, num_classes, measures=measures)

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
 from ..adaptive_rule.likelihood import Likelihood
-from ..groups import Groups, groups_of
+from ..groups import Groups, groups_and_things
 from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
@@ -36,6 +37,9 @@ from .read.samples import (
     rebatched,
 )
 
+# What is known of the class proportions: weights [K] for all samples, or for some of the groups.
+Prior: TypeAlias = Tensor | dict[str, Tensor] | None
+
 BATCH = 300
 BATCHES = 8  # per call
 MOST_LEFT_OUT = 50_000_000  # limit on the probabilities of a batch
@@ -54,7 +58,8 @@ def answer(
     total: int = 0,
     progress: bool = False,
     hierarchy: Hierarchy | None = None,
-    prior: Tensor | None = None,
+    prior: Prior = None,
+    share: bool = True,
     certain: Tensor | None = None,
 ) -> Answers:
     """Classify samples of any batches, regrouped; `certain` [K + 1] others count for the shares."""
@@ -74,6 +79,7 @@ def answer(
         batch=batch,
         label_noise=label_noise,
         prior=prior,
+        share=share,
         place=place,
         source=source,
         total=total,
@@ -135,7 +141,8 @@ def classified(
     *,
     batch: int | None,
     label_noise: float | str,
-    prior: Tensor | None = None,
+    prior: Prior = None,
+    share: bool = True,
     place: torch.device,
     source: str,
     total: int,
@@ -143,12 +150,13 @@ def classified(
 ) -> Iterator[tuple[list[Batch], Tensor, Solution]]:
     """Batches as they are classified, with their features [B, n, D]; all groups are one call."""
     size, together = batch_sizes(labelled, batch)
-    solve = solver(labelled, place, label_noise, prior)
+    solve = solver(labelled, place, label_noise, prior, share)
     D, batches = labelled.features.shape[1], iter(batches)
     first = next(batches, None)
     if first is None:
         raise ValueError(f"{source} must have at least one sample to classify, got none")
-    grouped, batches = batch is None and first.groups is not None, chain([first], batches)
+    grouped = batch is None and not first.groups is first.same is None
+    batches = chain([first], batches)
     size = sys.maxsize if grouped else size
     with Progress("classifying", total, show=progress and total > size) as shown:
         for group in grouped_by_shape(rebatched(batches, size), together):
@@ -156,8 +164,7 @@ def classified(
                 check_batch(part, D, labelled.source, source)
             rows = torch.stack([part.features for part in group])
             rows = labelled.columns.applied_to(rows.to(place, torch.float32))
-            groups = groups_of(group[0].groups, rows.shape[1], place) if grouped else None
-            yield group, rows, solve(rows, groups)
+            yield group, rows, solve(rows, group[0] if grouped else None)
             shown.advance(rows.shape[0] * rows.shape[1])
 
 
@@ -175,23 +182,39 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
 
 
 def solver(
-    labelled: Labelled, place: torch.device, label_noise: float | str, prior: Tensor | None
-) -> Callable[[Tensor, Groups | None], Solution]:
-    """The function that classifies batches, or groups, in the coordinates of `Labelled.rows`."""
+    labelled: Labelled, place: torch.device, label_noise: float | str, prior: Prior, share: bool
+) -> Callable[[Tensor, Batch | None], Solution]:
+    """The function that classifies batches in the coordinates of `Labelled.rows`.
+
+    If it is given the samples too, they are one batch of groups or things.
+    """
     K = len(labelled.class_names)
     support = labelled.rows(place)
     labels = labelled.labels.to(place)
-    measures = None if prior is None else measures_of(prior, K, None, support).values
+
+    def measures_for(groups: Groups | None) -> Tensor | None:
+        if isinstance(prior, dict) and groups is not None:
+            each = torch.stack([prior.get(name, torch.ones(K).double()) for name in groups.names])
+            return measures_of(each, K, len(each), support).values
+        return None if prior is None else measures_of(prior, K, None, support).values
+
     if labelled.prototypes is None:
         likelihood = likelihood_of(labelled, place, label_noise)
-        return lambda rows, groups: classify(likelihood, rows, measures=measures, groups=groups)[0]
+
+        def solve_rows(rows: Tensor, samples: Batch | None) -> Solution:
+            known = (None, None) if samples is None else (samples.groups, samples.same)
+            groups, same = groups_and_things(*known, rows.shape[1], place)
+            options: Any = {"groups": groups, "same": same, "share": share}
+            return classify(likelihood, rows, measures=measures_for(groups), **options)[0]
+
+        return solve_rows
     names = labelled.prototypes.to(place, torch.float32)
     method = Adaptive(logit_scale=labelled.logit_scale)
 
-    def solve(rows: Tensor, groups: Groups | None) -> Solution:
-        assert groups is None
+    def solve(rows: Tensor, samples: Batch | None) -> Solution:
+        assert samples is None
         whole = support[None], labels[None], rows, K
-        return method.solution(Task(*whole, prototypes=names[None], measures=measures))
+        return method.solution(Task(*whole, prototypes=names[None], measures=measures_for(None)))
 
     return solve
 

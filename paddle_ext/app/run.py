@@ -16,14 +16,14 @@ from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
 from ..text import plural
-from .answering import answer
+from .answering import Prior, answer
 from .answers import Answers, inserted, label_counts, without_prediction
 from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, read_files
 from .label_studio import write_tasks
 from .outcome import Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
-from .read.names import hierarchy_of, prior_of, read_pairs, read_prior, renamed
+from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data, row_notes
 from .read.samples import Batch, Changed, Labelled, WithText
 from .read.tables import TableSamples
@@ -147,10 +147,12 @@ def classify(
         hierarchy, more = hierarchy_of(parents, names, given, settings.parents)
         notes += more
     if weights is not None:
-        prior, more = prior_of(weights, names, settings.prior)
+        prior, more = priors_of(weights, names, source.groups, settings.prior)
         notes += more
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
+    if source.same is not None:
+        notes.append(f"things: {len(set(source.same)):,}, each with one label, and counted once")
     if answers.groups is not None:
         notes.append(f"groups: {len(set(answers.groups)):,}, each classified as one batch")
     checked = check_labelled(source.labelled, device)
@@ -170,7 +172,7 @@ def all_answers(
     settings: Settings,
     device: torch.device,
     hierarchy: Hierarchy | None,
-    prior: Tensor | None,
+    prior: Prior,
     features: list[Tensor],
 ) -> Answers:
     """Predictions of all samples, and those that have no text, in their order.
@@ -202,6 +204,7 @@ def all_answers(
             progress=settings.progress and source.kind != "pictures",
             hierarchy=hierarchy,
             prior=prior,
+            share=settings.share,
             certain=certain,
         )
     if texts is not None and texts.places:

@@ -51,6 +51,9 @@ class Columns:
         each as one batch; for images: folder.
     time : str or None
         Column of times, for --group-gap.
+    same : str or None
+        Column of things, such as a burst or a track: the samples of a thing get one label. All are
+        one batch then, unless there are groups.
     """
 
     features: Annotated[str | None, TABLES, Parameter(name=("--embedding", "--features"))] = None
@@ -60,10 +63,11 @@ class Columns:
     truth: Annotated[str | None, TABLES] = None
     group: Annotated[str | None, TABLES] = None
     time: Annotated[str | None, TABLES] = None
+    same: Annotated[str | None, TABLES] = None
 
     def others(self) -> set[str]:
         """The columns that are not features."""
-        roles = self.text, self.label, self.name, self.truth, self.group, self.time
+        roles = self.text, self.label, self.name, self.truth, self.group, self.time, self.same
         return {one for one in roles if one is not None}
 
 
@@ -85,6 +89,8 @@ class Settings:
     group_gap : str or None
         Time without a sample after which another group begins, such as 30min, 2h or 1d; the times
         are those of --time, or in the EXIF data of images. With --group: within each group.
+    share : bool
+        Whether groups learn from each other how few classes each has, and where classes lie.
     names : Path or None
         Names of the classes, which then need no labels: a text file with one per line (and prompts
         after tabs), or a .npz with text and class_names.
@@ -97,7 +103,7 @@ class Settings:
         Table of classes and their parents, any depth: unsure samples get a parent.
     prior : Path or None
         Table of classes and their weights, such as the counts of last month; 0: impossible. It
-        counts as far as the samples agree with it.
+        counts as far as the samples agree with it. With a first column of groups: of each group.
     rename : Path or None
         Table of classes and the names that they get, for classes that are one: --check offers it.
     label_noise : float or str
@@ -137,6 +143,7 @@ class Settings:
     separator: Annotated[str | None, TABLES, Parameter(name="--sep")] = None
     encoding: Annotated[str | None, TABLES] = None
     group_gap: Annotated[str | None, TABLES] = None
+    share: Annotated[bool, TABLES, Parameter(negative="--no-share")] = True
     names: Annotated[Path | None, CLASSES] = None
     templates: Annotated[tuple[str, ...], CLASSES, Parameter(name="--template")] = ()
     logit_scale: Annotated[float | None, CLASSES] = None
@@ -173,10 +180,13 @@ class Settings:
             raise check.ArgumentValueError(
                 "group_gap", f"must be given with the times {self.columns.time!r}, got none"
             )
-        if self.batch is not None and (self.columns.group is not None or self.gap is not None):
+        grouped = self.columns.group is not None or self.gap is not None
+        if self.batch is not None and (grouped or self.columns.same is not None):
             raise check.ArgumentValueError(
                 "batch", f"must be omitted with groups, which are batches, got {self.batch}"
             )
+        if not check.flag("share", self.share) and not grouped:
+            raise check.ArgumentValueError("share", "must be omitted without groups, got False")
 
     @property
     def gap(self) -> timedelta | None:

@@ -159,6 +159,7 @@ def stream(
             read,
             batch=settings.batch,
             label_noise=settings.label_noise,
+            share=settings.share,
             place=device,
             source=source.name,
             total=source.total,

@@ -72,6 +72,8 @@ class BatchClassifier:
     group : str, optional
         Name of a column of groups in a batch, integers or strings: the rows of a group have
         proportions of their own, as in `paddle_ext.adaptive`. Not with `prototypes`.
+    share : bool
+        Whether the groups of a batch learn from each other, as in `paddle_ext.adaptive`.
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions of every batch, as in `paddle_ext.adapt`.
     remember : bool
@@ -128,6 +130,7 @@ class BatchClassifier:
         label_noise: float | str = 0.0,
         prior: Any = None,
         group: str | None = None,
+        share: bool = True,
         remember: bool = False,
         max_iter: int = 100,
         tol: float = 1e-3,
@@ -152,6 +155,7 @@ class BatchClassifier:
         if group is not None and prototypes is not None:
             raise check.ArgumentValueError("group", f"must be None with prototypes, got {group!r}")
         self._group = group
+        self._options["share"] = check.flag("share", share)
         # Rows of each class, [K] float64: in the batches since a change, and in the last alone.
         self._memory: list[Tensor] = []
         self._believed = False  # whether the last batch was likelier with its memory
@@ -285,13 +289,13 @@ class BatchClassifier:
         return self._solve_with(self._options["prior"], rows, together)
 
     def _solve_with(self, prior: Any, rows: Tensor, groups: Groups | None) -> Solution:
-        options = self._options | {"prior": prior}
+        options = self._options | {"prior": prior, "groups": groups}
         if self._fitted is None:
             assert self._examples is not None
             return solve_again(self._examples, rows, options)
         if self._here is None or self._here[0] != rows.device:  # moved there once per process
             self._here = rows.device, self._fitted.on(rows.device)
-        return solve_batch(self._here[1], rows, options, groups)
+        return solve_batch(self._here[1], rows, options)
 
     def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
         """Classify a batch with the memory as its prior, and add what the batch holds to it."""

@@ -21,7 +21,6 @@ from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelih
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
-from ..groups import Groups
 from ..large.arguments import returns_all
 from ..native import devices
 from ..prior import measures_of
@@ -150,15 +149,13 @@ def in_columns(
     return columns, examples, None if query is None else columns.applied_to(query)
 
 
-def fit_batch(
-    examples: Examples, query: Tensor, options: dict[str, Any], groups: Groups | None = None
-) -> Fit:
-    """Classify unlabelled rows [Q, D]; `groups` exclude names."""
+def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
+    """Classify unlabelled rows [Q, D]; groups exclude names."""
     by_group = None
     if examples.names is None:
         likelihood = learned(examples, options)
-        solution = solve_batch(likelihood, query, options, groups)
-        if groups is not None:
+        solution = solve_batch(likelihood, query, options)
+        if solution.groups is not None:
             by_group, solution = solution, solution.over_all()
         fitted: Fitted = FittedAdaptive.on_cpu(likelihood, solution.dual)
     else:
@@ -205,25 +202,26 @@ def of_names(options: dict[str, Any]) -> dict[str, Any]:
 
 def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Tensor | None:
     """The priors to choose from, made of the option `prior`; None without one."""
-    prior = options["prior"]
-    return None if prior is None else measures_of(prior, num_classes, None, query).values
+    prior, groups = options["prior"], options.get("groups")
+    tasks = None if groups is None else len(groups.names)
+    return None if prior is None else measures_of(prior, num_classes, tasks, query).values
 
 
-def solve_batch(
-    likelihood: Likelihood, query: Tensor, options: dict[str, Any], groups: Groups | None = None
-) -> Solution:
-    """Classify one batch [Q, D]; if large, with only the largest probabilities of each row."""
+def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
+    """Classify one batch [Q, D]; if large, with only the largest probabilities of each row.
+
+    The options may have checked `groups` and `same`, and `share`.
+    """
     K = likelihood.bias.shape[-1]
+    asked = ("max_iter", "tol", "groups", "share", "same")
     solution, _ = classify(
         likelihood,
         query[None],
         measures=measures_in(options, K, query),
-        groups=groups,
-        max_iter=options["max_iter"],
-        tol=options["tol"],
         all_classes=returns_all(None, len(query), K),
+        **{name: options[name] for name in asked if name in options},
     )
-    return solution if groups is not None else without_batch(solution)
+    return solution if solution.groups is not None else without_batch(solution)
 
 
 def solve_again(examples: Examples, query: Tensor, options: dict[str, Any]) -> Solution:

@@ -121,25 +121,28 @@ def is_missing(label: object) -> bool:
     )
 
 
-def row_groups(groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device) -> Groups:
-    """The groups of the rows in `of_batch` [n] bool, at least one; the others' are ignored."""
+def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array | None:
+    """The groups of the rows in `of_batch` [n] bool, maybe of none; the others' are ignored."""
+    if given is None or not of_batch.any():
+        return None
     # NumPy would turn numbers into text in a list that contains both.
-    column = np.array(groups, dtype=object) if isinstance(groups, list | tuple) else plain(groups)
+    column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
     if column.shape != of_batch.shape:
         raise ValueError(
-            f"groups must have shape [{len(of_batch)}], one for each row, got {list(column.shape)}"
+            f"{name} must have shape [{len(of_batch)}], one for each row, got {list(column.shape)}"
         )
     # The others get a group of the batch, so that an error names the row as the caller counts.
     column = np.where(of_batch, column, column[of_batch][0])
-    given = groups_of(column, len(column), device)
-    inside = given.of_row[torch.from_numpy(of_batch).to(device)]
-    return groups_of(inside, len(inside), device)._replace(names=given.names)
+    groups_of(column, len(column), torch.device("cpu"), name)
+    inside: Array = column[of_batch]
+    return inside
 
 
-def prior_weights(prior: Any, classes: Array) -> Array | None:
+def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:
     """A prior in the order of the classes, [K] float64: an array, or a mapping of class to weight.
 
-    Classes that a mapping lacks get its smallest weight, with a warning.
+    Classes that a mapping lacks get its smallest weight, with a warning. With groups an array may
+    be [G, K].
     """
     if prior is None:
         return None
@@ -161,7 +164,8 @@ def prior_weights(prior: Any, classes: Array) -> Array | None:
         weights: Array = np.asarray(prior, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"prior must be numbers, got {check.kind(prior)}") from error
-    measures_of(weights, len(classes), None, torch.empty(0))  # raises if they are invalid
+    tasks = None if groups is None else len(groups.names)
+    measures_of(weights, len(classes), tasks, torch.empty(0))  # raises if they are invalid
     return weights
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.solve import check_options
-from ..groups import Groups
+from ..groups import groups_and_things
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
@@ -76,7 +76,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions, as in `paddle_ext.adapt`; an array is in the order
-        of ``classes_``. Without a batch, `predict` trusts it.
+        of ``classes_``. Without a batch, `predict` trusts it. With groups an array [G, K] is a
+        prior for each, in the order of ``groups_``.
+    share : bool
+        Whether groups learn from each other, as in `paddle_ext.adaptive`.
     max_iter : int
         At most this many iterations.
     tol : float
@@ -184,6 +187,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logit_scale: float = 100.0,
         label_noise: float | str = 0.0,
         prior: Any = None,
+        share: bool = True,
         rows: str = "auto",
         balanced: bool = False,
         present_threshold: float = 1.5,
@@ -194,6 +198,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.logit_scale = logit_scale
         self.label_noise = label_noise
         self.prior = prior
+        self.share = share
         self.rows = rows
         self.balanced = balanced
         self.present_threshold = present_threshold
@@ -210,6 +215,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         prototypes: Any = None,
         classes: Any = None,
         groups: Any = None,
+        same: Any = None,
     ) -> PaddleClassifier:
         """Classify the unlabelled rows.
 
@@ -236,6 +242,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             The group of each row, an integer or a string, such as its place or its day: groups have
             proportions of their own, as in `paddle_ext.adaptive`. Those of labelled rows, which
             count for all groups, are ignored. Not with `prototypes`.
+        same : array or Series [n], optional
+            Which rows are the same thing, as in `paddle_ext.adaptive`: unlabelled ones get one
+            label. Not with `prototypes`.
 
         Returns
         -------
@@ -255,7 +264,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
-        together = self._groups(groups, ~has_label, device, prototypes is not None)
+        together, named = {"groups": groups, "same": same}, prototypes is not None
+        options |= self._together(together, ~has_label, device, named)
         if prototypes is not None:
             self.classes_, places, names = named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
@@ -264,7 +274,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"classes must be None without prototypes, got {check.kind(classes)}")
         else:
             self.classes_, places = sorted_classes(y[has_label])
-        options["prior"] = prior_weights(self.prior, self.classes_)
+        options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
         rows = to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
@@ -281,7 +291,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if query is None:
             fit = fit_labelled(examples, options)
         else:
-            fit = fit_batch(examples, query, options, together)
+            fit = fit_batch(examples, query, options)
         if columns.rows == "table":
             fit = fit._replace(prototypes=means_of(*given, fit.solution))
             if self._encoder is None:  # further rows may have gaps
@@ -309,6 +319,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         label_noise = check_label_noise("label_noise", self.label_noise)
         check.choice("rows", self.rows, ROWS)
         check.flag("balanced", self.balanced)
+        check.flag("share", self.share)
         shared = {"max_iter": max_iter, "tol": tol, "logit_scale": self.logit_scale}
         return shared | {"label_noise": label_noise}
 
@@ -327,14 +338,16 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         support, labels, weights = (x[weights > 0] for x in rows)
         return replace(examples, support=support, labels=labels, weights=weights)
 
-    def _groups(
-        self, groups: Any, of_batch: npt.NDArray[np.bool_], device: torch.device, named: bool
-    ) -> Groups | None:
-        """The groups of the rows that are in the batch, if groups are given."""
-        if named and groups is not None:
-            raise ValueError(f"groups must be None with prototypes, got {check.kind(groups)}")
-        given = groups is not None and of_batch.any()
-        return row_groups(groups, of_batch, device) if given else None
+    def _together(
+        self, given: dict[str, Any], of_batch: Array, device: Any, named: bool
+    ) -> dict[str, Any]:
+        """The groups and the things of the rows that are in the batch, as options of its rule."""
+        for name, value in given.items():
+            if named and value is not None:
+                raise ValueError(f"{name} must be None with prototypes, got {check.kind(value)}")
+        own = {name: row_groups(value, of_batch, name) for name, value in given.items()}
+        grouped, things = groups_and_things(**own, rows=int(of_batch.sum()), device=device)
+        return {"groups": grouped, "same": things, "share": self.share}
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
@@ -423,21 +436,21 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: Array = self.classes_[array(places)]
         return labels
 
-    def predict_batch(self, X: Any, groups: Any = None) -> Array:
+    def predict_batch(self, X: Any, groups: Any = None, same: Any = None) -> Array:
         """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
 
-        Equivalent to fitting again with the same labelled rows and these unlabelled ones; the batch
-        of `fit` plays no role.
+        Rows that are the `same` [n] thing get one label. Equivalent to fitting again with the same
+        labelled rows and these unlabelled ones; the batch of `fit` plays no role.
         """
         rows = self._checked_rows(X)
-        named = isinstance(self._fitted, FittedNames)
-        together = self._groups(groups, np.ones(len(rows), dtype=bool), rows.device, named)
-        options = self._options()
-        options["prior"] = prior_weights(self.prior, self.classes_)
+        options, every = self._options(), np.ones(len(rows), dtype=bool)
+        given, named = {"groups": groups, "same": same}, isinstance(self._fitted, FittedNames)
+        options |= self._together(given, every, rows.device, named)
+        options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
         if isinstance(self._fitted, FittedAdaptive):
             likelihood = self._fitted.on(rows.device)
             query = rows.to(likelihood.weights.dtype)
-            solution = solve_batch(likelihood, query, options, together).over_all()
+            solution = solve_batch(likelihood, query, options).over_all()
         else:
             assert self._examples is not None
             solution = solve_again(self._examples, rows, options)

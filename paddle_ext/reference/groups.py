@@ -55,15 +55,14 @@ def pair_evidence(t: Tensor, m: Tensor) -> Tensor:
     return torch.log1p(t.new_tensor(CHANCES) * (ratios - 1)).sum(0) / (2 * max(count, 1))
 
 
-def mixed_chances(evidence: Tensor) -> Tensor:
-    """The mean chance of each group, [G], under the likeliest mixture; evidence [G, 17]."""
+def mixed_chances(evidence: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean chance of each group, [G], under the likeliest mixture, and its shares [17]."""
     likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
-    shares = torch.full_like(likely[0], 1 / len(CHANCES))
-    for _ in range(50):
+    for _ in range(20):
         own = likely * shares
         shares = (own / own.sum(-1, keepdim=True)).mean(0)
     own = likely * shares / (likely * shares).sum(-1, keepdim=True)
-    return (own * likely.new_tensor(CHANCES)).sum(-1)
+    return (own * likely.new_tensor(CHANCES)).sum(-1), shares
 
 
 def proportions_of(
@@ -92,6 +91,7 @@ class Fit:
         groups: Members,
         weight: Tensor,
         m: Tensor,
+        shares: Tensor,
         max_iter: int,
         tol: float,
         least: Tensor | None = None,
@@ -102,7 +102,7 @@ class Fit:
             for g, rows in enumerate(groups.rows)
         ]
         evidence = torch.stack([pair_evidence(t, m[g]) for g, t in enumerate(alone)])
-        chance = mixed_chances(evidence)
+        chance, self.shares = mixed_chances(evidence, shares)
         self.a = ((1 - chance) / (K * chance)).clamp(LEAST, MOST)
         if least is not None:
             self.a = torch.maximum(self.a, least)
@@ -133,9 +133,10 @@ def shared(
     """The groups under their mean proportions, or their prior [G, K] where that is likelier."""
     G, K = len(groups.rows), logits.shape[1]
     even, given = (x.double() for x in measures(torch.ones(K) if prior is None else prior, G))
-    m = even
+    m, shares = even, torch.full((len(CHANCES),), 1 / len(CHANCES)).double()
     for _ in range(2):
-        fit = Fit(logits, groups, weight, m, max_iter, tol)
+        fit = Fit(logits, groups, weight, m, shares, max_iter, tol)
+        shares = fit.shares
         draws = K * fit.a
         total = weight * groups.sizes
         draws = draws * (torch.digamma(draws + total) - torch.digamma(draws))
@@ -147,10 +148,10 @@ def shared(
             b = next_concentration(b, held, float(held.sum()), one, low.double())
         m = even * (held + b)
         m = m * K / m.sum(-1, keepdim=True)
-    fit = Fit(logits, groups, weight, m, max_iter, tol)
+    fit = Fit(logits, groups, weight, m, shares, max_iter, tol)
     if prior is None:
         return fit, None
-    other = Fit(logits, groups, weight, given, max_iter, tol, least=fit.a)
+    other = Fit(logits, groups, weight, given, fit.shares, max_iter, tol, least=fit.a)
     used = other.bound > fit.bound
     fit.u = torch.where(used[groups.of_row].unsqueeze(-1), other.u, fit.u)
     for name in ("a", "prior", "counts", "bound"):
@@ -215,13 +216,20 @@ def posterior_of_groups(
     moved = moved_distances(z, known.means, known.shots, W, known.metric)
     moved = moved + known.excess() - known.excess(W.sum(0))
     share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
-    logits = known.logits(moved) * share[rows].unsqueeze(-1)
     two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
     counts = fit.counts.sum(0)
     kept = 1 - two_classes * counts / (counts + known.shots)
-    others = (fit.counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)
-    left = torch.log(kept[rows] * others + fit.prior[rows])
-    u = torch.softmax(known.temper * (logits + left), dim=-1)
+    logits = known.logits(moved) * share[rows].unsqueeze(-1)
+
+    def log_others(counts: Tensor, u: Tensor) -> Tensor:
+        left = (counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)
+        return torch.log(kept[rows] * left + fit.prior[rows]).clamp(min=IMPOSSIBLE)
+
+    power = ((n - 2) / n).clamp(min=0)[rows].unsqueeze(-1)
+    even = fit.prior[rows].log().clamp(min=IMPOSSIBLE)
+    u = (logits + power * log_others(fit.counts, u) + (1 - power) * even).softmax(-1)
+    counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
+    u = torch.softmax(known.temper * (logits + log_others(counts, u)), dim=-1)
     labels, shares = u.argmax(-1), []
     for g, own_rows in enumerate(found.rows):
         counted = torch.bincount(labels[own_rows], minlength=K)

@@ -5,16 +5,17 @@ Letters as in `reference.adaptive`; t_k is the name of class k. The equations ar
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .adaptive import centred, likelihood, moved_distances, posterior, sharpness_of, squared
+from .adaptive import centred, likelihood, posterior, sharpness_of, squared
 from .paddle import unit_rows
 
-SHARPNESS, ANCHOR, ANCHOR_ROWS, SLOPE = 12.0, 0.3, 0.5, 0.4
+SHARPNESS, ANCHOR, ANCHOR_ROWS = 3.0, 0.4, 0.5
 NAME_SHARPNESS, NAME_WEIGHT = 20.0, 0.7
 
 
@@ -36,29 +37,23 @@ class NameLogits:
         shots = shots_of(task)
         weight = sum(min(1.0, 1.4 / (1 + float(n))) for n in shots) / len(shots)
         self.judging = evenly(len(task.support))
-        self.away: Tensor | None = None
         self.judges: Tensor | None = None
         if task.prototypes is None:
             assert task.logits is not None
-            self.query = NAME_WEIGHT * weight * less_mean(task.logits)
+            self.query = NAME_WEIGHT * weight * (task.logits - task.logits.mean(1, keepdim=True))
             return
         names = unit_rows(task.prototypes)
-        self.away = names - names.mean(0)
+        away = names - names.mean(0)
         z, s = unit_rows(task.query), unit_rows(task.support)
-        width = max(mean_deviation(z), mean_deviation(s) if len(s) else 0.0) * float(
-            self.away.norm(dim=1).mean()
-        )
+        self.deviation = max(mean_deviation(z), mean_deviation(s) if len(s) else 0.0)
+        width = self.deviation * float(away.norm(dim=1).mean())
         scale = min(logit_scale, NAME_SHARPNESS / width) if width > 0 else logit_scale
         if len(s):
-            self.judges = scale * s[self.judging] @ self.away.mT
+            self.judges = scale * s[self.judging] @ away.mT
             factor, _ = fitted(self.judges, task.labels[self.judging])
             weight = weight * min(1.0, factor)
             self.judges = NAME_WEIGHT * weight * self.judges
-        self.query = NAME_WEIGHT * weight * scale * z @ self.away.mT
-
-
-def less_mean(x: Tensor) -> Tensor:
-    return x - x.mean(-1, keepdim=True)
+        self.query = NAME_WEIGHT * weight * scale * z @ away.mT
 
 
 def mean_deviation(x: Tensor) -> float:
@@ -82,58 +77,80 @@ def fitted(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     return sharpness / 16, misfit
 
 
-# --- prototypes that start as names -----------------------------------------------------------
+# --- prototypes that start as names and absorb the batch in rounds ----------------------------
 
 
-def centre_of(task: NamedTask, away: Tensor | None, u: Tensor) -> Tensor:
-    z, share = unit_rows(task.query), u.mean(0)
-    names = torch.zeros(task.num_classes, z.shape[1]).double() if away is None else away
-    centre = z.mean(0) - SLOPE * share @ names
-    seen = sorted(set(task.labels.tolist()))
-    if not seen:
-        return centre
-    s = unit_rows(task.support)
-    other = torch.stack([s[task.labels == k].mean(0) - SLOPE * names[k] for k in seen]).mean(0)
-    present = float(1 / share.square().sum())
-    return (present * centre + len(seen) * other) / (present + len(seen))
+class Rows(NamedTuple):
+    """Rows minus their mean, and names as rows."""
+
+    every: Tensor  # [Q + S, D] queries, then labelled rows
+    known: Tensor  # [S, K] 1 for the class of a labelled row, 0 for the others
+    anchors: Tensor  # [K, D]
 
 
-def by_anchors(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -> Tensor:
-    names = NameLogits(task, logit_scale)
-    (Q, K), shots = names.query.shape, shots_of(task)
-    weight = min(1.0, 8 * K / Q)
-    first = adapt(names.query / NAME_WEIGHT, weight=weight, max_iter=min(3, max_iter), tol=tol)
-    centre = centre_of(task, names.away, first.probabilities)
-    x, s = centred(task.query, centre), centred(task.support, centre)
-    anchors = torch.zeros(K, x.shape[1]).double()
+def centred_rows(task: NamedTask, names: NameLogits) -> Rows:
+    z, s = unit_rows(task.query), unit_rows(task.support)
+    every = torch.cat([z, s])
+    anchors = torch.zeros(task.num_classes, z.shape[1]).double()
     if task.prototypes is not None:
-        anchors = (
-            ANCHOR_ROWS * ANCHOR * centred(task.prototypes, unit_rows(task.prototypes).mean(0))
-        )
-    sums = torch.stack([anchors[k] + s[task.labels == k].sum(0) for k in range(K)])
-    mass = ANCHOR_ROWS + shots
-    prototypes = sums / mass.unsqueeze(1)
-    eye = torch.eye(x.shape[1]).double()
-    factor, query, start = 1.0, names.query, first
-    if len(s):
-        judges, own = s[names.judging], task.labels[names.judging]
-        d = squared(judges, prototypes, eye)
-        rate = (mass[own] + 1) / (mass[own] - 1)
-        place = torch.arange(len(own))
-        d[place, own] = d[place, own] * rate
-        logits = -SHARPNESS / 2 * d
-        if names.judges is not None:
-            logits = logits + names.judges
-        factor = min(fitted(logits, own)[0], 1.25)
-        query = query if names.judges is None else factor * query
-        logits = query - factor * SHARPNESS / 2 * squared(x, prototypes, eye)
-        start = adapt(logits, weight=weight, max_iter=min(3, max_iter), tol=tol)
+        directions = centred(task.prototypes, unit_rows(task.prototypes).mean(0))
+        anchors = ANCHOR * names.deviation * directions
+    known = (task.labels.unsqueeze(1) == torch.arange(task.num_classes)).double()
+    return Rows(every - every.mean(0), known, anchors)
 
-    kept = start.proportions.topk(min(K, max(256, Q))).indices.sort().values
-    u = start.probabilities[:, kept]
-    for _ in range(2):
-        moved = moved_distances(x, prototypes[kept], mass[kept], u.square(), eye)
-        logits = query[:, kept] - factor * SHARPNESS / 2 * moved
+
+def first_logits(rows: Rows) -> Tensor:
+    """What names and labelled rows say of the queries by their distances, [Q, K]."""
+    K, Q = len(rows.anchors), len(rows.every) - len(rows.known)
+    mass = ANCHOR_ROWS + rows.known.sum(0).unsqueeze(1)
+    w = (rows.known.mT @ rows.every[Q:] + ANCHOR_ROWS * rows.anchors) / mass
+    variance = float(rows.every.square().sum(1).mean())
+    scale = SHARPNESS * (1 + math.log(K)) / variance if variance > 1e-24 else 0.0
+    return -scale / 2 * squared(rows.every[:Q], w, torch.eye(w.shape[1]).double())
+
+
+def round_logits(rows: Rows, u: Tensor, joint: bool) -> Tensor:
+    """What prototypes say of the queries [Q, K], each without itself; they have the weights u."""
+    every, (Q, K) = rows.every, u.shape
+    x = every[:Q]
+    weights = torch.cat([u, rows.known])
+    anchors = rows.anchors - weights.sum(0) / len(every) @ rows.anchors
+    mass = ANCHOR_ROWS + weights.sum(0)
+    w = (weights.mT @ every + ANCHOR_ROWS * anchors) / mass.unsqueeze(1)
+    off = every.unsqueeze(1) - w  # [Q + S, K, D]
+    variance = (weights.unsqueeze(-1) * off.square()).sum((0, 1)) / len(every)
+    mean = variance.mean()
+    if float(mean) <= 1e-24:
+        return torch.zeros(Q, K).double()
+    metric = (1 / (variance + mean / len(every))).diag()
+    own = (variance * metric.diagonal()).sum()
+    sharpness = SHARPNESS * (1 + torch.special.entr(u.mean(0)).sum())
+    if joint:
+        # Products with the prototypes, and their covariance inside classes.
+        y, scores = x @ metric @ w.mT, w @ metric @ w.mT
+        apart = y.unsqueeze(1) - scores  # [Q, K, K]
+        covariance = torch.einsum("qk,qki,qkj->ij", u, apart, apart)
+        covariance = (covariance + K * own / sharpness * scores) / (Q + K)
+        jitter = 0.01 * covariance.diagonal().mean() * torch.eye(K).double()
+        d = squared(y, scores, torch.linalg.inv(covariance + jitter))
+    else:
+        d = sharpness / own * squared(x, w, metric)
+    return -(mass / (mass - u)).square() * d / 2
+
+
+def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -> Tensor:
+    names = NameLogits(task, logit_scale)
+    rows, (Q, K) = centred_rows(task, names), names.query.shape
+    weight = min(1.0, 8 * K / Q)
+    logits = names.query + first_logits(rows)
+    first = adapt(logits, weight=weight, max_iter=min(3, max_iter), tol=tol)
+    order = first.proportions + (rows.known.sum(0) > 0)
+    kept = order.topk(min(K, max(128, len(rows.every)))).indices.sort().values
+    rows = rows._replace(known=rows.known[:, kept], anchors=rows.anchors[kept])
+    u = first.probabilities[:, kept]
+    u = u / u.sum(1, keepdim=True)
+    for joint in [False] * 2 + [True] * (2 if Q > 8 * K else 0):
+        logits = names.query[:, kept] + round_logits(rows, u, joint)
         u = adapt(logits, weight=weight, max_iter=min(10, max_iter), tol=tol).probabilities
     probabilities = torch.zeros(Q, K).double()
     probabilities[:, kept] = u
@@ -209,5 +226,5 @@ def names(
         if len(labels) >= 2 * K and bool((shots_of(task) > 0).all()):
             results.append(by_rows(task, metric, logit_scale, max_iter, tol))
         else:
-            results.append(by_anchors(task, logit_scale, max_iter, tol))
+            results.append(by_rounds(task, logit_scale, max_iter, tol))
     return torch.stack(results) if query.dim() == 3 else results[0]

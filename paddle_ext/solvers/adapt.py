@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
-from ..groups import GroupNames, Groups, groups_of
+from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import adapt_large, is_large
 from ..native import load as native
@@ -20,7 +20,7 @@ from ..native.devices import on_cpu_without_gpu_code
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
-from .groups import each_alone, shared_proportions, solution_of_groups
+from .groups import each_alone, of_rows, shared_proportions, solution_of_groups
 
 
 @solver(Solution)
@@ -31,6 +31,7 @@ def adapt(
     prior: Tensor | None = None,
     groups: GroupNames | None = None,
     share: bool = True,
+    same: GroupNames | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -76,6 +77,10 @@ def adapt(
     share : bool
         Whether groups learn from each other how few classes a group has, which small ones cannot
         tell alone. With False, or with a single group, each is a task of its own.
+    same : Tensor, array or sequence [Q], optional
+        Which rows are the same thing, an integer or a string for each, such as the frames of a
+        track: they get one label. Their logits add up, less so the more alike they are, and a thing
+        counts once in proportions and shares. The logits are [Q, K]; a thing is in one group.
     max_iter : int
         Limit on iterations.
     tol : float
@@ -132,7 +137,7 @@ def adapt(
     logits, prior = check.tensors(logits, prior)
     check.logits(logits)
     *batch, Q, K = logits.shape
-    grouped = None if groups is None else groups_of_one_batch(groups, logits)
+    grouped, things = groups_of_one_batch(groups, same, logits)
     tasks = batch[0] if batch else None
     measures, all_possible = None, True
     if prior is not None and not isinstance(logits, FakeTensor):
@@ -140,25 +145,33 @@ def adapt(
         measures, all_possible = measures_of(prior, K, tasks, logits)
     if validate:
         check_values(logits, None if all_possible else measures, grouped)
-    all_classes = returns_all(return_assignments, Q, K)
-    if grouped is not None:
-        best = None if all_classes else top
+    best = None if returns_all(return_assignments, Q, K) else top
+    of_things = grouped
+    if things is not None:
+        logits = thing_logits(logits, things).to(computing_dtype(logits))
+        of_things = None if grouped is None else grouped.of_things(things)
+        if validate:
+            check_values(logits, None if all_possible else measures, of_things, "thing")
+    if of_things is not None:
         options: Any = {"weight": weight, "max_iter": max_iter, "tol": tol, "top": best}
-        return adapt_groups(logits, grouped, measures, share, **options)
-    outputs = call_adapt(logits, weight, max_iter, tol, measures, None if all_classes else top)
-    return solution_of(outputs, prior)
+        found = adapt_groups(logits, of_things, measures, share, **options)
+    else:
+        found = solution_of(call_adapt(logits, weight, max_iter, tol, measures, best), prior)
+    return found if things is None else of_rows(found, things, grouped)
 
 
-def groups_of_one_batch(groups: GroupNames, rows: Tensor) -> Groups:
-    """Check the groups of these rows, which have no batch dimension."""
-    if isinstance(rows, FakeTensor):
-        raise TypeError("groups must be None for torch.compile, got groups")
-    if rows.dim() != 2:
-        raise ValueError(
-            "groups must be None for a batch of tasks, whose rows are groups already, got groups"
-            f" and shape {list(rows.shape)}"
-        )
-    return groups_of(groups, len(rows), rows.device)
+def groups_of_one_batch(
+    groups: GroupNames | None, same: GroupNames | None, rows: Tensor
+) -> tuple[Groups | None, Groups | None]:
+    """Check the groups and the things of these rows, which have no batch dimension."""
+    for name, value in {"groups": groups, "same": same}.items():
+        if value is not None and isinstance(rows, FakeTensor):
+            raise TypeError(f"{name} must be None for torch.compile, got {name}")
+        if value is not None and rows.dim() != 2:
+            raise ValueError(
+                f"{name} must be None for a batch of tasks, got {name} and shape {list(rows.shape)}"
+            )
+    return groups_and_things(groups, same, rows.shape[-2], rows.device)
 
 
 def adapt_groups(
@@ -305,9 +318,15 @@ def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
 
 
 def check_values(
-    logits: Tensor, measures: Tensor | None = None, groups: Groups | None = None
+    logits: Tensor,
+    measures: Tensor | None = None,
+    groups: Groups | None = None,
+    row: str = "row",
 ) -> None:
-    """Raise unless all logits are finite or -inf and every row has a possible class."""
+    """Raise unless all logits are finite or -inf and every row, called `row`, has a possible class.
+
+    Probabilities are refused too.
+    """
     if logits.numel() == 0 or isinstance(logits, FakeTensor):
         return
     # A NaN anywhere makes both extremes NaN.
@@ -330,6 +349,6 @@ def check_values(
         raise ValueError(f"logits must be at most {largest:g} or -inf, got {value:g} at {place}")
     place = (~(best >= -largest)).nonzero()[0].tolist()
     raise ValueError(
-        "logits must have a possible class in every row, got a largest value of "
-        f"{best[tuple(place)].item():g} in row {place}"
+        f"logits must have a possible class in every {row}, got a largest value of "
+        f"{best[tuple(place)].item():g} in {row} {place}"
     )

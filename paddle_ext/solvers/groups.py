@@ -23,7 +23,7 @@ PARTNERS = 16  # rows of its group that a row is compared with; all if there are
 # How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
 # variance of a share is large, so that neighbours differ equally clearly everywhere.
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
-MIXTURE_STEPS = 50  # of the mixture of these chances, and
+MIXTURE_STEPS = 20  # of the mixture of these chances, in each round, and
 MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
 MEAN_ROUNDS = 2  # of estimating the mean proportions
 
@@ -39,6 +39,7 @@ class Shared(NamedTuple):
     criterion: Tensor  # [G] float64
     bound: Tensor  # [G] float64
     prior_used: Tensor | None = None  # [G] bool
+    shares: Tensor | None = None  # [17] float64: of the `CHANCES` among the groups
 
     @property
     def dual(self) -> Tensor:
@@ -56,38 +57,39 @@ def shared_proportions(
     weight: Tensor,
     labelled_rows: float,
     measures: Tensor | None,
-    *,
-    max_iter: int,
-    tol: float,
+    **steps: Any,
 ) -> Shared:
     """The probabilities of rows with these logits [Q, K], and the proportions of their groups.
 
     `weight` [G] float64 is that of a row in the counts of its group, `labelled_rows` how many rows
     the logits rest on, and `measures` [G or 1, 2, K] are even weights of the classes, 0 for an
-    impossible one, and a prior of the caller, which a group uses if it is likelier with it.
+    impossible one, and a prior of the caller, which a group uses if it is likelier with it. `steps`
+    are `max_iter` and `tol`.
     """
     K = logits.shape[-1]
     sizes = groups.sizes.double()
     even = logits.new_ones(1, K, dtype=torch.float64) if measures is None else measures[:, 0]
     even = even.double()
-    measure = even
+    measure, shares = even, None
     for _ in range(MEAN_ROUNDS):
-        found = fit(logits, groups, weight, measure, max_iter, tol)
+        found = fit(logits, groups, weight, measure, shares, **steps)
+        shares = found.shares
         total, drawn = weight * sizes, K * found.concentration
         draws = drawn * (digamma(drawn + total) - digamma(drawn))
         held = (found.counts * (draws / total).unsqueeze(-1)).sum(0)
         measure = even * mean_proportions(held, labelled_rows)
         measure = measure * K / measure.sum(-1, keepdim=True)
-    found = fit(logits, groups, weight, measure, max_iter, tol)
+    found = fit(logits, groups, weight, measure, shares, **steps)
     found = found._replace(bound=bound_of(logits, groups, weight, found))
     if measures is None:
         return found
     own = measures[:, 1].double()
-    other = fit(logits, groups, weight, own, max_iter, tol, least=found.concentration)
+    a = found.concentration
+    other = fit(logits, groups, weight, own, found.shares, least=a, **steps)
     other = other._replace(bound=bound_of(logits, groups, weight, other))
     used = other.bound > found.bound
     of_rows = torch.where(used[groups.of_row, None], other.probabilities, found.probabilities)
-    both = zip(found[1:-1], other[1:-1], strict=True)
+    both = zip(found[1:-2], other[1:-2], strict=True)
     chosen: list[Any] = [torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both]
     return Shared(of_rows, *chosen)._replace(prior_used=used)
 
@@ -97,16 +99,19 @@ def fit(
     groups: Groups,
     weight: Tensor,
     measure: Tensor,
-    max_iter: int,
-    tol: float,
+    shares: Tensor | None,
     least: Tensor | None = None,
+    **steps: Any,
 ) -> Shared:
-    """The proportions of groups under Dirichlet priors with this measure [G or 1, K], of mean 1."""
+    """The proportions of groups under Dirichlet priors with this measure [G or 1, K], of mean 1.
+
+    `shares` are those of the round before, with which the mixture begins.
+    """
     K = logits.shape[-1]
     preferred = measure.log().clamp(min=native.module.IMPOSSIBLE).to(logits.dtype)
     t = (logits + (preferred if len(preferred) == 1 else preferred[groups.of_row])).softmax(-1)
     mean = measure / K
-    chance = mixed_chances(pair_evidence(t, mean, groups))
+    chance, shares = mixed_chances(pair_evidence(t, mean, groups), shares)
     low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
@@ -120,9 +125,9 @@ def fit(
         "criterion": (double, (G,)),
         "iterations": (torch.int32, (G,)),
     }
-    options = {"max_iter": max_iter, "tol": tol}
-    u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **options)
-    return Shared(u, counts, prior, a, iterations, moved, bound=moved)  # the bound is not known yet
+    u, counts, moved, iterations = call_groups(t, groups, mean, inputs, outputs, **steps)
+    # The bound is not known yet.
+    return Shared(u, counts, prior, a, iterations, moved, bound=moved, shares=shares)
 
 
 def call_groups(
@@ -158,38 +163,42 @@ def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
     return call_groups(rows, groups, mean, inputs, outputs, C=len(chances))[0]
 
 
-def mixed_chances(evidence: Tensor) -> Tensor:
-    """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`."""
+def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`; its shares.
+
+    It begins with these shares, or even ones.
+    """
     G, count = evidence.shape
     likely = torch.exp(evidence - evidence.amax(-1, keepdim=True))
-    of_each, shares = likely.mT / G, likely.new_full((count,), 1 / count)
+    of_each = likely.mT / G
+    shares = likely.new_full((count,), 1 / count) if shares is None else shares
     for _ in range(MIXTURE_STEPS):
         shares = shares * (of_each @ (likely @ shares).reciprocal_())
     own = likely * shares
-    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1)
+    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1), shares
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
-    """The mean proportions of groups, times K, from the draws that each class holds, [K].
-
-    On the CPU: hundreds of operations on a few numbers take less time there.
-    """
+    """The mean proportions of groups, times K, from the draws that each class holds, [K]."""
     K, device = len(held), held.device
-    held = held.cpu()
+    held = held.cpu()  # where many operations on a few numbers take less time
     if math.isfinite(labelled_rows):
         held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
-    b, total = held.new_ones(()), held.sum()
-    trigamma = torch.special.polygamma
+    b, total = 1.0, float(held.sum())
     low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
     for _ in range(MEAN_STEPS):
-        slope = (digamma(held + b) - digamma(b)).sum()
-        slope = b * (slope + K * (digamma(K * b) - digamma(total + K * b)))
-        curvature = (trigamma(1, held + b) - trigamma(1, b)).sum()
-        curvature = curvature + K**2 * (trigamma(1, K * b) - trigamma(1, total + K * b))
-        curvature = slope + b.square() * curvature
-        step = torch.where(curvature < 0, -slope / curvature, slope.sign()).clamp(-1, 1)
-        b = (b * step.exp()).clamp(low, high)
-        if step.abs() < 1e-12:
+        x = torch.cat([held + b, held.new_tensor([b, K * b, total + K * b])])
+        derivatives = []
+        for order in (0, 1):  # digamma and trigamma
+            y = torch.polygamma(order, x)
+            at_b, at_all, at_total = y[-3:].tolist()
+            own = float(y[:-3].sum()) - K * at_b
+            derivatives.append(own + K ** (order + 1) * (at_all - at_total))
+        slope = b * derivatives[0]
+        curvature = slope + b * b * derivatives[1]
+        step = -slope / curvature if curvature < 0 else float((slope > 0) - (slope < 0))
+        b = min(max(b * math.exp(min(max(step, -1.0), 1.0)), low), high)
+        if abs(step) < 1e-6:  # the error is its square
             break
     return ((held + b) * K / (total + K * b)).to(device)
 
@@ -213,31 +222,18 @@ def solution_of_groups(
 
     `shares` [G, K] are its proportions; by default the estimate of `Solution.prevalence`.
     """
-    u, G = found.probabilities, len(groups.names)
+    u, K = found.probabilities, found.probabilities.shape[-1]
     numbers = found.dual, found.criterion, found.concentration, found.bound
     dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
-    whole = Solution(
-        u.argmax(-1),
-        u,
-        dual,
-        dual,
-        found.iterations,
-        criterion,
-        concentration=a,
-        bound=bound,
-        prior_used=found.prior_used,
-        groups=groups,
-    )
-    held = None
-    if shares is None or top is not None:
-        counted, held = whole.class_sums()[:, :2].unbind(1)
-        shares = (
-            estimated_shares(counted, held, groups.sizes.view(G, 1)) if shares is None else shares
-        )
+    whole = Solution(u.argmax(-1), u, dual, dual, found.iterations, criterion, groups=groups)
+    whole = whole._replace(concentration=a, bound=bound, prior_used=found.prior_used)
+    counted, held = whole.class_sums()[:, :2].unbind(1)
+    if shares is None:
+        shares = estimated_shares(counted, held, groups.sizes.unsqueeze(-1))
     whole = whole._replace(proportions=shares.to(u.dtype))
     if top is None:
         return whole
-    best, classes = u.topk(min(top, u.shape[-1]), -1)
+    best, classes = u.topk(min(top, K), -1)
     return whole._replace(probabilities=best, classes=classes, held=held)
 
 
@@ -268,3 +264,13 @@ def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> S
 
 
 OF_ROWS = ("labels", "probabilities", "classes")  # fields of a solution that have a value per row
+
+
+def of_rows(found: Solution, things: Groups, groups: Groups | None) -> Solution:
+    """The solution of the rows of things, from that of the things; `groups` are of the rows."""
+    rows: dict[str, Any] = {
+        name: x.index_select(-1 if name == "labels" else -2, things.of_row)
+        for name in OF_ROWS
+        if (x := getattr(found, name)) is not None
+    }
+    return found._replace(**rows, groups=groups, same=things)

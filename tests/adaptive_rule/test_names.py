@@ -88,6 +88,17 @@ def test_agrees_with_the_reference(device: str, kind: str, by: str) -> None:
     assert float((predict(single).probabilities.cpu() - want).abs().max()) < 2e-3
 
 
+@pytest.mark.parametrize("kind", ["none", "one", "some"])
+def test_a_large_batch_agrees_with_the_reference(device: str, kind: str) -> None:
+    """With more than eight queries per class, features covary as they do in the batch."""
+    scene = towers(SHOTS[kind], Q=8 * 6 + 12)
+    want = reference.names(**given(scene))
+    there = {name: x.to(device) for name, x in scene.items()}
+    assert float((predict(there).probabilities.cpu() - want).abs().max()) < 1e-9
+    single = {name: x.float() if x.is_floating_point() else x for name, x in there.items()}
+    assert float((predict(single).probabilities.cpu() - want).abs().max()) < 2e-3
+
+
 @pytest.mark.parametrize(
     "options",
     [{"logit_scale": 2.0}, {"max_iter": 1}, {"tol": 0.0}, {"metric": "diagonal"}],
@@ -158,6 +169,27 @@ def test_the_batch_helps_the_names() -> None:
             float((alone.predict(**given(s)).labels == s["truth"]).double().mean()) for s in scenes
         ]
         assert sum(map(accuracy, scenes)) > sum(before)
+
+
+def test_a_large_batch_knows_its_classes() -> None:
+    """Features vary together inside classes, along most of what tells classes apart."""
+    scenes = []
+    for seed in range(4):
+        scene = towers((0,) * 6, Q=240, D=24, noise=0.4, seed=seed)
+        random = torch.Generator().manual_seed(seed)
+        classes = scene["prototypes"] - scene["prototypes"].mean(0)
+        common = torch.randn(240, 1, generator=random, dtype=torch.float64)
+        scene["query"] = scene["query"] + common * (classes[0] - classes[1]) / 2
+        scenes.append(scene)
+    large = sum(map(accuracy, scenes)) / len(scenes)
+    small = 0.0
+    for scene in scenes:
+        parts = [
+            scene | {name: scene[name][i : i + 40] for name in ("query", "truth")}
+            for i in range(0, 240, 40)
+        ]
+        small += sum(map(accuracy, parts)) / len(parts) / len(scenes)
+    assert large > small + 0.02
 
 
 def test_labelled_rows_help_the_names() -> None:

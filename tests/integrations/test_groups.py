@@ -69,6 +69,28 @@ def test_estimator() -> None:
     assert labels.tolist() == model.transduction_[:60][order].tolist()
 
 
+def test_things_priors_and_share() -> None:
+    same = np.concatenate([np.arange(60) // 2, np.full(len(KNOWN), -1)])
+    prior = np.random.default_rng(5).uniform(0.1, 1, size=(12, K))
+    known = torch.from_numpy(SUPPORT), torch.from_numpy(KNOWN), torch.from_numpy(QUERY)
+    more: dict[str, Any] = {"prior": prior, "share": False}
+    groups = np.where(np.arange(96) < 60, (np.arange(96) // 4) % 12, -1)  # whole things
+    want = paddle_ext.adaptive(*known, groups=groups[:60], same=same[:60], **more)
+    model = PaddleClassifier(device="cpu", **more).fit(X, Y, groups=groups, same=same)
+    assert model.transduction_[:60].tolist() == NAMES[want.labels.numpy()].tolist()
+    np.testing.assert_allclose(model.label_distributions_[:60], want.probabilities, atol=1e-5)
+    again = model.predict_batch(QUERY, groups=groups[:60], same=same[:60])
+    assert again.tolist() == model.transduction_[:60].tolist()
+    with pytest.raises(ValueError, match="of a thing in one group, got 2 in 'place 00' and"):
+        model.fit(X, Y, groups=GROUPS, same=same)
+    with pytest.raises(ValueError, match=r"prior must have shape \[12\], got \[12, 12\]"):
+        model.fit(X, Y, same=same)
+    batches = BatchClassifier(SUPPORT, KNOWN, NAMES, group="place", share=False, device="cpu")
+    alone = paddle_ext.adaptive(*known, groups=PLACES, share=False)
+    found = batches({"place": PLACES, "embedding": QUERY})["label"]
+    assert found.tolist() == NAMES[alone.labels.numpy()].tolist()
+
+
 def test_metadata_routing() -> None:
     usual = PaddleClassifier(device="cpu").fit(X, Y, groups=GROUPS).transduction_
     with config_context(enable_metadata_routing=True):

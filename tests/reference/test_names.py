@@ -9,12 +9,13 @@ from torch import Tensor
 from paddle_ext.reference.names import (
     NamedTask,
     NameLogits,
-    by_anchors,
+    by_rounds,
     by_rows,
-    centre_of,
+    centred_rows,
     evenly,
     fitted,
     names,
+    round_logits,
 )
 
 K, D = 4, 8
@@ -99,15 +100,23 @@ def test_names_weigh_less_beside_labelled_rows() -> None:
     assert torch.allclose(found[2], 0.2 * found[0])
 
 
-def test_the_centre_does_not_follow_the_classes_present() -> None:
-    task = scene(present=1)
+def test_names_are_rows_of_one_length_around_the_mean_of_all_rows() -> None:
+    task = scene((1,) * K)
     names = NameLogits(task, 100.0)
-    u = torch.zeros(30, K).double()
-    u[:, 0] = 1
-    z = torch.nn.functional.normalize(task.query, dim=1)
-    found = centre_of(task, names.away, u)
-    away = torch.nn.functional.normalize(task.prototypes, dim=1)  # type: ignore[arg-type]
-    assert torch.allclose(found, z.mean(0) - 0.4 * (away[0] - away.mean(0)))
+    rows = centred_rows(task, names)
+    assert float(rows.every.mean(0).abs().max()) < 1e-12
+    assert torch.allclose(rows.anchors.norm(dim=1), torch.tensor(0.4 * names.deviation).double())
+
+
+def test_a_round_judges_each_query_without_itself() -> None:
+    """A query alone in its class is only as near as half a row, the name, allows."""
+    rows = centred_rows(task := scene(), NameLogits(task, 100.0))
+    others = torch.eye(K).double()[truth() % (K - 1)]
+    alone = others.clone()
+    alone[0] = torch.eye(K).double()[K - 1]
+    first, second = (round_logits(rows, u, joint=False) for u in (others, alone))
+    assert int(first[0].argmax()) == 0
+    assert int(second[0].argmax()) == 0  # it is what it looks like, not what it was called
 
 
 # --- whole ------------------------------------------------------------------------------------
@@ -117,7 +126,7 @@ def test_the_centre_does_not_follow_the_classes_present() -> None:
 @pytest.mark.parametrize("shots", [(0,) * K, (1,) * K, (3,) * K, (0, 4, 1, 0)])
 def test_easy_tasks(shots: tuple[int, ...], present: int) -> None:
     task = scene(shots, present=present)
-    found = by_anchors(task, 100.0, 100, 1e-3)
+    found = by_rounds(task, 100.0, 100, 1e-3)
     assert torch.equal(found.argmax(-1), truth(present=present))
     if min(shots) > 1:
         found = by_rows(task, "auto", 100.0, 100, 1e-3)
@@ -125,11 +134,11 @@ def test_easy_tasks(shots: tuple[int, ...], present: int) -> None:
 
 
 def test_which_code_a_task_uses() -> None:
-    for shots, way in (((2,) * K, "rows"), ((0, 9, 9, 9), "anchors"), ((1,) * K, "anchors")):
+    for shots, way in (((2,) * K, "rows"), ((0, 9, 9, 9), "rounds"), ((1,) * K, "rounds")):
         task = scene(shots)
         got = names(task.support, task.labels, task.query, prototypes=task.prototypes)
         rows = way == "rows"
         want = (
-            by_rows(task, "auto", 100.0, 100, 1e-3) if rows else by_anchors(task, 100.0, 100, 1e-3)
+            by_rows(task, "auto", 100.0, 100, 1e-3) if rows else by_rounds(task, 100.0, 100, 1e-3)
         )
         assert torch.equal(got, want)

@@ -173,7 +173,7 @@ def arguments_of(name: str, device: str) -> dict[str, Any]:
     defaults |= {"max_iter": 3, "return_prototypes": True, "return_assignments": None, "top": 5}
     defaults |= {"precision": "auto", "solver": "gd", "weights": [1.0] * 3, "alphas": [1.0] * 3}
     defaults |= {"learning_rate": 1e-3, "normalize": True, "return_losses": True, "weight": 1.0}
-    defaults |= {"prior": None, "groups": None, "share": True, "validate": True}
+    defaults |= {"prior": None, "groups": None, "share": True, "same": None, "validate": True}
     return {x.name: {**defaults, **options, **given}[x.name] for x in schema}
 
 

@@ -294,6 +294,8 @@ def test_wrong_groups(name: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message) as caught:
         paddle_ext.adapt(logits, groups=groups)
     assert "\n" not in str(caught.value)
+    with pytest.raises((TypeError, ValueError), match=message.replace("groups", "same")):
+        paddle_ext.adapt(logits, same=groups)
     with pytest.raises((TypeError, ValueError), match=message):
         paddle_ext.adaptive(torch.eye(3), torch.arange(3), torch.ones(4, 3), groups=groups)
 
@@ -310,3 +312,73 @@ def test_groups_that_do_not_fit(tmp_path: Any) -> None:
         paddle_ext.adaptive(
             torch.eye(3), torch.arange(3), str(tmp_path / "rows.npy"), groups=[1, 1, 2, 2]
         )
+
+
+# --- rows that are the same thing -----------------------------------------------------------------
+
+
+def logits_by_hand(logits: np.ndarray, same: np.ndarray) -> np.ndarray:
+    """What `adapt` makes of rows [Q, K] of things, in numpy, thing by thing."""
+    rows = [logits[same == name] for name in sorted(set(same.tolist()))]
+    mean = np.stack([own.mean(0) for own in rows])
+    u = np.exp(mean - mean.max(1, keepdims=True))
+    u /= u.sum(1, keepdims=True)
+    away = [own - own.mean(1, keepdims=True) for own in rows]
+    means = np.stack([own.mean(0) for own in away])
+    within = sum(((own - own.mean(0)) ** 2).sum() for own in away) / (len(logits) - len(rows))
+    held, between = u.sum(0), 0.0
+    for k, share in enumerate(held):
+        centre = (u[:, k, None] * means).sum(0) / share
+        between += (u[:, k] * ((means - centre) ** 2).sum(1)).sum()
+    freedom = len(rows) - np.minimum(held, 1).sum()
+    r = 1.0
+    if freedom >= 1:
+        variance = between / freedom + within * np.mean([1 - 1 / len(own) for own in rows])
+        r = min(max(1 - within / variance, 0), 1)
+    return np.stack([m * len(own) / (1 + (len(own) - 1) * r) for m, own in zip(mean, rows)])  # noqa: B905
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.6, 1.0])
+def test_things_by_hand(place: Place, alike: float) -> None:
+    random = np.random.default_rng(0)
+    for things, K in ((40, 4), (3, 9)):  # too few do not tell how alike their rows are
+        same = random.permutation(np.arange(things).repeat(random.integers(1, 5, things)))
+        own, noise = random.normal(size=(things, K)), random.normal(size=(len(same), K))
+        own[np.arange(things), np.arange(things) % K] += 4
+        logits = own[same] * alike**0.5 + noise * (1 - alike) ** 0.5
+        given = torch.from_numpy(logits).to(place.dtype).to(place.device)
+        got = paddle_ext.adapt(given, same=same, **STEPS)
+        want = paddle_ext.adapt(torch.from_numpy(logits_by_hand(logits, same)), **STEPS)
+        assert got.same is not None
+        assert largest(got.probabilities.cpu() - want.probabilities[same]) < TOLERANCE[place.dtype]
+        assert torch.equal(got.labels, got.labels[got.same.first][got.same.of_row])
+
+
+@at_places("grouped, share", [(False, True), (True, True), (True, False)])
+def test_copies_of_a_row_are_one(place: Place, grouped: bool, share: bool) -> None:
+    """They say no more than the row, and count once."""
+    groups = make_groups([2, 5, 9])
+    problem = place.put(make_problem(Q=16, K=5, D=8, shots=(3, 3), lead=4, B=None).to(place.dtype))
+    support, labels, query = problem.inputs()
+    copies = torch.arange(16).repeat(3)
+    more: dict[str, Any] = {"groups": groups, "share": share} if grouped else {}
+    one = paddle_ext.adaptive(support, labels, query, **more)
+    more |= {"groups": groups[copies]} if grouped else {}
+    found = paddle_ext.adaptive(support, labels, query[copies], same=copies, **more)
+    assert largest(found.probabilities - one.probabilities[copies]) < TOLERANCE[place.dtype]
+    assert largest(found.proportions - one.proportions) < 1e-4
+    assert torch.equal(found.present(), one.present())
+    novelty = torch.linspace(0, 1, 16).to(place.device)
+    assert largest(found.class_sums(novelty[copies]) - one.class_sums(novelty)) < 1e-3
+    assert largest(found.over_all().proportions - one.over_all().proportions) < 1e-4
+    more |= {"same": copies, "return_assignments": False}
+    best = paddle_ext.adaptive(support, labels, query[copies], **more)
+    assert torch.equal(best.present(), one.present())
+
+
+def test_wrong_things() -> None:
+    known = torch.eye(3), torch.arange(3), torch.ones(4, 3)
+    with pytest.raises(ValueError, match="of a thing in one group, got 7 in 'x' and 'y'"):
+        paddle_ext.adaptive(*known, groups=["x", "x", "y", "x"], same=[7, 8, 7, 8])
+    with pytest.raises(ValueError, match="must have a possible class in every thing, got"):
+        paddle_ext.adapt(torch.eye(2).log(), same=[1, 1])

@@ -41,6 +41,7 @@ struct TimPlan {
     int64_t chunks;      // of kTimFeatures features
     int64_t row_blocks;  // of kTimRows support rows
     int class_tile;      // classes per block of a product
+    bool fused;          // one block has all classes of its rows, and computes the softmax itself
     bool query_counts;   // the queries have weights
 };
 
@@ -75,7 +76,7 @@ struct TimChunk {
     float* count;               // [T, K]: shots
     float* mass;                // [T, K]: of the alternating solver
     float* column;              // [T, K]: common to the weights of a class
-    float* products;            // [T, S + Q, classes]
+    float* products;            // [T, S + Q, classes], or [T, Q, classes] when fused
     __half* weights;            // [T, S + Q, classes / 32, 64]
     float* weight_parts;        // [T, 1 + row blocks, K]: sums of the weights, the queries' first
     float* loss_parts;          // [T, 1 + row blocks]
@@ -100,7 +101,9 @@ __device__ inline T* of_support(T* base, const TimSizes& n, int64_t task, int64_
 
 // The products of a task with its row `number`; the queries come last.
 __device__ inline float* products_of(const TimChunk& c, int64_t task, int64_t number) {
-    return c.products + (task * (c.call.size.S + c.call.size.Q) + number) * c.plan.classes;
+    const TimSizes& n = c.call.size;
+    const int64_t row = c.plan.fused ? task * n.Q + number - n.S : task * (n.S + n.Q) + number;
+    return c.products + row * c.plan.classes;
 }
 
 // The weights of the same row.

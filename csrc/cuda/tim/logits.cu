@@ -1,4 +1,6 @@
-// x.w of all rows and classes: [N, K] = X W^T, a tile of 64 rows by up to 160 classes per block.
+// x.w of all rows and classes: [N, K] = X W^T, a tile of 64 rows by up to 160 classes per block. If
+// that covers all classes, the block continues with the softmax and the weights of the support's
+// rows; those of the queries depend on each other.
 
 #include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
@@ -12,6 +14,7 @@ constexpr int kStages = 3;
 constexpr int kWarpsDown = 2, kWarpsAcross = 2;  // a warp has 32 rows and half of the classes
 constexpr int kThreads = 32 * kWarpsDown * kWarpsAcross;
 constexpr int kRowTiles = kRows / kWarpsDown / 16;
+constexpr int kMostClasses = 160;  // per tile
 
 struct Tiling {
     int64_t class_tiles, support_tiles, query_tiles;
@@ -54,7 +57,7 @@ struct RowCopies {
 template <int Classes>
 using WarpSums = float[kRowTiles][Classes / kWarpsAcross / 8][4];
 
-// The products of one group of features. `x_at` and `w_at` are the addresses of a lane's row of
+// 1) The products of one group of features. `x_at` and `w_at` are the addresses of a lane's row of
 // the first 8 x 8 matrix; the other pieces of that row differ in three bits of the address.
 template <int Classes>
 __device__ inline void multiply_group(WarpSums<Classes>& sum, unsigned x_at, unsigned w_at) {
@@ -102,6 +105,19 @@ __device__ inline void multiply_group(WarpSums<Classes>& sum, unsigned x_at, uns
     }
 }
 
+// Exchange between the warps of a block about their rows.
+struct Exchange {
+    float best[kWarpsAcross][kRows], own[kWarpsAcross][kRows], others[kWarpsAcross][kRows];
+    float loss[kRows];
+    float column[kWarpsDown][kMostClasses];
+};
+
+// The support rows of a lane: two neighbours of every tile.
+struct OwnRows {
+    int label[kRowTiles][2];  // -1 beyond the last row
+    int across;               // which half of the classes
+};
+
 // Calls body(tile, side, row) for the rows of a lane in a warp's rows from row0 on.
 template <typename Body>
 __device__ __forceinline__ void for_own_rows(int row0, const Body& body) {
@@ -111,6 +127,124 @@ __device__ __forceinline__ void for_own_rows(int row0, const Body& body) {
         for (int side = 0; side < 2; ++side) {
             body(tile, side, row0 + tile * 16 + side * 8 + int(threadIdx.x % 32) / 4);
         }
+    }
+}
+
+// 2) From scores to exponentials, and their sums over the class of a row and over the others:
+// separate, because 1 - p would cancel.
+template <int Classes>
+__device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float temperature, int row0,
+                                             int class0, const OwnRows& own_rows,
+                                             Exchange& exchange) {
+    const int lane = threadIdx.x % 32;
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        float best = Range<float>::kMinusInfinity;
+#pragma unroll
+        for (auto& block : score[tile]) {
+            best = fmaxf(best, fmaxf(block[2 * side], block[2 * side + 1]));
+        }
+        best = quad_max(best);
+        if (lane % 4 == 0) exchange.best[own_rows.across][row] = best;
+    });
+    __syncthreads();  // the best of both halves of the classes is known
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        const float best = fmaxf(exchange.best[0][row], exchange.best[1][row]);
+        float own = 0.0f, others = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int k = class0 + i * 8 + lane % 4 * 2 + j;
+                float& value = score[tile][i][2 * side + j];
+                value = tim_exp(temperature * (value - best));
+                (k == own_rows.label[tile][side] ? own : others) += value;
+            }
+        }
+        own = quad_sum(own);
+        others = quad_sum(others);
+        if (lane % 4 == 0) {
+            exchange.own[own_rows.across][row] = own;
+            exchange.others[own_rows.across][row] = others;
+        }
+    });
+    __syncthreads();  // the sums of both halves are known
+}
+
+// 3) From exponentials to the weights of the rows, and their sums over the rows of a lane.
+template <int Classes>
+__device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, int64_t first,
+                                              const WarpSums<Classes>& value, int row0, int class0,
+                                              const OwnRows& own_rows, Exchange& exchange,
+                                              float (&column)[Classes / kWarpsAcross / 8][2]) {
+    const int64_t S = c.call.size.S;
+    const int lane = threadIdx.x % 32;
+    const bool alternating = c.call.solver == TimSolver::kAlternating;
+    const TimOrder<float> order(c.call.alpha[0]);
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        const float own = exchange.own[0][row] + exchange.own[1][row];
+        const float others = exchange.others[0][row] + exchange.others[1][row];
+        const float inverse = 1.0f / (own + others), p = own * inverse;
+        const float factor = alternating ? -1.0f : tim_support_factor(p, order);
+        const float stored = factor * inverse * kHalfRange;
+        if (c.call.losses != nullptr && own_rows.across == 0 && lane % 4 == 0) {
+            exchange.loss[row] = first + row < S ? tim_cross_entropy(p, order) : 0.0f;
+        }
+        if (first + row >= S) return;
+        __half* const out = weights_of(c, task, first + row);
+#pragma unroll
+        for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
+            const int k = class0 + i * 8 + lane % 4 * 2;
+            if (k >= c.plan.classes) continue;
+            float weight[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const bool is_own = k + j == own_rows.label[tile][side];
+                weight[j] = stored * (is_own ? -others : value[tile][i][2 * side + j]);
+                column[i][j] += weight[j];
+            }
+            store_halves(out + group_offset(k), weight[0], weight[1]);
+        }
+    });
+}
+
+// From scores to the weights of support rows; like support_row of tim_weights.cu, on a tile.
+template <int Classes>
+__device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, int row0, int class0,
+                              WarpSums<Classes>& score, Exchange& exchange) {
+    const TimSizes& n = c.call.size;
+    const int lane = threadIdx.x % 32;
+    const int64_t* const labels = of_support(c.call.support_labels, n, c.first + task, n.S);
+    OwnRows own_rows;
+    own_rows.across = class0 * kWarpsAcross / Classes;
+    for_own_rows(row0, [&](int tile, int side, int row) {
+        own_rows.label[tile][side] = first + row < n.S ? load_label(labels, first + row, n.K) : -1;
+    });
+    exponentiate<Classes>(score, c.scale[task].temperature, row0, class0, own_rows, exchange);
+    float column[Classes / kWarpsAcross / 8][2] = {};
+    write_weights<Classes>(c, task, first, score, row0, class0, own_rows, exchange, column);
+
+    // Sums over the rows of a lane, then of a warp, then of the block.
+#pragma unroll
+    for (int i = 0; i < Classes / kWarpsAcross / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const float sum = sum_over_quads(column[i][j]);
+            const int k = class0 + i * 8 + lane * 2 + j;
+            if (lane < 4) exchange.column[row0 * kWarpsDown / kRows][k] = sum;
+        }
+    }
+    __syncthreads();  // the sums of all warps and the losses of all rows are complete
+    const int64_t part = task * (1 + c.plan.row_blocks) + 1 + first / kRows;
+    for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
+        float sum = 0.0f;
+        for (int i = 0; i < kWarpsDown; ++i) sum += exchange.column[i][k];
+        c.weight_parts[part * n.K + k] = sum / kHalfRange;
+    }
+    if (c.call.losses != nullptr && threadIdx.x < 32) {
+        float loss = 0.0f;
+        for (int row = lane; row < kRows; row += 32) loss += exchange.loss[row];
+        loss = warp_sum(loss) * float(c.call.weight[0]) / float(n.S);
+        if (lane == 0) c.loss_parts[part] = loss;
     }
 }
 
@@ -167,19 +301,45 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
 
     const TimScale scale = c.scale[task];
     const float factor = 1.0f / ((is_query ? scale.query : kHalfRange) * scale.prototype);
-    float* const out = products_of(c, task, is_query ? n.S : 0);
-    const int64_t classes = c.plan.classes;
-    for_own_rows(row0, [&](int tile, int side, int row) {
-        if (first + row >= rows) return;
+    if (is_query || !c.plan.fused) {
+        float* const out = products_of(c, task, is_query ? n.S : 0);
+        const int64_t classes = c.plan.classes;
+        for_own_rows(row0, [&](int tile, int side, int row) {
+            if (first + row >= rows) return;
 #pragma unroll
-        for (int i = 0; i < kBlocks; ++i) {
-            const int64_t k = first_class + class0 + i * 8 + lane % 4 * 2;
-            if (k >= classes) continue;
-            const float2 value = make_float2(total[tile][i][2 * side] * factor,
-                                             total[tile][i][2 * side + 1] * factor);
-            *reinterpret_cast<float2*>(out + (first + row) * classes + k) = value;
+            for (int i = 0; i < kBlocks; ++i) {
+                const int64_t k = first_class + class0 + i * 8 + lane % 4 * 2;
+                if (k >= classes) continue;
+                const float2 value = make_float2(total[tile][i][2 * side] * factor,
+                                                 total[tile][i][2 * side + 1] * factor);
+                *reinterpret_cast<float2*>(out + (first + row) * classes + k) = value;
+            }
+        });
+        return;
+    }
+
+    wait_copies<0>();
+    __syncthreads();  // the stages have been read by all; their memory is reused
+    float* const half_norm = reinterpret_cast<float*>(memory);  // [Classes]
+    Exchange& exchange = *reinterpret_cast<Exchange*>(memory + Classes * sizeof(float));
+    for (int k = threadIdx.x; k < Classes; k += kThreads) {
+        float norm = 0.0f;
+        for (int64_t part = 0; k < n.K && part < c.plan.chunks; ++part) {
+            norm += c.norm_parts[(task * c.plan.chunks + part) * n.K + k];
         }
-    });
+        half_norm[k] = k < n.K ? 0.5f * norm : Range<float>::kInfinity;  // padding
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float norm = half_norm[class0 + i * 8 + lane % 4 * 2 + j % 2];
+#pragma unroll
+            for (auto& tile : total) tile[i][j] = tile[i][j] * factor - norm;
+        }
+    }
+    weigh_support<Classes>(c, task, first, row0, class0, total, exchange);
 }
 
 }  // namespace
@@ -192,6 +352,7 @@ void launch_tim_logits(const TimChunk& c, const TimIteration& it) {
                             ceil_div(n.Q, int64_t(kRows))};
         const int64_t support_tiles = it.stage == TimStage::kFinish ? 0 : tiling.support_tiles;
         constexpr int kBytes = kStages * kStageBytes<kClasses>;
+        static_assert(kBytes >= kClasses * 4 + int(sizeof(Exchange)), "the exchange must fit");
         allow_shared(logits_kernel<kClasses>, kBytes);
         const int64_t tiles = (tiling.query_tiles + support_tiles) * tiling.class_tiles;
         launch("logits_kernel", logits_kernel<kClasses>, c.tasks * tiles, kThreads, kBytes,

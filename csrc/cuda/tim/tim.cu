@@ -218,7 +218,7 @@ void lay_out(Arena& arena, TimChunk& c, int64_t tasks) {
     c.count = arena.take<float>(T * n.K);
     c.mass = arena.take<float>(T * n.K);
     c.column = arena.take<float>(T * n.K);
-    c.products = arena.take<float>(T * N * plan.classes);
+    c.products = arena.take<float>(T * (plan.fused ? n.Q : N) * plan.classes);
     c.weights = arena.take<__half>(T * N * plan.classes / kGroup * kGroupHalves);
     c.weight_parts = arena.take<float>(T * (1 + plan.row_blocks) * n.K);
     c.loss_parts = arena.take<float>(T * (1 + plan.row_blocks));
@@ -247,8 +247,6 @@ int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
     return best;
 }
 
-// For orders other than Shannon's the derivatives of the cross-entropy are unbounded: the rows must
-// be measured before they are weighted.
 bool measures(const TimParams& p) { return p.solver == TimSolver::kGradient && p.alpha[0] != 1.0; }
 
 TimChunk make_chunk(const TimParams& params) {
@@ -261,6 +259,9 @@ TimChunk make_chunk(const TimParams& params) {
     c.plan.chunks = ceil_div(n.D, int64_t(kTimFeatures));
     c.plan.row_blocks = ceil_div(n.S, int64_t(kTimRows));
     c.plan.class_tile = choose_class_tile(n.K);
+    // For orders other than Shannon's the derivatives of the cross-entropy are unbounded: the rows
+    // must be measured before they are weighted.
+    c.plan.fused = n.K <= c.plan.class_tile && !measures(params);
     return c;
 }
 

@@ -47,7 +47,8 @@ struct Row {
 };
 
 __device__ inline Row row_of(const TimChunk& c, int64_t task, int64_t number) {
-    float* const products = products_of(c, task, number);
+    const bool has_products = number >= c.call.size.S || !c.plan.fused;
+    float* const products = has_products ? products_of(c, task, number) : nullptr;
     return {products,      products,       weights_of(c, task, number),
             c.call.size.K, c.plan.classes, int(threadIdx.x % 32)};
 }
@@ -385,7 +386,7 @@ void launch_tim_weights(const TimChunk& c, const TimIteration& it) {
     const bool losses = c.call.losses != nullptr && step;
     // The loss includes the entropies of the queries even if they have no weight.
     const int64_t query_parts = finish || losses || (step && c.plan.query_counts) ? 1 : 0;
-    const int64_t support_parts = finish ? 0 : c.plan.row_blocks;
+    const int64_t support_parts = finish || (step && c.plan.fused) ? 0 : c.plan.row_blocks;
     const int64_t blocks = c.tasks * (support_parts + query_parts);
     const int64_t score_bytes = (c.call.size.Q + 1) * c.plan.classes * int64_t(sizeof(float));
     const bool use_shared = step && query_parts > 0 && score_bytes <= kMostShared;

@@ -26,23 +26,22 @@ ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
 
 
 class Grouped:
-    """The same batches, with the group of each sample."""
+    """The same batches, with the group of each sample, and what thing it is."""
 
-    def __init__(self, batches: ToClassify, groups: list[str]) -> None:
-        self.batches, self.groups = batches, groups
+    def __init__(self, batches: ToClassify, **columns: list[str] | None) -> None:
+        self.batches, self.columns = batches, columns
 
     def __iter__(self) -> Iterator[Batch]:
-        names = iter(self.groups)
+        cells = {name: iter(x) for name, x in self.columns.items() if x is not None}
         for batch in self.batches:
-            yield batch._replace(groups=[next(names) for _ in batch.names])
+            own: Any = {name: [next(x) for _ in batch.names] for name, x in cells.items()}
+            yield batch._replace(**own)
 
 
 def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | None:
     """The group of each sample, in their order; None if the user knows of no groups."""
-    columns, gap, names = settings.columns, settings.gap, None
-    if columns.group is not None:
-        cells = cells_of(samples, "group", columns.group)
-        names = values_of(cells, group_name, "group", "a value for each sample")
+    columns, gap = settings.columns, settings.gap
+    names = named_cells(samples, "group", columns.group)
     if gap is None:
         return names
     expected = "omitted unless each has a time: 2026-06-30 14:05, seconds since 1970, or EXIF"
@@ -50,10 +49,18 @@ def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | No
     return by_gaps(names or [""] * len(times), times, gap)
 
 
+def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[str] | None:
+    """The names in a column, one for each sample in their order; None without a column."""
+    if name is None:
+        return None
+    cells = cells_of(samples, argument, name)
+    return values_of(cells, group_name, argument, "a value for each sample")
+
+
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:
     """The cells of a column by row number or, for images, their folders or times by path."""
     if isinstance(samples, FolderSamples):
-        wanted = "folder" if argument == "group" else None
+        wanted = None if argument == "time" else "folder"
         if name != wanted:
             what = f"must be {wanted or 'omitted'} for images, got {name!r}"
             raise check.ArgumentValueError(argument, what)

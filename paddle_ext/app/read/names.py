@@ -279,25 +279,31 @@ def embedded_names(
 # --- tables of classes and their parents or weights ----------------------------------------------
 
 
-def read_pairs(path: Path, argument: str, what: str) -> dict[str, str]:
-    """What a CSV of two columns, maybe with the header class and `what`, says of each class."""
+def read_pairs(path: Path, argument: str, what: str, *, by_group: bool = False) -> dict[str, str]:
+    """What a CSV of two columns, maybe with the header class and `what`, says of each class.
+
+    With `by_group` a column of groups may come first: a class is then "group<tab>class".
+    """
     pairs: dict[str, str] = {}
-    rows = given_rows(path, argument, f"of classes and {what}s")
+    rows, header = given_rows(path, argument, f"of classes and {what}s"), ["class", what]
     for number, row in enumerate(rows, start=1):
         cells = [plain_cell(cell).strip() for cell in row]
-        if not any(cells) or (number == 1 and [x.lower() for x in cells] == ["class", what]):
+        if not any(cells) or (
+            number == 1 and [x.lower() for x in cells] in (header, ["group", *header])
+        ):
             continue
-        if len(cells) != 2 or not all(cells):
+        if len(cells) not in ((2, 3) if by_group else (2,)) or not all(cells):
             raise check.ArgumentValueError(
                 argument,
                 f"must have a class and its {what} in every line, got {path}, line "
                 f"{number}: {', '.join(cells)}",
             )
-        if pairs.setdefault(cells[0], cells[1]) != cells[1]:
+        key = "\t".join(cells[:-1])
+        if pairs.setdefault(key, cells[-1]) != cells[-1]:
             raise check.ArgumentValueError(
                 argument,
-                f"must have one {what} for each class, got {pairs[cells[0]]!r} and {cells[1]!r} "
-                f"for {cells[0]!r}",
+                f"must have one {what} for each class, got {pairs[key]!r} and {cells[-1]!r} "
+                f"for {cells[-2]!r}",
             )
     return pairs
 
@@ -318,10 +324,11 @@ def hierarchy_of(
     return hierarchy, [f"new class {name!r} has no parent in {path}" for name in alone]
 
 
-def read_prior(path: Path) -> dict[str, float]:
-    """The weight of each class, from a CSV of two columns."""
-    weights = {}
-    for name, cell in read_pairs(path, "prior", "weight").items():
+def read_prior(path: Path) -> dict[str, dict[str, float]]:
+    """The weight of each class by group, from a CSV; the group is "" without a column of groups."""
+    weights: dict[str, dict[str, float]] = {}
+    for key, cell in read_pairs(path, "prior", "weight", by_group=True).items():
+        group, _, name = key.rpartition("\t")
         try:
             weight = float(cell)
         except ValueError:
@@ -330,7 +337,7 @@ def read_prior(path: Path) -> dict[str, float]:
             raise check.ArgumentValueError(
                 "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
             )
-        weights[name] = weight
+        weights.setdefault(group, {})[name] = weight
     return weights
 
 
@@ -377,3 +384,24 @@ def prior_of(
         )
     notes += ignored_names(weights, classes, path)
     return torch.tensor([listed.get(name, least) for name in classes], dtype=torch.float64), notes
+
+
+def priors_of(
+    tables: Mapping[str, Mapping[str, float]],
+    classes: Sequence[str],
+    groups: Sequence[str] | None,
+    path: Path | None,
+) -> tuple[Tensor | dict[str, Tensor], list[str]]:
+    """The weights of all samples, or of each group, by `read_prior`; and what to tell the user."""
+    if tables.keys() == {""}:
+        return prior_of(tables[""], classes, path)
+    there, found, notes = {*(groups or ())}, dict[str, Tensor](), list[str]()
+    for group, weights in tables.items():
+        if group not in there:
+            what = f"must have only groups that samples have, got {group!r} in {path}"
+            raise check.ArgumentValueError("prior", what)
+        found[group], more = prior_of(weights, classes, path)
+        notes += more
+    missing = there.difference(tables)
+    notes += [f"{plural(len(missing), 'group')} not in {path} got no prior"] * bool(missing)
+    return found, [*dict.fromkeys(notes)]

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from ... import check
 from ...decoding import require_pillow
+from ...groups import groups_and_things
 from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
 from .arrays import ArrayFile
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
-from .grouping import Grouped, ToClassify, groups_of_samples
+from .grouping import Grouped, ToClassify, groups_of_samples, named_cells
 from .model import load_model, settings_of
 from .names import (
     ClassPrompts,
@@ -79,6 +80,7 @@ class Source:
     no_classes: Counter[str] = field(default_factory=Counter)  # folders, and how many images
     renaming: dict[str, str] = field(default_factory=dict)  # new names of classes
     groups: list[str] | None = None  # of the samples to classify, if the user knows them
+    same: list[str] | None = None  # the thing that each of them is
     rows_are: str = "auto"  # as in `Labelled`, like the next
     made_of: Tensor | None = None
     named: Labelled | None = None  # the names of the classes, by `encode`
@@ -115,8 +117,12 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
-    if source.groups is not None and source.given is not None:
-        raise check.ArgumentValueError("group", "must be omitted with class names, got groups")
+    source.same = named_cells(source.samples, "same", source.settings.columns.same)
+    for name, column in {"group": source.groups, "same": source.same}.items():
+        if column is not None and source.given is not None:
+            raise check.ArgumentValueError(name, f"must be omitted with class names, got {name}s")
+    if source.same is not None:
+        groups_and_things(source.groups, source.same, len(source.same), torch.device("cpu"))
     return source
 
 
@@ -409,7 +415,7 @@ def left_out_columns(chosen: FeatureColumns) -> str:
 def encode(source: Source, device: torch.device) -> None:
     """Load the network, if one is needed, and compute features of labelled samples and names."""
     change = (encode_images if source.kind == "pictures" else encode_rows)(source, device)
-    samples = source.samples if source.groups is None else Grouped(source.samples, source.groups)
+    samples = Grouped(source.samples, groups=source.groups, same=source.same)
     source.unlabelled = samples if change is None else Changed(samples, change)
     if source.renaming and source.settings.columns.truth is not None:
         names = source.renaming

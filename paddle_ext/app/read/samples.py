@@ -84,6 +84,7 @@ class Batch(NamedTuple):
     copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
     contents: list[str] | None = None  # digests of the images, texts or cells the features are of
     groups: list[str] | None = None  # what the samples belong to, if the user knows it
+    same: list[str] | None = None  # what thing each is
 
     def digests(self) -> list[str]:
         """Digests of the contents; without an image or a text a sample is its features."""
@@ -182,6 +183,7 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
         None if copied[0] is None else pyarrow().concat_tables(copied),
         [one for part in parts for one in part.digests()] if has_contents else None,
         None if first.groups is None else [name for part in parts for name in part.groups or ()],
+        None if first.same is None else [name for part in parts for name in part.same or ()],
     )
 
 
@@ -197,6 +199,7 @@ def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
         None if batch.copied is None else batch.copied.take(pyarrow().array(rows, "int64")),
         None if batch.contents is None else [batch.contents[row] for row in rows],
         None if batch.groups is None else [batch.groups[row] for row in rows],
+        None if batch.same is None else [batch.same[row] for row in rows],
     )
 
 

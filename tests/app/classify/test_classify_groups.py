@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,31 @@ def test_what_is_where(visits: tuple[Path, Path], tmp_path: Path) -> None:
     page = (tmp_path / "out" / "answers.html").read_text(encoding="utf-8")
     assert "<h2>What is where</h2>" in page
     assert f"<li><b>v{VISIT[0]}</b>: 4 samples, " in page
+
+
+def test_things_and_a_prior_for_each_group(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    prior = np.random.default_rng(5).uniform(0.1, 1, size=(2, 6)).round(3)
+    cells = zip(["north"] * 6 + ["south"] * 6, [*NAMES[:6]] * 2, prior.flatten(), strict=True)
+    table = tmp_path / "prior.csv"
+    table.write_text("group,class,weight\n" + "".join(f"{a},{b},{c}\n" for a, b, c in cells))
+    both = ("--rows", "embeddings", "--label-noise", 0, "--output", tmp_path / "out")
+    options = (*both, "--group", "place", "--same", "visit", "--no-share", "--prior", table)
+    assert "things: 12, each with one label" in said(*visits, *options)
+    known: Any = KNOWN, torch.from_numpy(LABELS), NEW
+    more: Any = {"groups": np.array(["south", "north"])[VISIT % 2], "same": VISIT, "share": False}
+    found = paddle_ext.adaptive(*known, prior=prior, **more)  # type: ignore[arg-type]
+    answers = tmp_path / "out" / "answers.csv"
+    assert column(answers, "label") == NAMES[found.labels].tolist()
+    said(*visits, *both, "--same", "visit")  # all are one batch
+    found = paddle_ext.adaptive(*known, same=VISIT)
+    assert column(answers, "label") == NAMES[found.labels].tolist()
+    for wrong, message in (
+        (("--same", "place", "--group", "visit"), "must have the rows of a thing in one group"),
+        (("--same", "gap"), "--same must be a value for each sample, got nothing for row 2"),
+        (("--no-share",), "--share must be omitted without groups"),
+        (("--prior", table), "--prior must have only groups that samples have, got 'north'"),
+    ):
+        assert message in refused(*visits, *wrong, "--output", tmp_path / "out")
 
 
 def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
