@@ -1,9 +1,8 @@
-"""Every method at the paper's settings: seconds per 1000 tasks, and accuracy.
+"""Every method with its default options: seconds per 1000 tasks, and accuracy.
 
 K = 20 and K = 160 classes, 5 shots, 75 queries of 5 classes. Every method runs through
-`paddle_ext.methods` with its default options, from features to labels, including checks. Its labels
-are compared with those in float64 before timing it. On the CPU a few tasks are timed, on a GPU a
-thousand, in batches.
+`paddle_ext.methods`, from features to labels, including checks. Its labels are compared with those
+in float64 before timing it. On the CPU a few tasks are timed, on a GPU a thousand, in batches.
 """
 
 from __future__ import annotations

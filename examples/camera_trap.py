@@ -62,7 +62,7 @@ def draw(names: list[str], strange: np.ndarray) -> None:
         style.label_point(axes, count, place, str(count))
     style.name_rows(axes, [name for _, name in counts], strong=list(groups))
     style.name_panel(axes, "", f"photos, of {len(given)}")
-    style.head(figure, "What passed the cameras", "bold: named by family, or by nothing it knows")
+    style.head(figure, "What passed the cameras", "bold: families, and no known animal")
     plt.show()
 
 

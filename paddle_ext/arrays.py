@@ -1,6 +1,6 @@
 """Arrays by name in the files of any program: `.npz`, `.npy`, `.safetensors`, `.pt`.
 
-Nothing in a file is ever run, and none takes much more memory than it has bytes. The names are
+Nothing in a file is ever run, and no file may take much more memory than its size. The names are
 those that programs use for features, labels and classes.
 """
 
@@ -92,11 +92,8 @@ def read_safetensors(path: Path, *, mmap: bool = False) -> dict[str, Any]:
         # A tensor of the library is a view of the mapped file.
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
-        texts = {
-            name: json.loads(metadata[name])
-            for name in ("class_names", "splits")
-            if name in metadata
-        }
+        known = [name for name in ("class_names", "splits") if name in metadata]
+        texts = {name: json.loads(metadata[name]) for name in known}
     contents: dict[str, Any] = tensors if mmap else {k: x.clone() for k, x in tensors.items()}
     if "class_names" in texts:
         contents["class_names"] = texts["class_names"]

@@ -133,7 +133,7 @@ def triple(name: str, values: object, *, positive: bool = False) -> tuple[float,
 
 def choice(name: str, value: object, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
-        not_a_choice(name, value, choices)
+        raise_not_a_choice(name, value, choices)
     return str(value)
 
 
@@ -198,7 +198,7 @@ def options(
     )
 
 
-def not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def raise_not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str):
         raise ArgumentTypeError(name, f"must be a string, got {kind(value)}")
     listed, near = ", ".join(map(repr, choices)), did_you_mean(value, choices)
@@ -221,7 +221,7 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 
 def tensors(*given: Any) -> tuple[Any, ...]:
-    """Tensors without a gradient, of arrays in their memory if possible; others unchanged."""
+    """Tensors without a gradient; those of arrays share their memory if possible. Others stay."""
     call.is_transformed()  # raises an error where torch.func would transform tensors
     return tuple([as_tensor(x) for x in given])
 
@@ -288,7 +288,7 @@ def row_numbers(name: str, given: Any, limit: int) -> Tensor:
     if rows.dim() != 1 or len(rows) < 1:
         raise ValueError(f"{name} must have shape [n] with n at least 1, got {list(rows.shape)}")
     low, high = torch.aminmax(rows)
-    outside(name, int(low), int(high), limit)
+    require_in_range(name, int(low), int(high), limit)
     return cast(Tensor, rows)
 
 
@@ -318,7 +318,7 @@ def rows(name: str, shape: torch.Size, letter: str, end: str, least: int = 1) ->
 
 
 def layout(names: tuple[str, str], *shapes: torch.Size, end: str, least_rows: int) -> None:
-    """Names of support and query, and shapes of support, labels, query; `end` as in `rows`."""
+    """Check that the shapes of support, labels and query fit together; `end` as in `rows`."""
     (support_name, query_name), (support, labels, query) = names, shapes
     rows(query_name, query, "Q", end)
     count = rows(support_name, support, "S", end, least_rows)
@@ -484,17 +484,17 @@ def values(
         num_classes = int(high) + 1
         complete = numbers_of(every_class(labels, num_classes))
     else:
-        outside("support_labels", low, high, num_classes)
+        require_in_range("support_labels", low, high, num_classes)
         complete = read[2 * len(seen) :]
     if labels.numel() and complete != [True]:
-        missing_class(labels, num_classes)
+        raise_missing_class(labels, num_classes)
     for name, limit in limits.items():
         if name in ranges:
-            outside(name, *ranges[name], limit)
+            require_in_range(name, *ranges[name], limit)
     for name, (low, high) in ranges.items():
         most = LARGEST_FEATURE.get(seen[name].dtype, LARGEST_FLOAT)
         if not (low >= -most and high <= most):  # false for NaN
-            too_large(name, seen[name], most)
+            raise_too_large(name, seen[name], most)
     if "logits" in ranges:
         not_probabilities(seen["logits"], *ranges["logits"])
     return num_classes
@@ -521,31 +521,31 @@ def numbers_of(scalars: list[Tensor]) -> list[float]:
 
 
 def every_class(labels: Tensor, num_classes: int) -> list[Tensor]:
-    """Whether each task has each class; None if there are fewer rows than classes."""
+    """Whether every task has every class, as one scalar; none if rows are fewer than classes."""
     if num_classes > labels.shape[-1]:
         return []
-    return [presence(labels, num_classes).all()]
+    return [classes_in_tasks(labels, num_classes).all()]
 
 
-def presence(labels: Tensor, num_classes: int) -> Tensor:
+def classes_in_tasks(labels: Tensor, num_classes: int) -> Tensor:
     """[B or 1, K] bool; ignores labels out of range, which are reported separately."""
     labels = labels.long().reshape(-1, labels.shape[-1]).clamp(0, num_classes - 1)
     there = torch.zeros(labels.shape[0], num_classes, dtype=torch.bool, device=labels.device)
     return there.scatter_(1, labels, True)
 
 
-def outside(name: str, low: float, high: float, limit: int) -> None:
+def require_in_range(name: str, low: float, high: float, limit: int) -> None:
     if low < 0 or high >= limit:
         got = low if low < 0 else high
         raise ValueError(f"{name} must be in [0, {limit}), got {got:.0f}")
 
 
-def missing_class(labels: Tensor, num_classes: int) -> None:
+def raise_missing_class(labels: Tensor, num_classes: int) -> None:
     if num_classes > labels.shape[-1]:  # every task misses one, and K may be too large to list
         task, there = 0, set(labels.reshape(-1, labels.shape[-1])[0].tolist())
         label = next(k for k in range(num_classes) if k not in there)
     else:
-        task, label = (~presence(labels, num_classes)).nonzero()[0].tolist()
+        task, label = (~classes_in_tasks(labels, num_classes)).nonzero()[0].tolist()
     where = f" in task {task}" if labels.dim() == 2 else ""
     raise ValueError(
         f"support_labels must have every class in [0, {num_classes}) at least once, "
@@ -553,7 +553,7 @@ def missing_class(labels: Tensor, num_classes: int) -> None:
     )
 
 
-def too_large(name: str, x: Tensor, most: float) -> None:
+def raise_too_large(name: str, x: Tensor, most: float) -> None:
     place = (~(x.double().abs() <= most)).nonzero()[0].tolist()
     value = x[tuple(place)].item()
     expected = f"at most {most:g} in magnitude" if math.isfinite(value) else "finite"

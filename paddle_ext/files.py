@@ -95,7 +95,7 @@ def current_version(path: Path) -> Version:
     return Version(now.st_ino, now.st_size, now.st_mtime_ns)
 
 
-def unchanged(path: Path, now: Version, version: Version) -> None:
+def require_unchanged(path: Path, now: Version, version: Version) -> None:
     if now != version:
         raise ValueError(f"{path} must not change while it is in use, got another version")
 

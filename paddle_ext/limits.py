@@ -12,27 +12,27 @@ LARGEST_FLOAT = sys.float_info.max
 # float32 (half precision is summed in it too) and in float64.
 LARGEST_FEATURE_FLOAT32, LARGEST_FEATURE_FLOAT64 = 1e30, 1e290
 
-# The weight of a query in class counts, at least: below, rounding decides whether a prior is used.
+# The least weight of a query in class counts: below it, rounding decides whether a prior is used.
 LEAST_QUERY_WEIGHT = 1e-6
 
-# The weight of a possible class in a prior, relative to the mean weight, at least, so that float32
-# can hold it; smaller ones are raised to it.
+# The least weight of a possible class in a prior, relative to the mean weight: smaller ones are
+# raised to it, so that float32 can hold them.
 LEAST_PRIOR_WEIGHT = 1e-8
 
-# The probabilities of a task that are returned unless asked otherwise: 1 GiB in float32.
+# The most probabilities of a task that are returned unless asked otherwise: 1 GiB in float32.
 MOST_PROBABILITIES = 2**28
 
 # The most probable classes that are returned for each query.
 MOST_TOP = 64
 
-# The queries times classes of a task solved by one thread or thread block; more go in chunks.
+# The most queries times classes of a task for one thread or thread block; more go in chunks.
 MOST_IN_ONE_BLOCK = 2**22
 
-# On the CPU, of a task of `adaptive` with the full metric: queries times classes to the power 3/2.
+# The same on the CPU for `adaptive` with the full metric: queries times classes to the power 3/2.
 MOST_IN_FULL_METRIC = 2**20
 
-# On CUDA, where the blocks of this many tasks run at the same time, the queries times (classes +
-# 128) of one task from which on the whole device, in chunks, is quicker than its block.
+# On CUDA, where the blocks of this many tasks run at the same time: the most queries times (classes
+# + 128) of one task for its block; from there on the whole device, in chunks, is quicker.
 BLOCKS_AT_A_TIME, MOST_BLOCK_WORK = 128, 2**19
 
 # The numbers in the largest matrix of such a chunk: on a GPU, enough to hide the cost of launches.

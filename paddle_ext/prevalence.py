@@ -40,9 +40,9 @@ RATE = 0.05  # of the queries of known classes that look like strangers
 
 
 class Prevalence(NamedTuple):
-    """The share of each class, between 0 and 1, in float64; with novelty, of none as the last."""
+    """The share of each class, between 0 and 1; with novelty, the last is of no known class."""
 
-    estimate: Tensor  # [.., K] or [.., K + 1], with a sum of 1
+    estimate: Tensor  # [.., K] or [.., K + 1] float64, with a sum of 1
     low: Tensor  # lower end of the interval
     high: Tensor  # upper end
 

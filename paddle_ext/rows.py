@@ -53,7 +53,7 @@ def squared_distances(x: Tensor, w: Tensor) -> Tensor:
 def class_sums(
     rows: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums [.., K, D], by weights, and counts [.., K] int64 of the rows of each class."""
+    """Sums [.., K, D] of the rows of each class, in a fixed order, and counts [.., K] int64."""
     *batch, N, D = rows.shape
     K = num_classes
     tasks = batch[0] if batch else 1

@@ -21,7 +21,7 @@ constexpr int kGroup = 32;
 constexpr float kSplitFactor = 64.0f;
 
 // scaling="auto": the lead of the nearest class over the median class in squared distance
-// (measured: docs/scaling.md), ...
+// (measured: docs/solver.md), ...
 constexpr double kAutoGap = 13.0;
 // ... unless there is no lead: zero, or within rounding of the distance.
 constexpr double kAutoMinGap = 1e-12;

@@ -11,7 +11,7 @@ namespace paddle_ext {
 
 namespace {
 
-// K if the labels are those of K classes, each there; else 0. `seen` has S marks.
+// K if the labels are in [0, K) and every class has one; else 0. `seen` has S marks.
 int64_t classes_of(const int64_t* labels, int64_t S, char* seen) {
     std::fill_n(seen, S, 0);
     int64_t most = -1, count = 0;

@@ -19,7 +19,7 @@ __device__ void report(const ValuesParams& p, int K) {
     atomicMin(found + 1, -static_cast<long long>(K));
 }
 
-// Reports K if the labels of a task are those of K classes, each there; else 0.
+// Reports K if the labels of a task are in [0, K) and every class has one; else 0.
 __device__ void read_labels(const ValuesParams& p, const int64_t* labels) {
     __shared__ unsigned seen[kValuesRows / 32];
     __shared__ int largest;

@@ -32,7 +32,7 @@ INVERSE_REGULARISATION = 3.0  # C, of embeddings
 TOL = 0.05  # norm of the gradient at which the fit stops: labels hardly change any more
 MAX_ITER = 200
 LEAST_CURVATURE = 1e-3  # on the diagonal of the approximate Hessian: a constant has almost none
-FLAT = 0.25  # a line search ends where the slope is at most this share of the slope at its start
+FLAT = 0.25  # a line search ends once the slope is at most this share of the one at its start
 FARTHEST = 8.0  # limit on its first step, which is usually about 1
 TRIALS = 20  # steps tried in a line search; any two of them at least halve the interval
 
@@ -65,7 +65,7 @@ def corrected_likelihood(
             total = right[0] if weights is None else right[0] * weights
         rest = LeftOut.of(likelihood, rows, own, logits)
     elif corrects:
-        likelihood, rest = left_out(support, labels, K)
+        likelihood, rest = left_out_rows(support, labels, K)
     else:
         likelihood = likelihood_of(rows, own, K)
     if corrects:
@@ -97,7 +97,7 @@ class LeftOut(NamedTuple):
         return cls(likelihood.centred(rows)[0], labels[0], counts, logits[0])
 
 
-def left_out(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, LeftOut]:
+def left_out_rows(support: Tensor, labels: Tensor, num_classes: int) -> tuple[Likelihood, LeftOut]:
     """The likelihood of labelled rows [S, D], and each of them classified without itself."""
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     likelihood, distances = learned(rows, own, num_classes, left_out=True)

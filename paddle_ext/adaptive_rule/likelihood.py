@@ -28,7 +28,7 @@ class NativeTensor(NamedTuple):
     """How native code knows a tensor of a likelihood."""
 
     letters: str  # its shape
-    name: str | None = None  # if it has another there
+    name: str | None = None  # its name there; None: the same
     split: bool = False  # whether it is in halves on CUDA, as described by `split_kind`
     dtype: torch.dtype | None = None  # None: that of the rows
 
@@ -47,7 +47,7 @@ class Likelihood:
 
     "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
     of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
-    csrc/common/likelihood.h.
+    csrc/common/adaptive.h.
     """
 
     centre: Tensor = field(metadata=native("LD"))  # the mean of the class means

@@ -50,7 +50,7 @@ class Answers:
         See `paddle_ext.presence.roll_up`; empty where no node is probable enough.
     node_probability : Tensor [N] or None
     prevalence : Prevalence or None
-        Shares with 90 % intervals; at last of no known class, unless nothing is known of them.
+        Shares with 90 % intervals. The last is of no known class, if anything is known of that.
     alike : list of list of int
         Groups of strangers that resemble one another, the largest first.
     digests : list of N str
@@ -175,7 +175,7 @@ class Answers:
 
 
 def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
-    """How many of the labels name each class, and at last none, [K + 1] float64."""
+    """How many labels each class has and, in the last place, how many are unknown; [K + 1]."""
     numbers = numbered([label for label in labels if label != UNKNOWN], class_names)
     counts = torch.bincount(numbers, minlength=len(class_names) + 1).double()
     counts[-1] = len(labels) - len(numbers)
@@ -189,7 +189,10 @@ def inserted(
     class_names: tuple[str, ...],
     counts: Tensor,
 ) -> Answers:
-    """All samples in order: the `rest`, and at `places` some `more`, which count as in `counts`."""
+    """Put `more` samples back at their `places` among the `rest`.
+
+    Without a rest, `counts` [K + 1] of their labels are all that the shares come from.
+    """
     parts = [more] if rest is None else [more, rest]
     other = torch.ones(sum(map(len, parts)), dtype=torch.bool)
     other[torch.tensor(places, dtype=torch.int64)] = False

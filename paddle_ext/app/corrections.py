@@ -36,8 +36,8 @@ from .read.text_files import given_rows, table_rows
 
 CORRECTED_FILE = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data", "digest")
-MOST_NAMES_COMPARED = 10_000  # of samples, with one that is none of them
-MOST_BYTES_IN_MEMORY = 2**30  # of features, from looking for corrected samples
+MOST_NAMES_COMPARED = 10_000  # of samples, to suggest one for a name that no sample has
+MOST_BYTES_IN_MEMORY = 2**30  # of features that are kept after the search for corrected samples
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class CorrectionFile(NamedTuple):
 
 
 def read_corrections(path: Path) -> Corrections:
-    """Labels of names: a table of the page, an edited ``answers.csv``, or of Label Studio."""
+    """Labels by sample, from the export of the page or of Label Studio, or an ``answers.csv``."""
     if path.suffix == ".json" and path.is_file():
         return read_label_studio(path)
     rows = given_rows(path, "corrected", "with a column label")
@@ -90,7 +90,7 @@ def read_corrections(path: Path) -> Corrections:
     return corrections
 
 
-def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile], list[str]]:
+def read_files(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile], list[str]]:
     """The file in the output folder, if it is ours, and those asked for; and notes for the user."""
     own, files, notes = folder / CORRECTED_FILE, list[CorrectionFile](), list[str]()
     same = [path.exists() and own.exists() and path.samefile(own) for path in asked]
@@ -106,8 +106,8 @@ def gathered(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile],
             )
         else:
             notes.append(
-                f"{own} was not read, because it has not the columns {', '.join(HEADER)}; if it "
-                "has corrected labels, give it as --corrected"
+                f"{own} was not read, because it does not have the columns {', '.join(HEADER)}; "
+                "if it has corrected labels, give it as --corrected"
             )
     for path in asked:
         corrections = read_corrections(path)
@@ -161,13 +161,13 @@ class Corrected:
 
 
 def corrected_source(source: Source, files: Sequence[CorrectionFile], data: DataNames) -> Corrected:
-    """Apply all files, later ones first in case of conflict; sets `Source.labelled`."""
+    """Apply all files, of which later ones win; sets `Source.labelled`."""
     names = {key.name for file in files for key in file.corrections}
     count, places, samples = 0, list[int](), no_samples()
     if names:
-        count, places, samples, source.unlabelled = named_in(source.unlabelled, names)
+        count, places, samples, source.unlabelled = find_named(source.unlabelled, names)
     keys, examples = samples.keys(data.new), source.examples
-    resolved = Resolved(source, keys, examples.keys(data.labelled))
+    resolved = ResolvedCorrections(source, keys, examples.keys(data.labelled))
     for file in files:
         resolved.add(file)
     label_of = {key: label for key, label in resolved.corrections.items() if label}
@@ -209,7 +209,7 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     return Corrected(source, data, *learned, samples, label_at, label_of, remaining)
 
 
-class Resolved:
+class ResolvedCorrections:
     """Corrections by the sample they are about, of those to classify and the labelled ones."""
 
     def __init__(self, source: Source, new: Sequence[Key], examples: Sequence[Key]) -> None:
@@ -225,7 +225,7 @@ class Resolved:
         """Add a file; its corrections replace earlier ones of the same samples."""
         used = by_name = elsewhere = 0
         for key, label in file.corrections.items():
-            keys = self.about(key)
+            keys = self.samples_of(key)
             if not keys:
                 self.reject_if_asked(file, key)
                 elsewhere += bool(label)
@@ -240,7 +240,7 @@ class Resolved:
         if elsewhere:
             self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"
 
-    def about(self, key: Key) -> list[Key]:
+    def samples_of(self, key: Key) -> list[Key]:
         """The samples of its name and content, or of its name if it does not say the content."""
         keys = self.keys.get(key.name, [])
         if key.digest:
@@ -293,7 +293,7 @@ class Resolved:
         return notes
 
 
-def named_in(
+def find_named(
     batches: Iterable[Batch], names: set[str]
 ) -> tuple[int, list[int], Batch, Iterable[Batch]]:
     """Count the samples, find those with these names, and keep the batches in memory if small."""

@@ -27,7 +27,7 @@ from .settings import Settings
 
 CONTROL = "label"  # name of the choices in the labelling interface
 OBJECTS = {"pictures": ("Image", "image"), "texts": ("Text", "text")}  # tag, and key of its data
-NAMED = "as classify --export label-studio writes them"
+AS_EXPORTED = "as classify --export label-studio writes them"
 
 # --- tasks --------------------------------------------------------------------------------------
 
@@ -92,9 +92,9 @@ def read_label_studio(path: Path) -> dict[Key, str]:
         if choices in (None, []) or one.get("was_cancelled"):
             continue
         if not name:
-            raise wrong(path, f"must have tasks with a name, {NAMED}", "one without")
+            raise bad_export(path, f"must have tasks with a name, {AS_EXPORTED}", "one without")
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
-            raise wrong(path, "must have one label for each sample", f"{choices} for {name!r}")
+            raise bad_export(path, "must have one label for each sample", f"{choices} for {name!r}")
         key = Key(plain_cell(str(name)), digest=str(one.get("digest") or ""))
         labels[key] = without_controls(choices[0].strip())
     return labels
@@ -114,11 +114,11 @@ def records(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def dictionaries(path: Path, value: object) -> list[dict[str, Any]]:
-    """What every list of an export holds."""
+    """Check that a part of an export is a list of objects, and return it."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise wrong(path, "must be an export of Label Studio", "something else")
+        raise bad_export(path, "must be an export of Label Studio", "something else")
     return value
 
 
-def wrong(path: Path, sentence: str, got: str) -> ValueError:
+def bad_export(path: Path, sentence: str, got: str) -> ValueError:
     return check.ArgumentValueError("corrected", f"{sentence}, got {got} in {path}")

@@ -48,7 +48,7 @@ def to_check(answers: Answers) -> list[ToCheck]:
     unknown = torch.zeros(len(answers), dtype=torch.bool)
     unknown[answers.strangers()] = True
     doubtful = (answers.doubt >= DOUBTFUL) & answers.predicted()
-    wrong = 1 - (1 - answers.doubt.double()) * (1 - unknown * real_share(answers))
+    wrong = 1 - (1 - answers.doubt.double()) * (1 - unknown * share_of_strangers(answers))
     rows = (doubtful | unknown).nonzero().view(-1)
     rows = rows[wrong[rows].argsort(descending=True, stable=True)]
     no_text = sorted(answers.no_text - answers.corrected.keys())
@@ -58,11 +58,10 @@ def to_check(answers: Answers) -> list[ToCheck]:
     ]
 
 
-def real_share(answers: Answers) -> Tensor:
-    """The share of strangers among the samples at least as strange as each, [N] float64.
+def share_of_strangers(answers: Answers) -> Tensor:
+    """The share of real strangers among the samples at least as strange as each, [N] float64.
 
-    Of n samples of known classes, n (1 - novelty) are at least as strange by chance; the others
-    are not.
+    Of n samples of known classes, n (1 - novelty) look at least as strange by chance alone.
     """
     shares = torch.zeros(len(answers), dtype=torch.float64)
     if answers.novelty is None:
@@ -91,15 +90,15 @@ def to_check_words(check: Sequence[ToCheck]) -> str:
     return ", ".join(f"{counts[why]:,} {text}" for why, text in words.items() if counts[why])
 
 
-def by_chance(answers: Answers) -> float:
+def strangers_by_chance(answers: Answers) -> float:
     """How many samples of known classes look like strangers by chance."""
     return RATE * (int(answers.predicted().sum()) - len(answers.unjudged()))
 
 
-# --- what is where --------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
-class InGroup(NamedTuple):
+class ClassInGroup(NamedTuple):
     """A class in a group of samples."""
 
     name: str
@@ -109,8 +108,8 @@ class InGroup(NamedTuple):
     high: float
 
 
-def what_is_where(answers: Answers) -> dict[str, list[InGroup]]:
-    """The classes in each group, those with the largest share first, and at last none of them."""
+def classes_by_group(answers: Answers) -> dict[str, list[ClassInGroup]]:
+    """The classes in each group, the largest share first, and then what is of no known class."""
     names, K = sorted_names(answers.groups or []), len(answers.class_names)
     place, final = numbered(answers.groups or [], names), answers.final()
     if not names or answers.prevalence is None:
@@ -135,7 +134,7 @@ def what_is_where(answers: Answers) -> dict[str, list[InGroup]]:
         rows = [(k, answers.class_names[k]) for k in own]
         if len(shares[g]) > K and (counts[g][K] or shares[g][K][0] > 0):
             rows.append((K, NO_CLASS))
-        found[name] = [InGroup(x, counts[g][k], *shares[g][k]) for k, x in rows]
+        found[name] = [ClassInGroup(x, counts[g][k], *shares[g][k]) for k, x in rows]
     return found
 
 
@@ -279,9 +278,9 @@ class Outcome:
         return self.corrected.source
 
     @cached_property
-    def where(self) -> dict[str, list[InGroup]]:
-        """What is where; empty without groups."""
-        return what_is_where(self.answers)
+    def by_group(self) -> dict[str, list[ClassInGroup]]:
+        """What is in each group; empty without groups."""
+        return classes_by_group(self.answers)
 
     def to_check(self) -> list[ToCheck]:
         return to_check(self.answers)

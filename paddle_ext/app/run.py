@@ -18,7 +18,7 @@ from ..presence.hierarchy import Hierarchy
 from ..text import plural
 from .answering import Prior, answer
 from .answers import Answers, inserted, label_counts, without_prediction
-from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, gathered
+from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, read_files
 from .label_studio import write_tasks
 from .outcome import Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
@@ -82,19 +82,17 @@ def classify(
     *,
     show: Callable[[list[Finding]], None] | None = None,
 ) -> Report:
-    """Classify samples; writes ``answers.csv``, ``answers.html`` and ``labelled.csv``.
-
-    With `Settings.suggest` also ``suggestions.csv``.
+    """Classify samples; writes ``answers.csv``, ``answers.html``, ``classes.csv`` and more.
 
     Parameters
     ----------
     labelled : path
-        Embeddings (`.npz`, `.npy`, `.safetensors`, `.csv`, `.tsv`, `.parquet`), or a folder with
-        one folder of images per class.
+        Embeddings (`.npz`, `.safetensors`, `.pt`), a table (`.csv`, `.tsv`, `.parquet`, `.xlsx`,
+        `.jsonl`, `.json`), or a folder with one folder of images per class.
     unlabelled : path or None
-        The same for the samples to classify; any tree of images. None: they are in `labelled`, as
-        table rows without a label; with `Settings.names` also as rows of an embeddings file, or a
-        tree of images. With `Settings.model` the only data is what to classify.
+        The same for the samples to classify, also `.npy`, or any tree of images. None: they are in
+        `labelled`, as table rows without a label; with `Settings.names` also as rows of a file of
+        embeddings or as a tree of images. With `Settings.model`, `labelled` is what to classify.
     output : path
         The output folder.
     settings : Settings or None
@@ -114,7 +112,7 @@ def classify(
     began = time.perf_counter()
     first, new = existing(labelled), None if unlabelled is None else existing(unlabelled)
     device, folder = check.device(settings.device), Path(output)
-    files, notes = gathered(folder, settings.corrections)
+    files, notes = read_files(folder, settings.corrections)
     parents = (
         None if settings.parents is None else read_pairs(settings.parents, "parents", "parent")
     )
@@ -240,9 +238,9 @@ def write_all(
         tables.write_csv(folder / CORRECTED_FILE, HEADER, rows)
     tables.write_answers(written[0], answers, column, texts=texts)
     tables.write_classes(written[2], answers, outcome.expected)
-    if outcome.where:
+    if outcome.by_group:
         written.append(folder / "groups.csv")
-        tables.write_groups(written[-1], outcome.where)
+        tables.write_groups(written[-1], outcome.by_group)
     if outcome.checked is not None:
         shown = {"pictures": "file", "texts": "text", "rows": "sample"}[source.kind]
         written.append(folder / LABELLED)

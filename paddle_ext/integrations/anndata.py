@@ -22,8 +22,9 @@ def label(
     ----------
     adata : anndata.AnnData
         ``obs`` gets columns of the label, its probability and doubt, and whether a cell is of no
-        known type: `key` followed by "_label", "_probability", "_doubt", "_unknown". The last is
-        less like its label than 95 % of the labelled cells; missing if these are too few to tell.
+        known type: `key` followed by "_label", "_probability", "_doubt", "_unknown". A cell is
+        unknown if it is less like its label than 95 % of the labelled cells are; missing if these
+        are too few to tell.
         ``uns[key + "_shares"]`` gets the share of each label in the cells without one, by group if
         there are groups, with intervals that cover 90 %.
     key : str

@@ -78,8 +78,8 @@ class BatchClassifier:
         What is known of the class proportions of every batch, as in `paddle_ext.adapt`.
     remember : bool
         Whether what earlier batches held is a prior of the next, for a stream whose proportions
-        last or drift. A batch that is likelier without it, as most of its groups if there are any,
-        drops it: see docs/large.md. It is pickled with the classifier. Not with `prior`.
+        last or drift. It is dropped when a batch, or most of its groups, is likelier without it:
+        see docs/large.md. It is pickled with the classifier. Not with `prior`.
     label_noise, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`; with `prototypes` every label is trusted.
     device : str or torch.device
@@ -206,11 +206,8 @@ class BatchClassifier:
         pandas = sys.modules.get("pandas")  # if it is not loaded, the batch is no DataFrame
         frame = pandas is not None and isinstance(batch, pandas.DataFrame)
         if not frame and not isinstance(batch, Mapping):
-            kinds = (
-                "a dict, a DataFrame or an array"
-                if self._group is None
-                else "a dict or a DataFrame"
-            )
+            arrays = self._group is None
+            kinds = "a dict, a DataFrame or an array" if arrays else "a dict or a DataFrame"
             raise check.ArgumentTypeError("batch", f"must be {kinds}, got {check.kind(batch)}")
         embeddings = self._embeddings_of(batch)
         groups = None if self._group is None else batch[self._group]
@@ -302,7 +299,7 @@ class BatchClassifier:
 
     def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
         """Classify a batch with the memory as its prior, and add what the batch holds to it."""
-        # Names are worth no known number of labelled rows.
+        # It is not known how many labelled rows a name is worth.
         labelled = math.inf if self._fitted is None else self._fitted.likelihood.rows
         best, bound, kept, believes = None, -math.inf, None, False
         for held in self._memory:
@@ -312,7 +309,7 @@ class BatchClassifier:
             if best is None or float(found.bound.sum()) > bound:
                 best, bound, kept = found, float(found.bound.sum()), held
                 believes = float(found.prior_used.double().mean()) > 0.5
-        # A batch may be like the last by chance, so one that is so after a change is not enough.
+        # One batch may resemble the last by chance, so memory counts from the second such batch on.
         if best is None or (believes and not self._believed):
             best = self._solve_with(None, rows, groups)
         now = best.over_all().class_sums()[1].cpu()

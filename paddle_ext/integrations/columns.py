@@ -16,21 +16,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..adaptive_rule.correction import INVERSE_REGULARISATION, left_out
+from ..adaptive_rule.correction import INVERSE_REGULARISATION, left_out_rows
 from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..rows import class_means, evenly_spread
 
 ROWS = ("auto", "table", "embeddings")
 MOST_ROWS = 1024  # labelled rows, and as many unlabelled ones, used for statistics of columns
 FIRST_ROWS = 16  # rows of a first look, which often suffices to recognise embeddings
-TABLE = 64  # rows with as many effective columns as this are embeddings
+EMBEDDING_COLUMNS = 64  # rows with as many effective columns as this are embeddings
 # Unless the labels contradict, rows are a table with fewer effective columns than 4 + D/8, or with
 # fewer columns than 64 that are not centred: their mean has a quarter of the squared length.
 FEW, SHARE, CENTRED = 4, 8, 0.25
 ODDS = math.log(20)  # the labels contradict by odds of 20 to 1
 RIDGES = (1.0, 0.1, 0.01)  # added to the variances of standardised columns to decorrelate them
 ROWS_A_COLUMN = 4  # needed to estimate the correlations
-OF_A_TABLE = 0.5  # C of the correction: columns of a table are few, and each tells much
+TABLE_C = 0.5  # C of the correction: columns of a table are few, and each tells much
 TINY = torch.finfo(torch.float64).tiny
 UNIT = 1e-3  # rows whose norms are this close to 1 are embeddings
 CONSTANT = 1e-10  # a deviation below this share of a column's numbers is rounding
@@ -54,7 +54,7 @@ class Columns:
     @property
     def inverse_regularisation(self) -> float:
         """C of the correction for many labels."""
-        return INVERSE_REGULARISATION if self.centre is None else OF_A_TABLE
+        return INVERSE_REGULARISATION if self.centre is None else TABLE_C
 
     def applied_to(self, rows: Tensor) -> Tensor:
         """Rows [.., D] of the table as rows [.., D + 1] for `adaptive`, in the same dtype."""
@@ -88,7 +88,7 @@ def columns_for(
     auto, D = rows == "auto", support.shape[1]
     given = [x for x in (query, support) if x is not None]
     first = given[0][:: max(1, len(given[0]) // FIRST_ROWS)]
-    if rows == "embeddings" or (auto and sharing(variance(first)) >= TABLE):
+    if rows == "embeddings" or (auto and effective_columns(variance(first)) >= EMBEDDING_COLUMNS):
         return Columns()
     norms = torch.linalg.vector_norm(support, dim=-1)
     if auto and bool(((norms - 1).abs() < UNIT).all()):
@@ -98,19 +98,19 @@ def columns_for(
     largest = sample.abs().amax(0).clamp(min=TINY)  # divides columns, so that no square overflows
     deviation = variance(sample / largest).sqrt()
     deviation = torch.where(deviation > CONSTANT, deviation, 0) * largest
-    effective = sharing((deviation / deviation.amax()).square())
-    if auto and not effective < TABLE:
+    effective = effective_columns((deviation / deviation.amax()).square())
+    if auto and not effective < EMBEDDING_COLUMNS:
         return Columns()
     if made_of is not None:
         pooled = torch.zeros_like(deviation).index_add(0, made_of, deviation.square())
         deviation = pooled.sqrt()[made_of]
     scale = torch.where(deviation > 0, 1 / deviation, 0).clamp(max=1 / TINY)
     centre = class_means(support.double() / largest, labels, num_classes).mean(0) * largest
-    ways = list(prepared(centre, scale, sample))
+    ways = list(preparations(centre, scale, sample))
     if auto:
         unit = sample / deviation.amax()
         centred = unit.mean(0).square().sum() < CENTRED * unit.square().sum(-1).mean()
-        embeddings = effective >= FEW + D / SHARE and (D >= TABLE or bool(centred))
+        embeddings = effective >= FEW + D / SHARE and (D >= EMBEDDING_COLUMNS or bool(centred))
         ways.insert(0 if embeddings else len(ways), Columns())
     if not num_classes < len(labels) <= MOST_LEFT_OUT // num_classes:
         return ways[0]
@@ -119,7 +119,7 @@ def columns_for(
     return ways[best]
 
 
-def prepared(centre: Tensor, scale: Tensor, sample: Tensor) -> Iterator[Columns]:
+def preparations(centre: Tensor, scale: Tensor, sample: Tensor) -> Iterator[Columns]:
     """Standardised columns, and the same decorrelated with each of the ridges."""
     z = Columns(centre, scale).applied_to(sample)[:, :-1]
     covariance = torch.cov(z.mT, correction=0).view(z.shape[1], -1)
@@ -138,7 +138,7 @@ def variance(rows: Tensor) -> Tensor:
     return (rows - rows.mean(0)).square().mean(0)
 
 
-def sharing(variances: Tensor) -> float:
+def effective_columns(variances: Tensor) -> float:
     """The effective number of columns that share the variance; NaN if it is 0 or overflows."""
     return float(variances.sum().square() / variances.square().sum())
 
@@ -146,9 +146,10 @@ def sharing(variances: Tensor) -> float:
 def labels_cost(rows: Tensor, labels: Tensor, num_classes: int) -> float:
     """-ln p of the labels of rows, each left out of its class; only of classes with two rows.
 
-    Classes count equally, with as many rows in all as their mean is worth: few if one has few.
+    Classes count equally: it is the mean over them, times the effective number of rows, which is
+    small if one class has few.
     """
-    _, others = left_out(rows, labels, num_classes)
+    _, others = left_out_rows(rows, labels, num_classes)
     cost = torch.nn.functional.cross_entropy(others.logits.double(), labels, reduction="none")
     share = others.counts.double() / labels.bincount(minlength=num_classes)[labels]
     return float((share * cost).sum() * share.sum() / share.square().sum())

@@ -62,7 +62,7 @@ def queries_of(query: Source, support: Tensor) -> Rows:
     return rows
 
 
-def solve_large(
+def solve_large_paddle(
     support: Tensor,
     support_labels: Tensor,
     query: Rows | Tensor,

@@ -202,7 +202,7 @@ def assign_all(
         del products, outputs  # before the next ones are computed, to save memory
 
 
-class Recomputed:
+class RecomputedLikelihoods:
     """Sums probabilities by class; recomputes the logits every time."""
 
     def __init__(self, scores: Scores) -> None:
@@ -228,7 +228,7 @@ class Recomputed:
                 break
 
 
-class Stored:
+class StoredLikelihoods:
     """Sums probabilities by class from stored likelihoods; float16 on CUDA.
 
     Each row is divided by its largest likelihood under the dual `anchor`. If a later dual prefers a
@@ -259,7 +259,7 @@ class Stored:
         return self.counter.held.clone()
 
     def iterate(self, state: State, max_iter: int, is_lost: Callable[[int], bool]) -> None:
-        """As in `Recomputed`, for one task; the GPU runs ahead of what the host has read."""
+        """The same for one task; the GPU runs ahead of what the host has read."""
         self.counter.start(state.dual)
         count = self.counter.call(state.running)
         update = state.update_call(self.counter.held, counter=self.counter)
@@ -284,12 +284,12 @@ def stored_dtype(scores: Scores) -> torch.dtype:
     return torch.float16 if scores.slope.is_cuda else scores.slope.dtype
 
 
-def class_counter(scores: Scores) -> Stored | Recomputed:
+def class_counter(scores: Scores) -> StoredLikelihoods | RecomputedLikelihoods:
     """A counter of the probabilities of each class, with stored likelihoods if they fit."""
     size = math.prod(scores.shape) * stored_dtype(scores).itemsize
     if is_captured(scores.slope) or size > MOST_STORED_LIKELIHOODS:
-        return Recomputed(scores)
-    return Stored(scores)
+        return RecomputedLikelihoods(scores)
+    return StoredLikelihoods(scores)
 
 
 # --- class proportions --------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def best_prior(
     total: float,
     weight: float,
     tol: float,
-) -> tuple[Stored | Recomputed, State, int]:
+) -> tuple[StoredLikelihoods | RecomputedLikelihoods, State, int]:
     """Iterate the dual of one task under each prior, and keep the one with the largest bound.
 
     `measures` [n, K] are those of Dirichlet priors; None is an even one. The first is even; the

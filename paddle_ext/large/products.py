@@ -83,7 +83,7 @@ class Form(ABC):
 
     @abstractmethod
     def adder(self, sums: list[Tensor], u: Tensor, rest: Tensor | None, x: Tensor) -> Add:
-        """A function that adds the sums by class of prepared rows x to 1 or 0 times `sums`.
+        """A function of 1 or 0, whether to keep `sums`, that adds the class sums of rows x to them.
 
         u [B, N, K] are their weights, and `rest` the rounding errors of these.
         """
@@ -247,7 +247,7 @@ def has_float_results() -> bool:
 
 
 def add_half_product(to: Tensor, left: Tensor, right: Tensor, beta: int) -> None:
-    """The product of halves plus 1 or 0 times `to`, float32, where it is written."""
+    """Write the product of halves to `to`, float32; with `beta` 1 it is added to what is there."""
     if has_float_results():
         torch.ops.aten.baddbmm.dtype_out(to, left, right, torch.float32, beta=beta, out=to)
         return
@@ -259,7 +259,7 @@ def factors(sums: Tensor, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """`sums` [B, K, E] float32, u^T and x, whose product is added to them.
 
     u [B, N, K] and x [B, N, E or more] are float16. For one task there may be several sums
-    [n, K, E], each of a part of its rows; if they cannot be divided so, the first is of all.
+    [n, K, E], each of a part of its rows; if these do not divide evenly, only the first is used.
     """
     x = x[..., : sums.shape[-1]]
     if len(sums) != len(u):

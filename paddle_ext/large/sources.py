@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import check
 from ..arrays import map_npy, safetensors
-from ..files import ahead, check_regular, current_version, open_regular, readable, unchanged
+from ..files import ahead, check_regular, current_version, open_regular, readable, require_unchanged
 from ..parquet import ParquetColumn
 
 Report = Callable[[int, int], object]
@@ -68,7 +68,7 @@ class TensorRows:
         self.dtype, self.device = tensor.dtype, tensor.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        return parts(self.tensor, size)
+        return row_parts(self.tensor, size)
 
 
 class IndexedRows:
@@ -80,7 +80,7 @@ class IndexedRows:
         self.dtype, self.device = features.dtype, features.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        return (self.features.index_select(0, part) for part in parts(self.index, size))
+        return (self.features.index_select(0, part) for part in row_parts(self.index, size))
 
 
 class Contents(Protocol):
@@ -110,7 +110,7 @@ class StreamedRows:
     ) -> None:
         self.contents, self.start, self.stop, self.progress = contents, start, stop, progress
         self.shape = (stop - start, contents.shape[1])
-        self.dtype, self.device = contents.dtype, numbered(device)
+        self.dtype, self.device = contents.dtype, with_index(device)
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """Chunks in two buffers: a thread reads one while the other is in use."""
@@ -259,7 +259,7 @@ class NpyMatrix:
 
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Fill]:
-        unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, current_version(self.path), self.version)
         with open_regular(self.path) as file:
             file.seek(self.offset + start * self.shape[1] * self.dtype.itemsize)
 
@@ -300,7 +300,7 @@ class SafetensorsMatrix:
 
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Fill]:
-        unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, current_version(self.path), self.version)
         with self.opened() as file:
             matrix, row = file.get_slice(self.name), start
 
@@ -339,11 +339,11 @@ def select_matrix(
     return name
 
 
-def parts(x: Tensor, size: int) -> Iterator[Tensor]:
-    """x in pieces of at most `size` rows."""
+def row_parts(x: Tensor, size: int) -> Iterator[Tensor]:
+    """The rows of x in pieces of at most `size`."""
     return (x[start : start + size] for start in range(0, len(x), size))
 
 
-def numbered(device: torch.device) -> torch.device:
+def with_index(device: torch.device) -> torch.device:
     """The device with an index, that of the current GPU for plain "cuda"."""
     return torch.empty(0, device=device).device

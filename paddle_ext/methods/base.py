@@ -25,7 +25,7 @@ Options: TypeAlias = Mapping[str, object]
 Presets: TypeAlias = Mapping[str, Options]
 Grid: TypeAlias = Mapping[str, Sequence[object]]
 
-CLASS_NAMES = {"prototypes", "logits"}  # arguments that say what is known of them
+NAME_ARGUMENTS = {"prototypes", "logits"}  # what stands for the names of the classes
 
 # All methods by name; `register` fills it.
 known_methods: dict[str, type[Method]] = {}
@@ -101,7 +101,7 @@ class Method(ABC):
                 field.metadata["rule"](field.name, value)
 
     def checks_values_itself(self, support: Tensor, query: Tensor, num_classes: int | None) -> bool:
-        """Whether `prediction` looks for invalid values, which saves a separate pass."""
+        """Whether `prediction` finds invalid values in passing, and calls `Task.check_values`."""
         return False
 
     def prediction(self, task: Task) -> Prediction:
@@ -266,18 +266,18 @@ class Method(ABC):
         """What is given next to the rows, by the name of its argument."""
         given = {"base_mean": base_mean, "prototypes": prototypes, "logits": logits}
         given = {name: x for name, x in given.items() if x is not None}
-        for name in CLASS_NAMES & given.keys() if not self.takes_prototypes else ():
+        for name in NAME_ARGUMENTS & given.keys() if not self.takes_prototypes else ():
             takers = sorted(name for name, cls in known_methods.items() if cls.takes_prototypes)
             raise check.ArgumentValueError(
                 name,
                 f"must be None with the method {self.name!r} because only "
                 f"{', '.join(map(repr, takers))} can use it, got {check.kind(given[name])}",
             )
-        if self.needs_prototypes and not CLASS_NAMES & given.keys():
+        if self.needs_prototypes and not NAME_ARGUMENTS & given.keys():
             raise check.ArgumentValueError(
                 "prototypes", f"or logits must be given with the method {self.name!r}, got None"
             )
-        if given.keys() >= CLASS_NAMES:
+        if given.keys() >= NAME_ARGUMENTS:
             raise check.ArgumentValueError(
                 "logits", f"must be None with prototypes, got {check.kind(logits)}"
             )
@@ -287,7 +287,7 @@ class Method(ABC):
 def converted(extras: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
     """What is given next to the rows, as fields of a task."""
     own = {name: detached(x, dtype) for name, x in extras.items()}
-    return {name: batched(x, 3) if name in CLASS_NAMES else x for name, x in own.items()}
+    return {name: batched(x, 3) if name in NAME_ARGUMENTS else x for name, x in own.items()}
 
 
 def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
@@ -301,7 +301,7 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
 
 def least_rows(extras: Mapping[str, object]) -> int:
     """With class names the support may be empty."""
-    return 0 if CLASS_NAMES & extras.keys() else 1
+    return 0 if NAME_ARGUMENTS & extras.keys() else 1
 
 
 def check_extras(
@@ -327,18 +327,18 @@ def check_extras(
         if x.device != features.device:
             check.one_device(**{name: x, "query": features})
         shapes = [shape for shape in expected[name] if len(shape) == x.dim()]
-        K = x.shape[shapes[0].index("K")] if shapes and name in CLASS_NAMES else 1
+        K = x.shape[shapes[0].index("K")] if shapes and name in NAME_ARGUMENTS else 1
         if K < 1 or list(x.shape) not in [[K if n == "K" else n for n in s] for s in shapes]:
             listed = " or ".join(str(shape).replace("'", "") for shape in expected[name])
-            least = " with K at least 1" if name in CLASS_NAMES else ""
+            least = " with K at least 1" if name in NAME_ARGUMENTS else ""
             raise check.ArgumentValueError(
                 name, f"must have shape {listed}{least}, got {list(x.shape)}"
             )
-        if name in CLASS_NAMES and num_classes not in (None, K):
+        if name in NAME_ARGUMENTS and num_classes not in (None, K):
             raise check.ArgumentValueError(
                 name, f"must have num_classes classes, {num_classes}, got {K}"
             )
-        num_classes = K if name in CLASS_NAMES else num_classes
+        num_classes = K if name in NAME_ARGUMENTS else num_classes
     return num_classes
 
 
@@ -350,6 +350,6 @@ def check_values(
     num_classes: int | None,
 ) -> int:
     """Check the values of all tensors; returns K. With class names a class may have no row."""
-    every_class_in = labels[..., :0] if CLASS_NAMES & extras.keys() else labels
+    every_class_in = labels[..., :0] if NAME_ARGUMENTS & extras.keys() else labels
     seen = {"support_labels": labels, **rows, **extras}
     return check.values(seen, every_class_in, limits, num_classes)

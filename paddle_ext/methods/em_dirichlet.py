@@ -17,7 +17,7 @@ from .base import Display, Method, one_of, option, positive
 from .registry import register
 
 EPSILON = 1e-15  # added to probabilities in logarithms; a class with less mass has no query
-LOOK = 50  # iterations of the fit between convergence checks
+CHECK_EVERY = 50  # iterations of the fit between convergence checks
 CONVERGED = 1e-11  # squared change, relative to the squared parameters
 ITERATIONS = {"soft": 20, "hard": 10}
 
@@ -187,7 +187,7 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
         slope = torch.digamma(current.sum(-1, keepdim=True))
         b = digamma - slope - a * current - target
         following = ((b.square() + 4 * a).sqrt() - b) / (2 * a)
-        if i and i % LOOK == 0:
+        if i and i % CHECK_EVERY == 0:
             moved = (following - current).square().sum(-1)
             going = moved >= CONVERGED * current.square().sum(-1)
             alpha[rows] = following
@@ -201,7 +201,10 @@ def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:
 
 
 def matched(cost: Tensor, wanted: Tensor) -> Tensor:
-    """The class of each cluster, [B, K], at the least cost of `wanted` ones; then the others."""
+    """The class of each cluster, [B, K]: a permutation of the classes in each task.
+
+    The `wanted` clusters [B, K] have the least total cost [B, K, K]; the others get what is left.
+    """
     best = cost.argmin(-1)
     # Usually every cluster has a nearest class of its own, and that is the solution.
     chosen = torch.zeros_like(best).scatter_add_(1, best, wanted.long())

@@ -138,7 +138,10 @@ class Ici(Method):
 
 
 def principal_components(rows: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
-    """Rows along their principal axes and a 1, [B, N, F], and a basis of the first, [B, N, d]."""
+    """Coordinates of rows [B, N, D] along their principal axes and a 1 (the intercept), [B, N, F].
+
+    Also a basis [B, N, d] of the first `dimension` of them, zero where the rows have no spread.
+    """
     left, spread, _ = torch.linalg.svd(rows - rows.mean(1, keepdim=True), full_matrices=False)
     wide = spread > LEAST_SPREAD * rows.shape[1] ** 0.5
     features = F.pad(left * spread.unsqueeze(1), (0, 1), value=1.0)
@@ -146,7 +149,7 @@ def principal_components(rows: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
 
 
 def first_zeros(axes: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """For each row, the number of the smallest penalty at which it is zero, [B, N] int64.
+    """The number of the smallest penalty that makes each row's parameter zero, [B, N] int64.
 
     ICI minimises ``1/2 ||Y - U W - G||^2 + penalty sum_n ||G_n||`` over the incidental parameters G
     [N, K] and W [d, K], with U the basis and Y the one-hot labels. Eliminating G row by row leaves

@@ -50,7 +50,7 @@ class NeighbourGraph:
 def pull_of_labelled(
     query: Tensor, nearest: Tensor, support: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """What labelled rows add to W^T z, [B, Q, K]: each at its nearest queries, to its class."""
+    """What labelled rows add to W^T z, [B, Q, K]: each to its class, at its nearest queries."""
     B, Q, _ = query.shape
     cosines = neighbour_products(support.expand(B, -1, -1), query, nearest)
     cells = nearest * num_classes + labels.unsqueeze(-1)

@@ -135,7 +135,7 @@ class TransClip(ZeroShot):
 
 
 class Mixture:
-    """Means and variances of rows, centred at the mean query to avoid cancellation."""
+    """Fits means and variances to queries and labelled rows, centred to avoid cancellation."""
 
     def __init__(self, query: Tensor, support: Tensor, task: Task, gamma: float) -> None:
         S, K = support.shape[1], task.num_classes

@@ -200,7 +200,7 @@ raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream"
 @lru_cache(maxsize=64)
 def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
     if cuda and not devices.has_code_for(device):
-        raise ValueError(devices.no_code(device))
+        raise ValueError(devices.no_code_message(device))
     return native.module.Target(cuda=cuda, threads=threads, device=device, stream=stream)
 
 

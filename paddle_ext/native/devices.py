@@ -79,7 +79,7 @@ def usable_gpu() -> bool:
     return torch.cuda.is_available() and has_code_for(torch.cuda.current_device())
 
 
-def no_code(index: int) -> str:
+def no_code_message(index: int) -> str:
     """Say where tensors on a GPU without code must be, and what the user can do."""
     rebuild = "rebuild it with PADDLE_EXT_CUDA=ON, "
     if not native.has_cuda():
@@ -115,7 +115,7 @@ def needs_cpu(x: Tensor) -> bool:
         return True
     if has_code_for(x.get_device()):
         return False
-    warn_once(f"computing on the CPU, which is slower: {no_code(x.get_device())}")
+    warn_once(f"computing on the CPU, which is slower: {no_code_message(x.get_device())}")
     return True
 
 

@@ -132,7 +132,7 @@ def check_rows(support: Tensor, query: Tensor) -> None:
         )
     for name, x in (("support", support), ("query", query)):
         if not x.isfinite().all():
-            check.too_large(name, x, LARGEST_FLOAT)
+            check.raise_too_large(name, x, LARGEST_FLOAT)
 
 
 class LabelDoubt(NamedTuple):

@@ -269,7 +269,7 @@ def shrunk_deviation(x: Tensor) -> Tensor:
 
 
 def rank(ordinary: Tensor, scores: Tensor) -> Tensor:
-    """The share of sorted scores [m] below each score, interpolated to preserve the order."""
+    """The share of sorted scores [m] below each score; it increases strictly with the score."""
     ordinary, scores = ordinary.double(), scores.double()
     m = len(ordinary)
     place = torch.searchsorted(ordinary, scores, right=True)

@@ -104,7 +104,7 @@ def iterate(
     first: float = FIRST,
     rival: Tensor | None = None,
 ) -> Iterated:
-    """Iterate under the measure m; a task ends if its bound will not reach `rival` [B]."""
+    """Iterate under m, from a = `first`; a task ends if its bound will not reach `rival` [B]."""
     B, Q, K = logits.shape
     e, a = m.log().clamp(min=IMPOSSIBLE), least.clamp(min=first)
     counts, criterion = torch.zeros_like(m), torch.zeros_like(m[:, 0])

@@ -126,7 +126,7 @@ def by_scale(rows: CalibrationRows, means: Tensor) -> Judged:
 
 
 def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
-    """The full metric, and the distances of calibration rows in the one without each of them."""
+    """The full metric, and the distances of each calibration row in the one learned without it."""
     metric, length = full_metric(off, len(off) - len(means), plain.metric)
 
     # Without row i the inverse of A loses cut v v^T, and A follows in closed form.
@@ -241,7 +241,7 @@ def bias_of(attracted: Tensor) -> Tensor:
 def moved_distances(
     x: Tensor, means: Tensor, shots: Tensor, weights: Tensor, metric: Tensor
 ) -> Tensor:
-    """Squared distances of queries to prototypes that have absorbed the others by weights."""
+    """Squared distances of queries to prototypes that absorbed all others, by weights [Q, K]."""
     parts = []
     for q in range(len(x)):
         others = weights.clone()

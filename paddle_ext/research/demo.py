@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     support: Tensor  # [K, H, W] uint8: one labelled image of each candidate class
     query: Tensor  # [Q, H, W] uint8
     truth: Tensor  # [Q]
-    found: dict[str, Tensor]  # by the way: [Q]
+    found: dict[str, Tensor]  # the labels [Q] that each way predicts
 
 
 class Demo(NamedTuple):

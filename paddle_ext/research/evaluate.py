@@ -442,7 +442,7 @@ def method_of(given: object, preset: str | None, available: Sequence[str]) -> Me
     if isinstance(given, str):
         loaded = load(given) if ":" in given else None
         if loaded is None and given not in available:
-            check.not_a_choice("methods", given, ("all", *sorted(available)))
+            check.raise_not_a_choice("methods", given, ("all", *sorted(available)))
         if loaded is None or inspect.isclass(loaded):
             return create(given, preset)
         given = loaded

@@ -104,7 +104,7 @@ def tune(
     Returns
     -------
     Tuning
-        Of equally accurate points, the one with most of the method's own options, then the first.
+        Of equally accurate points, the one that changes fewest options, then the first.
 
     Examples
     --------

@@ -107,7 +107,7 @@ def solve(
     -------
     Solution
         labels : Tensor [.., Q] int64
-            The class of the largest assignment.
+            The most probable class.
         probabilities : Tensor [.., Q, K]
             Rows on the simplex.
         proportions : Tensor [.., K]
@@ -181,7 +181,7 @@ def solve(
             top=top,
             validate=validate and in_chunks,
         )
-        outputs = arguments.solve_large(support, support_labels, queries, K, asked)
+        outputs = arguments.solve_large_paddle(support, support_labels, queries, K, asked)
     return solution(outputs, scaling, options, return_prototypes)
 
 

@@ -12,7 +12,7 @@ from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import (
     corrected_likelihood,
     correction_of,
-    left_out,
+    left_out_rows,
     uses_correction,
 )
 from paddle_ext.adaptive_rule.learn import likelihood_of
@@ -40,7 +40,7 @@ def metric_of(likelihood: Likelihood) -> Tensor:
 def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None:
     """Compared with other classes like any row; with their own like a new row, farther away."""
     support, labels = rows(4, D, shots)
-    likelihood, found = left_out(support, labels, 4)
+    likelihood, found = left_out_rows(support, labels, 4)
     plain = likelihood.logits(support)
     own = torch.nn.functional.one_hot(labels, 4).bool()
     assert (found.logits[own] < plain[own]).all()
@@ -59,7 +59,7 @@ def test_rows_alone_in_their_class_do_not_count() -> None:
     support, labels = support[labels != 2], labels[labels != 2].clamp(max=2)  # three are left
     alone = torch.cat([support, support[:1] + 5])
     own = torch.cat([labels, torch.tensor([3])])
-    _, found = left_out(alone, own, 4)
+    _, found = left_out_rows(alone, own, 4)
     assert found.counts.tolist() == [1.0] * len(labels) + [0.0]
     assert found.logits.isfinite().all()
 
@@ -71,7 +71,7 @@ def test_the_correction_is_a_minimum(dtype: torch.dtype, monkeypatch: pytest.Mon
     support, labels = rows(5, 8, 20)
     support = support.to(dtype)
     weights = torch.linspace(0.5, 1.5, len(labels))
-    _, rest = left_out(support, labels, 5)
+    _, rest = left_out_rows(support, labels, 5)
     W = correction_of(rest, weights).double().requires_grad_()
     frequent = labels.bincount(weights.double()).log()
     logits = rest.logits.double() + frequent + rest.x.double() @ W[:-1] + W[-1]

@@ -10,7 +10,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import BatchClassifier, PaddleClassifier, methods, presence, reference
 from paddle_ext.adaptive_rule.classify import classify
-from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out
+from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out_rows
 from paddle_ext.adaptive_rule.label_noise import WeightedRows, noisy_likelihood, weigh_labels
 from paddle_ext.adaptive_rule.learn import learned, likelihood_of
 from paddle_ext.reference.adaptive import likelihood
@@ -216,6 +216,6 @@ def test_doubt_is_that_of_the_estimate() -> None:
     found = presence.label_doubt(support, labels)
     assert ((found.doubt > 0.9) == (labels != truth)).all()
     assert torch.equal(found.suggestion, truth)
-    plain = left_out(support, labels, K)[1].logits.softmax(-1)
+    plain = left_out_rows(support, labels, K)[1].logits.softmax(-1)
     trusted = 1 - plain.gather(1, labels.unsqueeze(1)).squeeze(1)
     assert ((trusted > 0.9) != (labels != truth)).any()

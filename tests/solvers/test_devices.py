@@ -74,10 +74,10 @@ def test_a_newer_gpu_gets_build_instructions(monkeypatch: pytest.MonkeyPatch) ->
     info = {**native.build_info(), "cuda_architectures": "90-real"}
     monkeypatch.setattr(native.module, "build_info", lambda: info)
     monkeypatch.setattr(devices, "capability", lambda _: L4)
-    assert "PADDLE_EXT_CUDA_ARCHITECTURES=89" in devices.no_code(0)
+    assert "PADDLE_EXT_CUDA_ARCHITECTURES=89" in devices.no_code_message(0)
     monkeypatch.setattr(native, "has_cuda", lambda: False)
-    assert "PADDLE_EXT_CUDA=ON" in devices.no_code(0)
-    assert devices.no_code(0).endswith("got cuda:0")
+    assert "PADDLE_EXT_CUDA=ON" in devices.no_code_message(0)
+    assert devices.no_code_message(0).endswith("got cuda:0")
 
 
 @pytest.mark.usefixtures("old_gpu")

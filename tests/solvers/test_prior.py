@@ -167,14 +167,14 @@ def test_priors_out_of_reach_are_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         assert ((full.bound > first.bound) == won).all()
         assert ((found.bound > first.bound) == won).all()
         assert ((found.iterations == full.iterations) == won).all()
-    duals, held = [], passes.Stored.held
+    duals, held = [], passes.StoredLikelihoods.held
 
-    def counted(self: passes.Stored, dual: Tensor) -> Tensor:
+    def counted(self: passes.StoredLikelihoods, dual: Tensor) -> Tensor:
         duals.append(dual)
         return held(self, dual)
 
     monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 100)
-    monkeypatch.setattr(passes.Stored, "held", counted)
+    monkeypatch.setattr(passes.StoredLikelihoods, "held", counted)
     paddle_ext.adapt(logits[0], prior=permuted(prior)[0])
     assert len(duals) < int(first.iterations[0] + full.iterations[0])
 

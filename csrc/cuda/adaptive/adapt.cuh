@@ -15,7 +15,7 @@ constexpr float kFaint = 1e-28f;
 
 __device__ inline float inverse(float x) { return __fdividef(1.0f, x); }
 
-// The recurrence of common/math.h in partial fractions: P'/P = w sum_i 1 / (t + c_i).
+// The recurrence of common/adapt.h in partial fractions: P'/P = w sum_i 1 / (t + c_i).
 struct Fractions {
     float t, w, a, b, c;  // a, b, c = 1 / t, 1 / (t + 4), 1 / (t + 6)
 

@@ -1,9 +1,8 @@
 // `likelihood` on CUDA; the algebra is in common/adaptive.h.
 //
-// After `labelled`, which writes no rows here, the rows that products need are written in the
-// feature scale: by rows all offsets and the means, which are multiplied with one another, else the
-// judged rows and the means. Then the factor of the full metric, distances in both metrics, and
-// calibration.
+// `labelled` writes no rows here. Then the means are written in the feature scale, and all offsets
+// if the full metric is factorised by rows, else only the rows to be judged. Last come its factor,
+// distances in both metrics, and calibration.
 
 #include "common/adaptive.h"
 #include "common/params.h"

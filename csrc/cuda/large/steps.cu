@@ -1,4 +1,5 @@
-// The absorb step of `adaptive` for rows of one large task.
+// Steps of large tasks on CUDA: absorbing queries, moving prototypes, rows as halves, the end of an
+// iteration. First the absorb step of `adaptive`.
 
 #include "common/adapt.h"
 #include "common/adaptive.h"

@@ -1,7 +1,7 @@
 // All iterations of a small task in one thread block, in Gram form (the algebra is in
 // cpu/paddle_gram.inl; names are the same).
 //
-//   G            [Qp, Qp]  shared memory (or cache, if it does not fit), in halves: paddle_gram.cuh
+//   G            [Qp, Qp]  shared memory (or cache, if it does not fit), in halves: gram.cuh
 //   M, U         [K, Qp]   global memory (in practice cache), class-major; each cell has one thread
 //   du           [Qp, 16]  shared memory, in halves: the changes of one tile of 16 classes
 //   N_k, P_k, .. [K]       shared memory

@@ -1,4 +1,4 @@
-// G du on the tensor cores, for the block solver: every number is two halves (common/mma.cuh), so
+// G du on the tensor cores, for the block solver: every number is two halves (cuda/mma.cuh), so
 // the product has float precision.
 //
 // A warp computes the products of its own 16 queries with n-tiles of 8 classes, in steps of 16

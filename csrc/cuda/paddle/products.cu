@@ -1,7 +1,7 @@
 // The two products of the Gram form: nothing after them depends on the number of features.
 //
 // G = Z Z^T and M = S Z^T of one task as one product on the tensor cores, with float precision
-// (common/mma.cuh): the rows are the K class sums followed by the Q queries, the columns the
+// (cuda/mma.cuh): the rows are the K class sums followed by the Q queries, the columns the
 // queries. A block computes a tile of kTileRows x kTileColumns, one group of 32 features at a time.
 // Queries have size one; class sums may have any size, so each row has its own power of two in each
 // group, and the sums of a group are rescaled as they are added.

@@ -5,7 +5,7 @@
 //   weights     softmax, and from it the weight of every row in every class  [N, K]
 //   prototypes  sums of the rows by these weights, then the step of w        [K, D] = A^T X
 //
-// The two products run on the tensor cores, with float precision (common/mma.cuh). Distances, and
+// The two products run on the tensor cores, with float precision (cuda/mma.cuh). Distances, and
 // so gradients, do not change when all rows shift equally: a task is centred at the mean of its
 // support, and measured in units of its support's largest coordinate.
 #pragma once

@@ -207,7 +207,7 @@ __device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, i
     });
 }
 
-// From scores to the weights of support rows; like support_row of tim_weights.cu, on a tile.
+// From scores to the weights of support rows; like support_row of weights.cu, on a tile.
 template <int Classes>
 __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, int row0, int class0,
                               WarpSums<Classes>& score, Exchange& exchange) {

@@ -135,7 +135,7 @@ def error_sentence(error: Exception, names: Mapping[str, str]) -> str:
     message = error.sentence(names) if isinstance(error, ArgumentError) else str(error)
     text = " ".join(message.split()) or type(error).__name__
     if "OutOfMemory" in type(error).__name__ or isinstance(error, MemoryError):
-        return f"not enough memory (--memory or --batch-size may help): {text}"
+        return f"not enough memory (--memory, --batch-size or --batch may help): {text}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return text

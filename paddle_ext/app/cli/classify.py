@@ -193,8 +193,8 @@ def show_trust(report: Report) -> None:
     if error is not None:
         mean = float(answers.probability[answers.predicted()].mean())
         show.say(
-            f"calibration: probabilities are off by {100 * error:.1f} points on average, "
-            f"{100 * mean:.1f} % in the mean"
+            f"calibration: probabilities are off by {100 * error:.1f} points on average; "
+            f"their mean is {100 * mean:.1f} %"
         )
     if expected is not None and outcome.accuracy is not None:
         show.say(

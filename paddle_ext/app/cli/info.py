@@ -19,7 +19,7 @@ LIBRARIES = {
     "safetensors": ("networks, and banks in .safetensors", "data"),
     "sklearn": ("PaddleClassifier", "sklearn"),
     "easyfsl": ("the adapter to easyfsl", "easyfsl"),
-    "pyarrow": ("tables in .parquet", "classify"),
+    "pyarrow": ("tables of any format", "classify"),
     "pillow_heif": ("photos in HEIC", "heic"),
     "sentence_transformers": ("text embeddings", "text"),
     "efficientnet_lite_pytorch": ("the default network of paddle-ext classify", "classify"),

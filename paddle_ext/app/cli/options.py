@@ -67,7 +67,7 @@ Seed: TypeAlias = Annotated[int, about("Random seed of the tasks.")]
 Preset: TypeAlias = Annotated[
     str | None, about("Published options of the methods: paper, mini, tiered or inat.")
 ]
-Split: TypeAlias = Annotated[str | None, about("Use only these rows of the bank.")]
+Split: TypeAlias = Annotated[str | None, about("Use only the rows of this split.")]
 MethodOptions: TypeAlias = Annotated[
     tuple[str, ...], about("An option of a method: METHOD.NAME=VALUE; may be repeated.")
 ]

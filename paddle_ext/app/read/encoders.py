@@ -1,4 +1,4 @@
-"""Networks that compute features of images and texts; nothing is downloaded unless it is named.
+"""Networks that compute features of images and texts.
 
 For images: EfficientNet-Lite0, timm, and checkpoints of this package; for texts:
 sentence-transformers; for both in one space, from the user's disk: open_clip, transformers.
@@ -45,9 +45,9 @@ EXPECTED = (
     "an image-text model on disk: a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS"
 )
 
-# Words that are frequent in one language.
-LEAST_COMMON = 0.05  # share of them in such a text, at least; a text of keywords has hardly any
+LEAST_COMMON = 0.05  # least share of common words in a text; mere keywords have hardly any
 LAST_LATIN = "\u024f"  # letter
+# Words that are frequent in one language.
 COMMON_WORDS = {
     "English": "the and of you my with that this what how",
     "German": "der die und nicht ich ist ein mit für auf",
@@ -216,12 +216,12 @@ def open_encoder(name: str, device: torch.device) -> Encoder:
         if name.startswith(OPEN_CLIP):
             architecture, _, weights = name.removeprefix(OPEN_CLIP).partition(":")
             if not weights or not Path(weights).is_file():
-                raise unknown(name, f"no {weights!r}")
+                raise encoder_error(name, f"no {weights!r}")
             return open_clip_encoder(name, architecture, Path(weights), device)
         if name.endswith(".onnx") or (folder.is_dir() and not weight_files):
-            raise unknown(name, "no weights of such a model; ONNX files are not read")
+            raise encoder_error(name, "no weights of such a model; ONNX files are not read")
         if not folder.is_dir():
-            raise unknown(name, f"no folder {name!r}")
+            raise encoder_error(name, f"no folder {name!r}")
         if (folder / "open_clip_config.json").is_file():
             return open_clip_encoder(name, f"local-dir:{folder}", None, device)
         return transformers_encoder(name, folder, device)
@@ -234,7 +234,7 @@ def open_encoder(name: str, device: torch.device) -> Encoder:
         ) from error
 
 
-def unknown(name: str, got: str) -> check.ArgumentValueError:
+def encoder_error(name: str, got: str) -> check.ArgumentValueError:
     return check.ArgumentValueError("encoder", f"must be {EXPECTED}, got {name!r} with {got}")
 
 
@@ -248,7 +248,7 @@ def transformers_encoder(name: str, folder: Path, device: torch.device) -> Encod
     key = f"transformers {made_by} {digest_of_files(folder)}"
     for method in ("get_image_features", "get_text_features"):
         if not hasattr(model, method):
-            raise unknown(name, "one tower alone")
+            raise encoder_error(name, "one tower alone")
     # Not torchvision, which transformers prefers where it is installed.
     processor = module.AutoImageProcessor.from_pretrained(
         folder, local_files_only=True, backend="pil"
@@ -351,7 +351,7 @@ def without_broken_torchvision() -> None:
 def cached_texts(
     encode: TextEncoder, cache: Path | None, key: str, notes: list[str] | None = None
 ) -> TextEncoder:
-    """The same encoder with a cache; the others are those of `FeatureCache`."""
+    """The encoder with a `FeatureCache`, to which `cache`, `key` and `notes` belong."""
     stored = FeatureCache(cache, key, notes)
 
     def compute(texts: list[str]) -> Tensor:

@@ -44,7 +44,7 @@ def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | No
     names = named_cells(samples, "group", columns.group)
     if gap is None:
         return names
-    expected = "omitted unless each has a time such as 2026-06-30 14:05, in seconds, or by EXIF"
+    expected = "omitted unless each has a time: 2026-06-30 14:05, seconds since 1970, or EXIF"
     times = values_of(cells_of(samples, "time", columns.time), time_of, "group_gap", expected)
     return by_gaps(names or [""] * len(times), times, gap)
 
@@ -58,7 +58,7 @@ def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[st
 
 
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:
-    """A column, by the numbers of its rows; of images their folders or times, by their paths."""
+    """The cells of a column by row number or, for images, their folders or times by path."""
     if isinstance(samples, FolderSamples):
         wanted = None if argument == "time" else "folder"
         if name != wanted:

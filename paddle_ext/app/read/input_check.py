@@ -185,9 +185,6 @@ def listed_counts(counts: Mapping[str, int]) -> str:
 
 def listed_as_they_are(texts: Sequence[str]) -> str:
     """How many there are, and a few of them."""
-    more = (
-        f" and {plural(len(texts) - EXAMPLES_SHOWN, 'other')}"
-        if len(texts) > EXAMPLES_SHOWN
-        else ""
-    )
+    others = len(texts) - EXAMPLES_SHOWN
+    more = f" and {plural(others, 'other')}" if others > 0 else ""
     return f"{len(texts):,}: {' '.join(', '.join(texts[:EXAMPLES_SHOWN]).split())}{more}"

@@ -50,7 +50,7 @@ from .samples import (
     no_samples,
     rebatched,
 )
-from .tables import Chosen, Table, TableSamples, open_table
+from .tables import FeatureColumns, Table, TableSamples, open_table
 
 FILE_SUFFIXES = (*arrays.SUFFIXES, *tables.SUFFIXES)
 MOST_LISTED = 8  # columns in a note
@@ -62,7 +62,7 @@ Change: TypeAlias = Callable[[Batch], Batch] | None
 
 @dataclass
 class Source:
-    """Data as they are opened; images and texts have features by `encode`."""
+    """Data as they are opened; images and texts get their features from `encode`."""
 
     settings: Settings
     kind: str  # "pictures", "texts" or "rows"
@@ -106,7 +106,7 @@ class Source:
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
     """Open data of any kind; nothing that takes long."""
     names = given_renaming(settings)
-    source = opened_as_it_is(labelled, unlabelled, settings)
+    source = open_before_renaming(labelled, unlabelled, settings)
     source.renaming = names
     labels = source.examples.truth or []
     if names:
@@ -126,8 +126,8 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
     return source
 
 
-def opened_as_it_is(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
-    """Open data with the names of classes that they have."""
+def open_before_renaming(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
+    """Open data with the class names they have, before `--rename` changes any."""
     if settings.model is not None:
         return open_by_model(labelled, unlabelled, settings)
     given = given_names(settings)
@@ -285,7 +285,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         opened,
         examples=examples,
         labelled_name=str(labelled),
-        notes=[*notes, *gap_notes(rows), *opened.notes],
+        notes=[*notes, *missing_label_notes(rows), *opened.notes],
         rows=rows,
     )
 
@@ -296,7 +296,7 @@ def classes_of(examples: Batch, given: Given) -> tuple[str, ...]:
 
 def open_rows(
     path: Path | ArrayFile,
-    chosen: Chosen | None,
+    chosen: FeatureColumns | None,
     settings: Settings,
     given: Given,
     class_names: tuple[str, ...],
@@ -357,11 +357,11 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
     opened.examples = rows.labelled(required=given is None)
     opened.name = f"{path} (rows without a label in column {label!r})"
     opened.total -= len(opened.examples.names) if table.count is not None else 0
-    opened.notes += gap_notes(rows)
+    opened.notes += missing_label_notes(rows)
     return opened
 
 
-def labelled_rows(table: Table, columns: Columns, chosen: Chosen | None) -> TableSamples:
+def labelled_rows(table: Table, columns: Columns, chosen: FeatureColumns | None) -> TableSamples:
     """The rows with a label, which is their truth."""
     rows = TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
     if chosen is not None:
@@ -369,7 +369,7 @@ def labelled_rows(table: Table, columns: Columns, chosen: Chosen | None) -> Tabl
     return rows
 
 
-def gap_notes(rows: TableSamples) -> list[str]:
+def missing_label_notes(rows: TableSamples) -> list[str]:
     """Words that count as missing labels: a class could have such a name."""
     return [
         f"{word!r} in column {rows.columns.label!r} counts as a missing label: "
@@ -378,7 +378,9 @@ def gap_notes(rows: TableSamples) -> list[str]:
     ]
 
 
-def chosen_features(table: Table, columns: Columns, notes: list[str], rows: str) -> Chosen | None:
+def chosen_features(
+    table: Table, columns: Columns, notes: list[str], rows: str
+) -> FeatureColumns | None:
     """The columns of features; None: the texts are embedded. `notes` receive what is used."""
     if columns.text is not None:
         table.column(columns.text, "text")
@@ -392,7 +394,7 @@ def chosen_features(table: Table, columns: Columns, notes: list[str], rows: str)
     return chosen
 
 
-def used_columns(chosen: Chosen) -> str:
+def used_columns(chosen: FeatureColumns) -> str:
     first, *_, last = chosen.names * 2
     more = f" to {last}" if len(chosen.names) > 1 else ""
     if chosen.categories:
@@ -401,7 +403,7 @@ def used_columns(chosen: Chosen) -> str:
     return f"{plural(len(chosen.names), 'column')}, {first}{more}"
 
 
-def left_out_columns(chosen: Chosen) -> str:
+def left_out_columns(chosen: FeatureColumns) -> str:
     listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
     more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
     return ", ".join(listed[:MOST_LISTED]) + more
@@ -423,11 +425,11 @@ def encode(source: Source, device: torch.device) -> None:
     if source.named is not None:
         labels = matched_names(source.examples.truth or [], source.named.class_names)
         source.examples = source.examples._replace(truth=labels)
-    set_rows(source)
+    set_what_rows_are(source)
 
 
-def set_rows(source: Source) -> None:
-    """Say what the rows are, as far as that does not depend on the labels."""
+def set_what_rows_are(source: Source) -> None:
+    """Set whether rows are a table or embeddings, as far as that needs no labels."""
     settings = source.settings
     if source.kind == "pictures" or source.embeds_texts or source.named is not None:
         source.rows_are = "embeddings"

@@ -95,7 +95,7 @@ def file_digest(path: str) -> bytes | str:
 def upright(content: bytes) -> Image:
     """An image in RGB, upright, on white where it is transparent.
 
-    It is the decoded one if its mode allows: several copies of a large one take a GiB.
+    It is not copied if its mode allows: several copies of a large image take a GiB.
     """
     from PIL import Image, ImageOps
 

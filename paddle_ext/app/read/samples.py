@@ -38,7 +38,7 @@ class Labelled:
     names: tuple[str, ...] = ()  # of the samples, as in `Batch`
     trusted: Tensor | None = None  # [S] bool: a person has corrected or confirmed the label
     rows_are: str = "auto"  # or "table" or "embeddings"; "auto": decided by numbers and labels
-    made_of: Tensor | None = None  # [D] int64: columns the features were made of, of categories
+    made_of: Tensor | None = None  # [D] int64: the column of a table that each feature came from
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -122,7 +122,7 @@ def matched_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """Names of several samples, of which a correction cannot mean one."""
+    """Names that occur more than once: a correction by such a name has several meanings."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ... import check
-from ...files import current_version, first_line, open_regular, unchanged
-from ...integrations.columns import TABLE
+from ...files import current_version, first_line, open_regular, require_unchanged
+from ...integrations.columns import EMBEDDING_COLUMNS
 from ...integrations.encoding import TableEncoder
 from ...labels import label_text
 from ...libraries import library
@@ -44,8 +44,8 @@ from .columns import (
     why_an_id,
     why_no_feature,
 )
+from .excel_json import column_of, excel_rows, json_rows
 from .samples import Batch, concatenated, no_samples, pyarrow
-from .stored import column_of, excel_rows, json_rows
 from .text_files import (
     checked_encoding,
     checked_separator,
@@ -58,7 +58,7 @@ from .text_files import (
 SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".json")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
 EMBEDDING = "embedding"  # a column of lists used by default
-FEW_FEATURES = 2  # numeric columns that hardly are what to classify if there are texts
+FEW_FEATURES = 2  # with no more numeric columns, a column of texts is probably what to classify
 ROWS_LOOKED_AT = 100  # to find the numeric columns
 READ_AT_ONCE = 2048  # rows
 LONGEST_ROW = 2**24  # bytes of a row of a CSV file
@@ -80,8 +80,8 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Chosen:
-    """Feature columns, and why others are left out."""
+class FeatureColumns:
+    """The columns chosen as features, and why others are left out."""
 
     names: list[str]
     left_out: dict[str, str]  # reason for each
@@ -147,7 +147,7 @@ class Table(ABC):
         self.check_version()
 
     def check_version(self) -> None:
-        unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, current_version(self.path), self.version)
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
         """Cells of a column, with decimal points."""
@@ -179,7 +179,7 @@ class Table(ABC):
             )
         return name
 
-    def feature_columns(self, given: str | None, others: set[str], rows: str) -> Chosen:
+    def feature_columns(self, given: str | None, others: set[str], rows: str) -> FeatureColumns:
         """The columns selected by `Columns.features`: of numbers and, in a table, of categories."""
         left_out: dict[str, str] = {}
         if given is None and EMBEDDING in self.lists and EMBEDDING not in others:
@@ -206,7 +206,7 @@ class Table(ABC):
             names = [name for name in self.names if name.startswith(given) and name not in others]
         if given is None and len(names) <= FEW_FEATURES:
             self.check_text(others)
-        table = rows == "table" or (rows == "auto" and len(names) < TABLE)
+        table = rows == "table" or (rows == "auto" and len(names) < EMBEDDING_COLUMNS)
         categories = set[str]()
         if table:
             may_be = self.names if given is None else names
@@ -223,7 +223,8 @@ class Table(ABC):
                 f"must be numeric columns of {self.path}, got none{beginning}",
                 or_pass="text",
             )
-        return Chosen(names, left_out, table, tuple(name for name in names if name in categories))
+        ordered = tuple(name for name in names if name in categories)
+        return FeatureColumns(names, left_out, table, ordered)
 
     def check_text(self, others: set[str]) -> None:
         """Raise an error if there is a column of texts, which is probably what to classify."""
@@ -243,7 +244,7 @@ def open_table(path: Path, separator: str | None = None, encoding: str | None = 
         return ParquetTable(path)
     if path.suffix in (".csv", ".tsv"):
         return CsvTable(path, separator, encoding)
-    return StoredTable(path)
+    return InMemoryTable(path)
 
 
 class ParquetTable(Table):
@@ -328,14 +329,13 @@ class CsvTable(Table):
                 yield batch
 
 
-class StoredTable(Table):
-    """A table that is read as a whole: Excel or JSON."""
+class InMemoryTable(Table):
+    """A table that is read as a whole, an Excel workbook or JSON, and kept in memory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.names, lines, self.notes = (
-            excel_rows(path) if path.suffix == ".xlsx" else json_rows(path)
-        )
+        read = excel_rows if path.suffix == ".xlsx" else json_rows
+        self.names, lines, self.notes = read(path)
         self.count = len(lines)
         cells = zip(*lines, strict=True) if lines else [()] * len(self.names)
         self.stored = pyarrow().Table.from_arrays(
@@ -357,7 +357,7 @@ class TableSamples:
         self,
         table: Table,
         columns: Columns,
-        chosen: Chosen | None,
+        chosen: FeatureColumns | None,
         rows: Literal["all", "labelled", "unlabelled"],
     ) -> None:
         self.table, self.columns, self.chosen, self.rows = table, columns, chosen, rows
@@ -540,7 +540,7 @@ class TableSamples:
 
 
 def digest_of_cells(cells: npt.NDArray[Any]) -> str:
-    """That of the features where all are numbers; otherwise it does not depend on the encoder."""
+    """The digest of a row: of its features if all are numbers, else of the cells themselves."""
     numbers = [cell for cell in cells if isinstance(cell, float)]
     others = [cell for cell in cells if not isinstance(cell, float)]
     content = np.array(numbers, np.float32).tobytes() + repr(others).encode() * bool(others)

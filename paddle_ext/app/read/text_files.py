@@ -23,23 +23,23 @@ MARKS = {  # byte order marks; longer ones first
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-OTHERWISE = "cp1252"  # written by Windows programs in western Europe; extends Latin-1
+FALLBACK_ENCODING = "cp1252"  # written by Windows programs in western Europe; extends Latin-1
 
 
 def decoded(content: bytes) -> str:
     """The text of a small file, with plain line ends; ValueError if it is not text."""
     try:
-        text = content.decode(marked(content) or "utf-8").removeprefix("\ufeff")
+        text = content.decode(marked_encoding(content) or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
-        if marked(content):
+        if marked_encoding(content):
             raise
-        text = content.decode(OTHERWISE)
+        text = content.decode(FALLBACK_ENCODING)
     if "\0" in text:
         raise ValueError("zero bytes, which text never has")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def marked(content: bytes) -> str | None:
+def marked_encoding(content: bytes) -> str | None:
     """The encoding indicated by the first bytes."""
     return next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
 
@@ -48,7 +48,7 @@ def sniffed_encoding(path: Path) -> str:
     """By its first bytes, or UTF-8 if the whole file is valid; else Windows-1252."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with open_regular(path) as file:
-        encoding = marked(file.read(4))
+        encoding = marked_encoding(file.read(4))
         if encoding is not None:
             return encoding
         file.seek(0)
@@ -57,7 +57,7 @@ def sniffed_encoding(path: Path) -> str:
                 decoder.decode(block)
             decoder.decode(b"", final=True)
         except UnicodeDecodeError:
-            return OTHERWISE
+            return FALLBACK_ENCODING
     return "utf-8"
 
 

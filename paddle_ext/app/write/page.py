@@ -20,7 +20,7 @@ from ...files import replacing
 from ...text import plural, without_controls
 from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
-from ..outcome import DOUBTFUL, Outcome, ToCheck, by_chance, to_check_words
+from ..outcome import DOUBTFUL, Outcome, ToCheck, strangers_by_chance, to_check_words
 from ..read.cache import digest, written_digest
 from ..read.pictures import thumbnails
 
@@ -71,10 +71,10 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         title=title,
         style=style,
         script=script,
-        data=embedded(outcome),
+        data=script_data(outcome),
         unsure_note=unsure_note(outcome.answers),
         to_check_words=to_check_words(outcome.to_check()),
-        by_chance=max(1, round(by_chance(outcome.answers))),
+        by_chance=max(1, round(strangers_by_chance(outcome.answers))),
         no_class=NO_CLASS,
         seconds=f"{seconds:.1f}",
         unknown=UNKNOWN,
@@ -87,7 +87,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
     )
 
 
-def embedded(outcome: Outcome) -> str:
+def script_data(outcome: Outcome) -> str:
     """What the script must know: the classes, and the corrections so far."""
     corrected, answers = outcome.corrected, outcome.answers
     corrections = [(key.name, label, *key[1:]) for key, label in corrected.corrections.items()]

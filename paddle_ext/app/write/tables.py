@@ -20,8 +20,8 @@ from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
-from ..outcome import Expected, InGroup, LabelledCheck, Suggested, reasons
-from ..read.stored import excel_library
+from ..outcome import ClassInGroup, Expected, LabelledCheck, Suggested, reasons
+from ..read.excel_json import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 ROW_GROUP_BYTES = 2**25  # of Parquet
@@ -111,7 +111,7 @@ def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
         for line in zip(*(column.to_pylist() for column in table.columns), strict=True):
             cut += sum(isinstance(cell, str) and len(cell) > EXCEL_CHARACTERS for cell in line)
             sheet.append([excel_cell(sheet, cell) for cell in line])
-    content = io.BytesIO()  # the archive of a file that is full complains again when it is deleted
+    content = io.BytesIO()  # on a full disk openpyxl would complain again when it is deleted
     book.save(content)
     path.write_bytes(content.getbuffer())
     long = f"{cut:,} texts were cut to {EXCEL_CHARACTERS:,} characters, the limit of Excel"
@@ -183,7 +183,7 @@ def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expect
     write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), rows)
 
 
-def write_groups(path: Path, where: dict[str, list[InGroup]]) -> None:
+def write_groups(path: Path, where: dict[str, list[ClassInGroup]]) -> None:
     """Write what is where: a row for each class of each group."""
     rows = (
         (name, *map(str, one[:2]), *map("{:.4f}".format, one[2:]))

@@ -140,7 +140,7 @@ def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(values)
 
 
-def kept(images: ImageSet, device: torch.device, *, progress: bool) -> ImageSet | Tensor:
+def preloaded(images: ImageSet, device: torch.device, *, progress: bool) -> ImageSet | Tensor:
     """Images that are read many times: decoded once, and on the device, as far as they fit."""
     size = len(images) * math.prod(images.shape)
     if size > SHARE_OF_HOST * host_memory():

@@ -238,9 +238,11 @@ class Run:
     ) -> None:
         self.learner, self.transform, self.seed = learner, transform, seed
         self.base, self.validation = base, validation
-        self.base_images = extraction.kept(base, learner.device, progress=progress)
+        self.base_images = extraction.preloaded(base, learner.device, progress=progress)
         if validation is not None:
-            self.validation_images = extraction.kept(validation, learner.device, progress=progress)
+            self.validation_images = extraction.preloaded(
+                validation, learner.device, progress=progress
+            )
         self.batch = min(learner.recipe.batch_size, len(base))
         self.steps = len(base) // self.batch  # an incomplete batch is dropped
         self.total_steps = self.steps * learner.recipe.epochs

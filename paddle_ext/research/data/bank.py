@@ -134,7 +134,7 @@ class FeatureBank:
             for rows in torch.split(x, ROWS_AT_ONCE):
                 low, high = torch.aminmax(rows)
                 if not (low >= -most and high <= most):  # false for NaN
-                    check.too_large(name, x, most)
+                    check.raise_too_large(name, x, most)
         return self
 
     def rows(self, split: str | Iterable[str]) -> Tensor:
@@ -157,7 +157,7 @@ class FeatureBank:
         --------
         >>> import torch
         >>> bank = FeatureBank(torch.randn(4, 2), torch.tensor([0, 0, 7, 7]))
-        >>> bank.subset(torch.tensor([2, 3])).take_classes()  # number the classes anew
+        >>> bank.subset(torch.tensor([2, 3])).take_classes()  # renumber the classes
         FeatureBank(2 rows, 2 features float32, 1 classes)
         """
         if rows is not None and split is None:
@@ -200,7 +200,7 @@ class FeatureBank:
             return self.class_names.index(item)
         if isinstance(item, bool) or not isinstance(item, int | np.integer):
             raise TypeError(f"classes must be labels or names, got {check.kind(item)}")
-        check.outside("classes", int(item), int(item), self.num_classes)
+        check.require_in_range("classes", int(item), int(item), self.num_classes)
         return int(item)
 
     def _selected(self, rows: Tensor, labels: Tensor, names: Sequence[str] | None) -> FeatureBank:
@@ -219,7 +219,7 @@ class FeatureBank:
     def save(self, path: str | Path) -> None:
         """Write a ``.npz`` or a ``.safetensors`` file; an interrupted call leaves the old one.
 
-        `load` can map the second into memory. bfloat16 features need it, too.
+        `load` can map the second into memory, and only that can hold bfloat16 features.
         """
         path = Path(path)
         if path.suffix not in (".npz", ".safetensors"):
@@ -229,11 +229,8 @@ class FeatureBank:
                 f"path must end in .safetensors for bfloat16 features, got {str(path)!r}"
             )
         parts = {"features": self.features, "labels": self.labels, "base_mean": self.base_mean}
-        tensors = {
-            name: part.detach().cpu().contiguous()
-            for name, part in parts.items()
-            if part is not None
-        }
+        given = {name: x for name, x in parts.items() if x is not None}
+        tensors = {name: x.detach().cpu().contiguous() for name, x in given.items()}
         if path.suffix == ".npz":
             stored: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
             if self.class_names is not None:

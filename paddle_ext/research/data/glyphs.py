@@ -213,7 +213,7 @@ def class_sources(
 
 
 def neighbours(extreme: np.ufunc, x: Pixels) -> Pixels:
-    """The extreme of each pixel and its eight neighbours, [.., H, W]; the border is empty."""
+    """The minimum or maximum of each pixel and its eight neighbours; the border is empty."""
     for axis in (-2, -1):
         x = extreme(x, extreme(np.roll(x, 1, axis), np.roll(x, -1, axis)))
     return x

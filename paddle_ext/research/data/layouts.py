@@ -73,7 +73,7 @@ def image_list(
     size: int | None = 84,
     channels: int = 3,
 ) -> EncodedImages:
-    """The images of a CSV list; `class_names` are the allowed labels, None: those that occur."""
+    """The images below `root` that a CSV lists; `class_names`: the allowed labels, None: all."""
     root, rows = existing_folder(root), read_list(path)
     if class_names is None:
         class_names = sorted({label for _, label in rows})

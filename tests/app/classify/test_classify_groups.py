@@ -130,7 +130,7 @@ def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> Non
     groups = column(tmp_path / "answers.csv", "group")
     assert groups == ["deep/chess"] * 3 + ["deep/stripes"] * 3
     gap = (labelled, new, "--group-gap", "30min", "--output", tmp_path)
-    assert "--group-gap must be omitted unless each has a time such as " in refused(*gap)
+    assert "--group-gap must be omitted unless each has a time: 2026" in refused(*gap)
     for number, path in enumerate(sorted(new.rglob("*.jpg"))):
         photo = pattern(2 * (number // 3), number)
         exif = photo.getexif()

@@ -29,7 +29,7 @@ from paddle_ext.research.backbones.extraction import (
     cache_key,
     digest_of_images,
     digest_of_weights,
-    kept,
+    preloaded,
 )
 from paddle_ext.research.data import FeatureBank
 from paddle_ext.research.data.images import EncodedImages, ImageArray
@@ -241,7 +241,7 @@ ORDER = [torch.tensor([3, 1]), torch.tensor([7]), torch.tensor([0, 0, 5]), torch
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_batches_in_order(keep: bool) -> None:
-    images = kept(LazyImages(IMAGES), CPU, progress=False) if keep else LazyImages(IMAGES)
+    images = preloaded(LazyImages(IMAGES), CPU, progress=False) if keep else LazyImages(IMAGES)
     assert isinstance(images, torch.Tensor) == keep
     for index, batch in zip(ORDER, batches(images, ORDER, CPU), strict=True):
         assert torch.equal(batch, IMAGES.images[index])
