@@ -316,7 +316,10 @@ class Solution(NamedTuple):
         return self.classes.gather(-1, best).squeeze(-1)
 
     def held_by_others(self, dual_share: float) -> Tensor:
-        """The probability of all classes but the label, [.., Q], less this share of the dual."""
+        """The probability of all classes but the label, [.., Q].
+
+        The dual counts less in the logits, by the given share.
+        """
         if self.classes is not None:
             return (1 - self.probabilities[..., 0]).clamp(min=0)
         own = self.logits_without(dual_share).softmax(-1)
@@ -331,7 +334,13 @@ class Solution(NamedTuple):
         return u.clamp(min=torch.finfo(u.dtype).tiny).log() - preference
 
     def looks_mixed(self) -> Tensor:
-        """Whether a batch seems to have more classes than PADDLE is made for, [..] bool."""
+        """Whether a batch seems to have more classes than PADDLE is made for, [..] bool.
+
+        True if, without the preference for large classes, at least ten classes would have a label,
+        and either eight have one with it or more than half of the queries would change theirs. If
+        only the largest probabilities are kept, ten classes with a label are enough. Always False
+        for Dirichlet proportions, which suit any number of classes.
+        """
         if self.concentration is not None:
             return torch.zeros_like(self.iterations, dtype=torch.bool)
         K = self.proportions.shape[-1]

@@ -193,7 +193,7 @@ class WeightedRows(NamedTuple):
 
     v is the scaled offset of a row from the weighted mean of its class, r its weight; A = (sum_i
     r_i v_i v_i^T / L + 1)^-1 is the full metric, L the mean of r ||v||^2. Its form is that of
-    csrc/common/likelihood.h, for offsets times the roots of the weights.
+    csrc/common/adaptive.h, for offsets times the roots of the weights.
     """
 
     x: Tensor  # [B, S, D] centred

@@ -17,7 +17,7 @@ SHARPNESS, SPREAD = 16.0, math.log(2.0)
 HALVINGS, LEAST, TINY, KEPT = 12, 1e-3, 1e-30, 1e-3
 MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric to try, in addition to 0
 STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
-MOST_ROWS = 2**17  # more labelled rows count as many in the full metric: the native code has halves
+MOST_ROWS = 2**17  # more labelled rows weigh like this many in the full metric
 NO_SCATTER = 1e-10  # smaller squared distances are rounding
 
 
