@@ -255,7 +255,8 @@ def write_all(
         written += write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
         written.append(Path(settings.save))
-        save_model(written[-1], source.labelled, source.kind, source.settings)
+        made_by = source.kind, source.settings, source.stored_columns()
+        save_model(written[-1], source.labelled, *made_by)
     if settings.final is not None:
         written.append(Path(settings.final))
         tables.write_final(written[-1], answers, corrected, column, order, texts=texts)

@@ -279,11 +279,47 @@ def test_classify_fills_gaps_and_takes_categories(tmp_path: Path) -> None:
     assert np.mean([a == b for a, b in zip(found, expected, strict=True)]) > 0.9
     assert "categories: 'colour', 'shape', 'wild'" in report.notes[0]
     assert any(note.startswith("rows: taken as a table") for note in report.notes)
-    with pytest.raises(ValueError, match="save must be omitted with columns of categories"):
-        classify(path, None, tmp_path, Settings(save=tmp_path / "m.npz", **chosen))
     plain = Settings(rows="embeddings", **chosen)
     with pytest.raises(ValueError, match=r"got an empty cell .* or add --rows table"):
         classify(path, None, tmp_path, plain)
+
+
+def test_a_model_keeps_gaps_and_categories(tmp_path: Path) -> None:
+    """Columns are found by name; what is new counts as in one run, and is said if it cannot."""
+    X, truth = mixed_frame()
+    y, saved, new = hidden(truth, 40, 8), tmp_path / "m.npz", tmp_path / "new.csv"
+    X["colour"] = X["colour"].astype(object)
+    X.loc[np.flatnonzero(y < 0)[:5], ["colour", "shape"]] = "never seen"
+    X.loc[np.flatnonzero(y >= 0)[0], "shape"] = "seen once"
+    X["label"] = [f"kind {label}" if label >= 0 else "" for label in y]
+    X.to_csv(tmp_path / "table.csv", index=False)
+    rows = X[y < 0].drop(columns="label").assign(more=1.5)
+    rows[rows.columns[::-1]].to_csv(new, index=False)
+    found = []
+    for path, more in ((tmp_path / "table.csv", {}), *[(new, {"model": saved})] * 2):
+        given = Settings(save=saved, device="cpu", cache=None, **more)  # type: ignore[arg-type]
+        found.append(classify(path, None, tmp_path / "out", given).answers.probability.tolist())
+    assert found[0] == found[1] == found[2]
+    known = Settings(model=saved, device="cpu", cache=None)
+    rows[:2].assign(size=np.nan).to_csv(new, index=False)
+    assert len(classify(new, None, tmp_path / "out", known)) == 2
+    rows.drop(columns="colour").to_csv(new, index=False)
+    with pytest.raises(ValueError, match=r"features must be a column of .*new.csv .*got 'colour'"):
+        classify(new, None, tmp_path / "out", known)
+    for odd in ({"cells": np.ones((2, 5))}, {"columns": np.array(["size"] * 5)}):
+        np.savez(saved, **dict(np.load(saved)) | odd)
+        with pytest.raises(ValueError, match="model must be a file written by classify --save"):
+            classify(new, None, tmp_path / "out", known)
+
+
+def test_a_model_fills_gaps_of_new_rows_alone(tmp_path: Path) -> None:
+    lines = [f"{k % 2 + k / 50},{k % 2},{k % 2}" for k in range(20)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,label", *lines, "1.5,1,", ""]))
+    (tmp_path / "new.csv").write_text("b,a\n1,1.5\n,1.5\n0,\n")
+    for path, option in (("table", "save"), ("new", "model")):
+        given: dict[str, Any] = {"device": "cpu", "cache": None, option: tmp_path / "m.npz"}
+        report = classify(tmp_path / f"{path}.csv", None, tmp_path / "out", Settings(**given))
+    assert report.answers.labels.tolist() == [1, 1, 0]
 
 
 def test_classify_reads_tables(tmp_path: Path) -> None:
