@@ -89,6 +89,16 @@ def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> 
     return torch.lerp(counted, held, labelled_share) / queries
 
 
+def add_certain(sums: Tensor, counts: Tensor) -> Tensor:
+    """Add queries that a person has labelled, [.., K + 1], at last those of no known class.
+
+    To `Solution.class_sums` with novelty, in place; returns them.
+    """
+    sums[..., :2, :] += counts.unsqueeze(-2)
+    sums[..., -1, -1] += counts.sum(-1)
+    return sums
+
+
 def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
     """The prevalence of the classes in one batch, or in several together.
 
@@ -169,9 +179,10 @@ def without_strangers(
 
     They are what looks strange beyond chance, and at most what ordinary queries leave, which are
     twice as many as those with a novelty below 1/2. Both counts are beta-binomial, because novelty
-    is known as well as the R labelled rows tell. Nothing is known of queries not judged.
+    is known as well as the R labelled rows tell. Nothing is known of queries that neither novelty
+    nor a person has judged: if those are all, the interval is from 0 to 1.
     """
-    certain = sums[..., 0, -1:]
+    certain, by_person = sums[..., 0, -1:], sums[..., -1, -1:]
     counted, held, V, inexact, *flagged, ordinary, judged = sums[..., :-1].unbind(-2)
     seen, familiar, n = (x.sum(-1, keepdim=True) for x in (flagged[0], ordinary, judged))
     rows = (Q / inexact).sum(-1, keepdim=True)
@@ -186,7 +197,8 @@ def without_strangers(
         drawn = z * z * (number + 0.5) * (Q - number + 0.5) / (Q + 2)
         low = number - ((number - low).square() + drawn).sqrt()
         high = number + ((high - number).square() + drawn).sqrt()
-    number, low, high = number + certain, low + certain, high + Q - n
+    unjudged = Q - n - by_person
+    number, low, high = number + certain, low + certain, high + certain + unjudged
     rest = [x - real * y for x, y in zip((counted, held, V), flagged, strict=True)]
     rest[2] = rest[2] + real * (1 - real) * flagged[1]
     ends = low.clamp(min=0), torch.minimum(high, Q)

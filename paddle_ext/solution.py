@@ -185,7 +185,7 @@ class Solution(NamedTuple):
             Labels, probabilities u, u (1 - u), and 1 / n for n labelled rows of the class, each
             summed over the queries. With novelty also the first three over those that look like
             strangers, and the labels of those with a novelty up to 1/2, and with any; and a last
-            column for queries that are certainly of no known class, which is 0.
+            column for queries that a person has labelled, which is 0.
         """
         if self.same is not None:
             if novelty is not None and novelty.shape == self.labels.shape:

@@ -20,7 +20,7 @@ from ..groups import Groups, groups_and_things
 from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
-from ..prevalence import RATE, from_sums
+from ..prevalence import RATE, add_certain, from_sums
 from ..prior import measures_of
 from ..progress import Progress
 from ..rows import unit_rows
@@ -70,8 +70,8 @@ def answer(
     nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
     K = len(labelled.class_names)
     certain = torch.zeros(K + 1, dtype=torch.float64) if certain is None else certain
-    present, sums = certain[:K] > 0, torch.zeros(9, K + 1, dtype=torch.float64)
-    sums[:2] = certain
+    present = certain[:K] > 0
+    sums = add_certain(torch.zeros(9, K + 1, dtype=torch.float64), certain)
     group_sums = dict[str, Tensor]()
     calls = classified(
         labelled,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..labels import numbered
-from ..prevalence import RATE, Prevalence, from_sums
+from ..prevalence import RATE, Prevalence, add_certain, from_sums
 from .read.samples import Batch
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
@@ -219,8 +219,7 @@ def inserted(
         columns["alike"] = [[others[row] for row in group] for group in rest.alike]
         columns["no_text"] = frozenset(others[row] for row in rest.no_text)
         return Answers(class_names, group_sums=rest.group_sums, **columns)
-    sums = torch.zeros(9, len(counts), dtype=torch.float64)
-    sums[:2] = counts
+    sums = add_certain(torch.zeros(9, len(counts), dtype=torch.float64), counts)
     return Answers(class_names, present=counts[:-1] > 0, prevalence=from_sums(sums), **columns)
 
 

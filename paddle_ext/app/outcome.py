@@ -19,7 +19,7 @@ from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..labels import numbered, sorted_names
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
-from ..prevalence import RATE, from_sums
+from ..prevalence import RATE, add_certain, from_sums
 from ..text import plural
 from .answers import NO_CLASS, Answers
 from .corrections import Corrected
@@ -124,8 +124,8 @@ def classes_by_group(answers: Answers) -> dict[str, list[ClassInGroup]]:
     certain, judged = counted(fixed), answers.predicted().index_fill_(0, fixed, True)
     counts = counted(judged).int().tolist()
     none = torch.zeros(9, K + 1, dtype=torch.float64)
-    sums = torch.stack([answers.group_sums.get(name, none) for name in names])
-    sums[:, :2] += certain.unsqueeze(1)
+    of_groups = [answers.group_sums.get(name, none) for name in names]
+    sums = add_certain(torch.stack(of_groups), certain)
     if len(answers.prevalence.estimate) == K:  # nothing is known of samples of no known class
         sums = sums[:, :4, :K]
     shares, found = torch.stack([*from_sums(sums)], -1).tolist(), {}

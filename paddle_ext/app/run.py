@@ -32,7 +32,7 @@ from .write import tables
 from .write.page import write_page
 from .write.sorting import check_sort_into, sort_into
 
-LABELLED, SUGGESTIONS = "labelled.csv", "suggestions.csv"
+LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,6 @@ def classify(
         check_sort_into(Path(settings.sort_into), (first, new))
     if settings.final is not None:
         tables.check_final(Path(settings.final), (first, new))
-    if settings.suggest is None and (folder / SUGGESTIONS).exists():
-        # It stays, because labels may be written to it.
-        notes.append(f"{folder / SUGGESTIONS} is of an earlier run; --suggest makes a new one")
     source = open_data(first, new, settings)
     if settings.label_studio is not None and source.kind == "rows":
         raise check.ArgumentValueError(
@@ -156,6 +153,10 @@ def classify(
     if answers.groups is not None:
         notes.append(f"groups: {len(set(answers.groups)):,}, each classified as one batch")
     checked = check_labelled(source.labelled, device)
+    made = {SUGGESTIONS: settings.suggest, GROUPS: answers.groups, LABELLED: checked}
+    # Older ones stay, because labels may be written to them.
+    older = [folder / name for name, by in made.items() if by is None and (folder / name).exists()]
+    notes += [f"{path} is of an earlier run, and was not written now" for path in older]
     accuracy = expected_accuracy(checked, source.labelled, len(corrected.used))
     source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
     suggested = suggestions(answers, source, features, settings)
@@ -239,7 +240,7 @@ def write_all(
     tables.write_answers(written[0], answers, column, texts=texts)
     tables.write_classes(written[2], answers, outcome.expected)
     if outcome.by_group:
-        written.append(folder / "groups.csv")
+        written.append(folder / GROUPS)
         tables.write_groups(written[-1], outcome.by_group)
     if outcome.checked is not None:
         shown = {"pictures": "file", "texts": "text", "rows": "sample"}[source.kind]
@@ -253,7 +254,8 @@ def write_all(
         written += write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
         written.append(Path(settings.save))
-        save_model(written[-1], source.labelled, source.kind, source.settings)
+        made_by = source.kind, source.settings, source.stored_columns()
+        save_model(written[-1], source.labelled, *made_by)
     if settings.final is not None:
         written.append(Path(settings.final))
         tables.write_final(written[-1], answers, corrected, column, order, texts=texts)

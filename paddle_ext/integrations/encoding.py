@@ -37,10 +37,10 @@ class TableEncoder:
             max_categories=MOST_CATEGORIES,
             sparse_output=False,
         )
-        filled = [column for column in range(width) if column not in self.categories]
+        self.numbers = [column for column in range(width) if column not in self.categories]
         means = impute.SimpleImputer(keep_empty_features=True)
         self.steps = compose.ColumnTransformer(
-            [("numbers", means, filled), *((str(one), one_hot, [one]) for one in self.categories)]
+            [("numbers", means, self.numbers), *((str(k), one_hot, [k]) for k in self.categories)]
         )
 
     def fit(self, cells: Array) -> TableEncoder:
@@ -52,6 +52,25 @@ class TableEncoder:
         """Numbers [n, E] of cells [n, D], of the dtype of the cells if that is a number."""
         rows: Array = self.steps.transform(cells)
         return rows if cells.dtype.kind != "f" else rows.astype(cells.dtype, copy=False)
+
+    def equivalent_cells(self) -> Array:
+        """Few cells [n, D], as objects, from which another encoder learns the same by `fit`.
+
+        The means occur once, and each category that has a column of its own twice. All others, if
+        there are any, become texts that occur once and begin with a line feed, as no cell does.
+        """
+        rows = 1 + 2 * int(np.bincount(self.made_of).max())
+        width = len(self.numbers) + len(self.categories)
+        cells: Array = np.full((rows, width), np.nan, dtype=object)
+        if self.numbers:
+            cells[0, self.numbers] = self.steps.named_transformers_["numbers"].statistics_
+        for column in self.categories:
+            one_hot = self.steps.named_transformers_[str(column)]
+            every, rare = one_hot.categories_[0], one_hot.infrequent_categories_[0]
+            twice = 2 * [one for one in every if rare is None or one not in rare]
+            rest = twice[:1] * rows if rare is None else [f"\n{row}" for row in range(rows)]
+            cells[:, column] = [*twice, *rest][:rows]
+        return cells
 
     @property
     def made_of(self) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from .. import check
 from ..groups import Groups, groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
+from ..text import plural
 from .fitted import Array
 
 Places: TypeAlias = "npt.NDArray[np.int64]"
@@ -141,32 +142,36 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
 def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:
     """A prior in the order of the classes, [K] float64: an array, or a mapping of class to weight.
 
-    Classes that a mapping lacks get its smallest weight, with a warning. With groups an array may
-    be [G, K].
+    Classes that a mapping lacks get its smallest weight above 0, with a warning. With groups an
+    array may be [G, K].
     """
     if prior is None:
         return None
-    if isinstance(prior, Mapping):
-        names = classes.tolist()
-        odd = [name for name in prior if name not in names]
-        if odd:
-            raise ValueError(f"prior must have classes of y as keys, got {odd[0]!r}")
-        missing = [name for name in names if name not in prior]
-        least = min(prior.values(), default=0)
-        if missing:
-            warnings.warn(
-                f"prior lacks {len(missing)} classes, such as {missing[0]!r}: they get its "
-                f"smallest weight, {least}",
-                stacklevel=3,
-            )
-        prior = [prior.get(name, least) for name in names]
+    names = classes.tolist()
+    if isinstance(prior, Mapping) and (odd := [name for name in prior if name not in names]):
+        raise ValueError(f"prior must have classes of y as keys, got {odd[0]!r}")
     try:
+        if isinstance(prior, Mapping):
+            prior, notes = in_order({k: float(w) for k, w in prior.items()}, names, "prior")
+            for note in notes:
+                warnings.warn(note, stacklevel=3)
         weights: Array = np.asarray(prior, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"prior must be numbers, got {check.kind(prior)}") from error
     tasks = None if groups is None else len(groups.names)
     measures_of(weights, len(classes), tasks, torch.empty(0))  # raises if they are invalid
     return weights
+
+
+def in_order(
+    weights: Mapping[Any, float], classes: Sequence[Any], where: object
+) -> tuple[list[float], list[str]]:
+    """Weights in the order of the classes, and a note on what is missing `where` it says."""
+    missing = [name for name in classes if name not in weights]
+    least = min((weights[name] for name in classes if weights.get(name, 0) > 0), default=0.0)
+    note = f"{plural(len(missing), 'class')} not in {where} got its smallest weight above 0, "
+    note += f"{least:g}, such as {next(iter(missing), None)}"
+    return [weights.get(name, least) for name in classes], [note] * bool(missing)
 
 
 def sorted_classes(y: Array) -> tuple[Array, Places]:

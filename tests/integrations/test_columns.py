@@ -10,6 +10,7 @@ import torch
 
 from paddle_ext import BatchClassifier
 from paddle_ext.integrations.columns import Columns, columns_for
+from paddle_ext.integrations.encoding import MOST_CATEGORIES, TableEncoder
 
 sklearn = pytest.importorskip("sklearn")
 
@@ -268,22 +269,66 @@ def test_balanced_labels_find_more_of_a_rare_class() -> None:
 
 
 def test_classify_fills_gaps_and_takes_categories(tmp_path: Path) -> None:
+    """So does a saved model, by column name; what is new counts as in one run."""
     X, truth = mixed_frame()
-    y = hidden(truth, 40, 8)
+    y, saved, new = hidden(truth, 40, 8), tmp_path / "m.npz", tmp_path / "new.csv"
+    X["colour"] = X["colour"].astype(object)
+    X.loc[np.flatnonzero(y < 0)[:5], ["colour", "shape"]] = "never seen"
+    X.loc[np.flatnonzero(y >= 0)[0], "shape"] = "seen once"
     X["label"] = [f"kind {label}" if label >= 0 else "" for label in y]
     X.to_csv(tmp_path / "table.csv", index=False)
     path, chosen = tmp_path / "table.csv", {"device": "cpu", "cache": None}
-    report = classify(path, None, tmp_path / "out", Settings(**chosen))
+    report = classify(path, None, tmp_path / "out", Settings(save=saved, **chosen))
     found = [report.answers.class_names[k] for k in report.answers.labels]
     expected = [f"kind {k}" for k in truth[y < 0]]
     assert np.mean([a == b for a, b in zip(found, expected, strict=True)]) > 0.9
     assert "categories: 'colour', 'shape', 'wild'" in report.notes[0]
     assert any(note.startswith("rows: taken as a table") for note in report.notes)
-    with pytest.raises(ValueError, match="save must be omitted with columns of categories"):
-        classify(path, None, tmp_path, Settings(save=tmp_path / "m.npz", **chosen))
     plain = Settings(rows="embeddings", **chosen)
     with pytest.raises(ValueError, match=r"got an empty cell .* or add --rows table"):
         classify(path, None, tmp_path, plain)
+
+    rows = X[y < 0].drop(columns="label").assign(more=1.5)
+    rows[rows.columns[::-1]].to_csv(new, index=False)
+    for kept in (saved, tmp_path / "again.npz"):
+        known = Settings(model=kept, save=tmp_path / "again.npz", **chosen)
+        again = classify(new, None, tmp_path / "out", known)
+        assert again.answers.probability.tolist() == report.answers.probability.tolist()
+    rows[:2].assign(size=np.nan).to_csv(new, index=False)
+    assert len(classify(new, None, tmp_path / "out", known)) == 2
+    rows.drop(columns="colour").to_csv(new, index=False)
+    with pytest.raises(ValueError, match=r"features must be a column of .*new.csv .*got 'colour'"):
+        classify(new, None, tmp_path / "out", known)
+    for odd in ({"cells": np.ones((2, 5))}, {"columns": np.array(["size"] * 5)}):
+        np.savez(tmp_path / "again.npz", **dict(np.load(saved)) | odd)
+        with pytest.raises(ValueError, match="model must be a file written by classify --save"):
+            classify(new, None, tmp_path / "out", known)
+
+
+def test_equivalent_cells_teach_an_encoder_the_same() -> None:
+    """Also with more categories than are kept, with none that is, and with a gap among them."""
+    random = np.random.default_rng(0)
+    cells = np.empty((900, 4), dtype=object)
+    cells[:, 0] = random.normal(size=900)
+    cells[:, 1] = [f"word {int(x)}" for x in random.exponential(40, 900)]
+    cells[:, 2] = [f"row {row}" for row in range(900)]
+    cells[:, 3] = random.choice(["a", "b", None], 900)
+    first = TableEncoder(4, [1, 2, 3]).fit(cells)
+    again = TableEncoder(4, [1, 2, 3]).fit(first.equivalent_cells())
+    cells[0], cells[1] = [np.nan, "new", "new", "new"], [0.5, None, None, None]
+    np.testing.assert_array_equal(first(cells), again(cells))
+    assert len(first.made_of) == 1 + MOST_CATEGORIES + 1 + 3
+    assert len(first.equivalent_cells()) == 2 * MOST_CATEGORIES + 1
+
+
+def test_a_model_fills_gaps_of_new_rows_alone(tmp_path: Path) -> None:
+    lines = [f"{k % 2 + k / 50},{k % 2},{k % 2}" for k in range(20)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,label", *lines, "1.5,1,", ""]))
+    (tmp_path / "new.csv").write_text("b,a\n1,1.5\n,1.5\n0,\n")
+    for path, option in (("table", "save"), ("new", "model")):
+        given: dict[str, Any] = {"device": "cpu", "cache": None, option: tmp_path / "m.npz"}
+        report = classify(tmp_path / f"{path}.csv", None, tmp_path / "out", Settings(**given))
+    assert report.answers.labels.tolist() == [1, 1, 0]
 
 
 def test_classify_reads_tables(tmp_path: Path) -> None:

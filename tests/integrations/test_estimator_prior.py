@@ -73,15 +73,19 @@ def test_batches() -> None:
 
 def test_missing_classes_get_the_smallest_weight() -> None:
     X, y, new, _ = data()
-    with pytest.warns(UserWarning, match="prior lacks 4 classes, such as 'elm'"):
-        model = PaddleClassifier(prior={"ash": 3, "beech": 1}).fit(*joined(X, y, new))
-    assert model.prior_used_ is not None
+    lacking = "3 classes not in prior got its smallest weight above 0, 1, such as fir"
+    with pytest.warns(UserWarning, match=lacking):
+        model = PaddleClassifier(prior={"ash": 3, "beech": 1, "elm": 0}).fit(*joined(X, y, new))
+    full = {"ash": 3, "beech": 1, "elm": 0, "fir": 1, "oak": 1, "yew": 1}
+    expected = PaddleClassifier(prior=full).fit(*joined(X, y, new))
+    assert (model.label_distributions_ == expected.label_distributions_).all()
 
 
 @pytest.mark.parametrize(
     ("prior", "message"),
     [
         ({"birch": 1.0}, "prior must have classes of y as keys, got 'birch'"),
+        ({"ash": None}, "prior must be numbers, got dict"),
         ([1, 2], r"prior must have shape \[6\], got \[2\]"),
         ("ash", "prior must be numbers, got "),
     ],

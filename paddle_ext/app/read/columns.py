@@ -117,10 +117,10 @@ def odd_cells(
 ) -> dict[int, str]:
     """Rows with a cell that is no finite float32, nor one of the `gaps` if allowed; its column."""
     odd: dict[int, str] = {}
-    for row in range(len(cells[0])):
-        for column, name in zip(cells, names, strict=True):
-            number = as_number(column[row])
-            if gaps and is_gap(column[row]):
+    for row, of_row in enumerate(zip(*cells, strict=True)):  # of no columns: no rows
+        for cell, name in zip(of_row, names, strict=True):
+            number = as_number(cell)
+            if gaps and is_gap(cell):
                 continue
             if number is None or not abs(number) <= LARGEST:
                 odd.setdefault(row, name)

@@ -1,8 +1,9 @@
 """Everything known about the classes in one file, so that new data needs no labelled samples.
 
 The file is a ``.npz`` without pickles: the features and labels of the labelled samples, the names
-of the classes and their embeddings, and what computed the features. Like any file of embeddings
-with labels, it also works as a labelled file.
+of the classes and their embeddings, what computed the features and, for a table, what fills gaps
+and which categories there are. Like any file of embeddings with labels, it also works as a labelled
+file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...files import replacing
 from ..settings import DEFAULT_NETWORK, Settings
 from .names import only_names
 from .samples import LOGIT_SCALE, Batch, Labelled
+from .tables import Chosen
 
 FORMAT = 1
 MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
@@ -33,6 +35,7 @@ class Model:
     trusted: list[bool]  # those of them whose label a person had corrected
     named: Labelled | None  # the names of the classes
     rows_are: str  # "table" or "embeddings"
+    columns: Chosen | None  # of a table
     kind: str  # "pictures", "texts" or "rows"
     backbone: str  # as in `Settings`, or empty
     encoder: str
@@ -40,7 +43,9 @@ class Model:
     feature_columns: str
 
 
-def save_model(path: Path, labelled: Labelled, kind: str, settings: Settings) -> None:
+def save_model(
+    path: Path, labelled: Labelled, kind: str, settings: Settings, of_table: dict[str, Any]
+) -> None:
     """Write the file; an older one is replaced only when the new one is complete."""
     columns = settings.columns
     contents: dict[str, Any] = {
@@ -54,6 +59,7 @@ def save_model(path: Path, labelled: Labelled, kind: str, settings: Settings) ->
         "encoder": np.array(settings.encoder or ""),
         "text_column": np.array(columns.text or ""),
         "feature_columns": np.array(columns.features or ""),
+        **of_table,
     }
     if labelled.trusted is not None:
         contents["trusted"] = labelled.trusted.numpy()
@@ -92,6 +98,7 @@ def load_model(path: Path) -> Model:
         prototypes = None if text is None else torch.from_numpy(text)
         K, S = len(class_names), len(features)
         trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
+        columns = Chosen.loaded(contents)
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file written by classify --save, got {path}"
@@ -112,7 +119,7 @@ def load_model(path: Path) -> Model:
     if prototypes is not None:
         named = only_names(class_names, prototypes, str(path), scale)
     rows_are = str(contents.get("rows", "auto"))
-    return Model(class_names, examples, trusted, named, rows_are, **made_by)
+    return Model(class_names, examples, trusted, named, rows_are, columns, **made_by)
 
 
 def settings_of(model: Model, settings: Settings) -> Settings:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ... import arrays, check
 from ...files import open_regular, readable
+from ...integrations.inputs import in_order
 from ...labels import alike, normalised, numbered, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
@@ -369,21 +370,14 @@ def prior_of(
     weights: Mapping[str, float], classes: Sequence[str], path: Path | None
 ) -> tuple[Tensor, list[str]]:
     """The weights in the order of the classes, [K], and what to tell the user."""
-    listed = {name: weights[name] for name in classes if name in weights}
-    if not any(listed.values()):
+    found, notes = in_order(weights, classes, path)
+    if not any(found):
         raise check.ArgumentValueError(
             "prior",
             f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
         )
-    notes, missing = [], [name for name in classes if name not in listed]
-    least = min(weight for weight in listed.values() if weight)
-    if missing:
-        notes.append(
-            f"{plural(len(missing), 'class')} not in {path} got its smallest weight above 0, "
-            f"{least:g}, such as {missing[0]}"
-        )
     notes += ignored_names(weights, classes, path)
-    return torch.tensor([listed.get(name, least) for name in classes], dtype=torch.float64), notes
+    return torch.tensor(found, dtype=torch.float64), notes
 
 
 def priors_of(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -92,6 +92,19 @@ class Source:
         """Whether the features of the samples to classify are those of their texts."""
         return isinstance(self.samples, TableSamples) and not self.samples.features
 
+    @property
+    def chosen(self) -> Chosen | None:
+        """The columns of the labelled rows of a table, or else of those to classify."""
+        samples = self.samples if self.rows is None else self.rows
+        return samples.chosen if isinstance(samples, TableSamples) else None
+
+    def stored_columns(self) -> dict[str, Any]:
+        """What a saved model needs to know of the columns of a table."""
+        chosen = self.chosen
+        if chosen is None or not chosen.table or self.labelled.columns.rows != "table":
+            return {}
+        return chosen.stored(self.examples.features)
+
     def usable(self) -> list[bool]:
         """The labelled samples that can be used: not those that would need a text and have none."""
         texts = self.examples.texts
@@ -158,6 +171,7 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
             "model", f"must replace the labelled samples, got {path} and {other} too"
         )
     model = load_model(Path(str(settings.model)))
+    columns = model.columns if settings.columns.features is None else None
     settings = settings_of(model, settings)
     if path.is_dir() != (model.kind == "pictures"):
         what = "a folder of images" if model.kind == "pictures" else "a file"
@@ -169,7 +183,9 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
     else:
         check_suffix(path)
         data = ArrayFile(path, settings.columns) if path.suffix in arrays.SUFFIXES else path
-        source = open_rows(data, None, settings, model.named, model.class_names)
+        source = open_rows(data, columns, settings, model.named, model.class_names)
+        if columns is not None:
+            source.notes.append(f"features: {used_columns(columns)}")
     name = str(settings.model)
     return replace(
         source,
@@ -436,14 +452,8 @@ def set_what_rows_are(source: Source) -> None:
         return
     if settings.model is None or settings.rows != "auto":  # a model knows what its rows were
         source.rows_are = settings.rows
-    chosen = None if source.rows is None else source.rows.chosen
-    if chosen is not None and chosen.categories and settings.save is not None:
-        raise check.ArgumentValueError(
-            "save",
-            "must be omitted with columns of categories, which a model does not keep, "
-            f"got {settings.save}",
-        )
-    if chosen is not None and chosen.encodes:  # embeddings have neither gaps nor categories
+    chosen = source.chosen
+    if chosen is not None and (chosen.categories or chosen.encodes):  # embeddings have neither
         source.rows_are, source.made_of = "table", torch.from_numpy(chosen.encoder.made_of)
 
 

@@ -88,19 +88,48 @@ class FeatureColumns:
     table: bool = False  # whether they may have gaps and categories
     categories: tuple[str, ...] = ()
     labelled: TableSamples | None = None  # whose means fill gaps, and whose categories are known
+    to_fit: npt.NDArray[Any] | None = None  # cells [n, D] of a saved model, instead of theirs
 
     @cached_property
     def encoder(self) -> TableEncoder:
         """Numbers of cells with gaps or categories, made when it is needed."""
-        assert self.labelled is not None
-        cells = [self.labelled.cells(part) for part in self.labelled.parts(self.names)]
+        cells = self.to_fit
+        if cells is None:
+            assert self.labelled is not None
+            parts = self.labelled.parts(self.names)
+            cells = np.concatenate([self.labelled.cells(part) for part in parts])
         places = [self.names.index(name) for name in self.categories]
-        return TableEncoder(len(self.names), places).fit(np.concatenate(cells))
+        return TableEncoder(len(self.names), places).fit(cells)
 
     @property
     def encodes(self) -> bool:
         """Whether there are categories, or gaps so far."""
         return "encoder" in vars(self)
+
+    def stored(self, features: Tensor) -> dict[str, Any]:
+        """Arrays of texts for a model with labelled rows [S, D]; none if it is not of columns."""
+        cells = features.double().mean(0, keepdim=True).numpy()  # for gaps of further rows
+        if self.encodes or self.categories:
+            cells = self.encoder.equivalent_cells()
+        if cells.shape[1] != len(self.names):  # a column of lists
+            return {}
+        texts = [["" if cell is None else str(cell) for cell in row] for row in cells]
+        columns = {"columns": self.names, "categories": self.categories, "cells": texts}
+        return {name: np.array(value, dtype=str) for name, value in columns.items()}
+
+    @classmethod
+    def loaded(cls, contents: dict[str, Any]) -> Chosen | None:
+        """The columns that `stored` wrote, if any; raises ValueError for other contents."""
+        if "columns" not in contents:
+            return None
+        names, categories = (contents[name].tolist() for name in ("columns", "categories"))
+        texts, cells = contents["cells"], contents["cells"].astype(object)
+        if texts.dtype.kind != "U" or not len(texts) or len({*names}) < len(names):
+            raise ValueError
+        for name, column in zip(names, cells.T, strict=True):
+            read = (lambda text: text or None) if name in categories else float
+            column[:] = [*map(read, column)]
+        return cls(names, {}, True, tuple(categories), to_fit=cells)
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -471,7 +500,9 @@ class TableSamples:
                         return torch.from_numpy(matrix)
         if len(columns) == 1 and all_lists(part.cells(self.features[0])):
             return self.numbers_of_lists(part)
-        table = chosen.table and {*self.table.numeric, *chosen.categories} >= {*self.features}
+        table = chosen.to_fit is not None or (
+            chosen.table and {*self.table.numeric, *chosen.categories} >= {*self.features}
+        )
         cells = self.cells(part, gaps=table)
         if table:
             chosen.labelled = chosen.labelled or self

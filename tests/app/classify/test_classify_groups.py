@@ -66,6 +66,10 @@ def test_what_is_where(visits: tuple[Path, Path], tmp_path: Path) -> None:
     page = (tmp_path / "out" / "answers.html").read_text(encoding="utf-8")
     assert "<h2>What is where</h2>" in page
     assert f"<li><b>v{VISIT[0]}</b>: 4 samples, " in page
+    again = said(*visits, "--output", tmp_path / "out")
+    assert "/out/groups.csv is of an earlier run, and was not written now" in again
+    assert "What is where" not in (tmp_path / "out" / "answers.html").read_text(encoding="utf-8")
+    assert table(tmp_path / "out" / "groups.csv") == rows
 
 
 def test_things_and_a_prior_for_each_group(visits: tuple[Path, Path], tmp_path: Path) -> None:

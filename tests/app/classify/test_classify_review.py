@@ -66,7 +66,12 @@ def test_predictions_beside_corrections(files: tuple[Path, Path], tmp_path: Path
     report = classify(*files, tmp_path / "all", settings(corrected=path))
     assert {row["label"] for row in table(report.table)} == {"elm"}
     assert report.answers.prevalence is not None
-    assert float(report.answers.prevalence.estimate[4]) == 1
+    for share in report.answers.prevalence:
+        assert share.tolist() == [0, 0, 0, 0, 1, 0, 0]  # nothing is unsure, none is a stranger
+    # With one sample left, at most that one is of no known class.
+    write_table(path, {"name": range(39), "label": ["elm"] * 39})
+    classify(*files, tmp_path / "rest", settings(corrected=path))
+    assert float(table(tmp_path / "rest" / "classes.csv")[-1]["high"]) <= 1 / 40
 
 
 def test_corrected_samples_are_predicted_one_by_one(tmp_path: Path) -> None:

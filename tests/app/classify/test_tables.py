@@ -70,6 +70,8 @@ def test_columns_that_are_not_features(
 def test_a_single_column_is_a_feature_whatever_its_name(tmp_path: Path) -> None:
     text = "id,label\n-2,x\n-3,x\n2,y\n3,y\n-2,\n2,\n"
     assert answers(run(tmp_path, text)) == ["x", "y"]
+    text = "colour,label\nred,x\nred,x\nblue,y\nblue,y\nred,\nblue,\n"
+    assert answers(run(tmp_path, text, save=tmp_path / "m.npz")) == ["x", "y"]
 
 
 def test_the_unit_of_a_column_does_not_matter(tmp_path: Path) -> None:
