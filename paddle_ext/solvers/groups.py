@@ -17,7 +17,7 @@ from ..groups import Groups
 from ..native import load as native
 from ..native.call import Inputs, Outputs, call_native, packed
 from ..prevalence import estimated_shares
-from ..solution import Solution
+from ..solution import Solution, label_counts
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
 # How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
@@ -206,9 +206,11 @@ def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
 def bound_of(logits: Tensor, groups: Groups, weight: Tensor, found: Shared) -> Tensor:
     """A lower bound of the log evidence of each group, as in `paddle_ext.adapt`, [G]."""
     dual, prior = found.dual, found.prior
-    z = logits + dual.to(logits.dtype)[groups.of_row]
-    counts = weight.unsqueeze(-1) * groups.sums(z.softmax(-1)).double()
-    rows = weight * groups.sums(z.logsumexp(-1, keepdim=True)).squeeze(-1).double()
+    z = dual.to(logits.dtype)[groups.of_row].add_(logits)
+    u = z.softmax(-1)
+    counts = weight.unsqueeze(-1) * groups.sums(u).double()
+    log_sums = z.amax(-1, keepdim=True) - u.amax(-1, keepdim=True).log_()
+    rows = weight * groups.sums(log_sums).squeeze(-1).double()
     own = prior.masked_fill(prior == 0, 1.0)
     classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * dual
     whole, total = prior.sum(-1), weight * groups.sizes
@@ -227,7 +229,7 @@ def solution_of_groups(
     dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
     whole = Solution(u.argmax(-1), u, dual, dual, found.iterations, criterion, groups=groups)
     whole = whole._replace(concentration=a, bound=bound, prior_used=found.prior_used)
-    counted, held = whole.class_sums()[:, :2].unbind(1)
+    counted, held = label_counts(whole), groups.sums(u.double())
     if shares is None:
         shares = estimated_shares(counted, held, groups.sizes.unsqueeze(-1))
     whole = whole._replace(proportions=shares.to(u.dtype))
@@ -245,8 +247,10 @@ def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> S
     by_size: dict[str, list[Tensor]] = {}
     rows, places, first = [], [], None
     starts = groups.starts
-    for size in sorted(set(groups.sizes.tolist())):
-        at = (groups.sizes == size).nonzero().squeeze(-1)
+    # Only here does the host wait for the device, so that the next call is prepared meanwhile.
+    distinct, counts = groups.sizes.unique(return_counts=True)
+    alike = groups.sizes.argsort(stable=True).split(counts.tolist())
+    for size, at in zip(distinct.tolist(), alike, strict=True):
         index = groups.order[starts[at].unsqueeze(-1) + torch.arange(size, device=at.device)]
         first = solve(index, at)
         rows.append(index.flatten())
