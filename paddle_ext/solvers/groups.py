@@ -248,8 +248,8 @@ def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> S
     rows, places, first = [], [], None
     starts = groups.starts
     # Only here does the host wait for the device, so that the next call is prepared meanwhile.
-    distinct, counts = groups.sizes.unique(return_counts=True)
-    alike = groups.sizes.argsort(stable=True).split(counts.tolist())
+    distinct, counts = torch.unique(groups.sizes, return_counts=True)
+    alike = torch.split(groups.sizes.argsort(stable=True), counts.tolist())
     for size, at in zip(distinct.tolist(), alike, strict=True):
         index = groups.order[starts[at].unsqueeze(-1) + torch.arange(size, device=at.device)]
         first = solve(index, at)
