@@ -20,9 +20,7 @@ from ..prevalence import estimated_shares
 from ..solution import Solution, label_counts
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
-# How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
-# variance of a share is large, so that neighbours differ equally clearly everywhere.
-CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
+CHANCES = 17  # how many there are, see `chances_on`
 MIXTURE_STEPS = 20  # of the mixture of these chances, in each round, and
 MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
 MEAN_ROUNDS = 2  # of estimating the mean proportions
@@ -39,7 +37,7 @@ class Shared(NamedTuple):
     criterion: Tensor  # [G] float64
     bound: Tensor  # [G] float64
     prior_used: Tensor | None = None  # [G] bool
-    shares: Tensor | None = None  # [17] float64: of the `CHANCES` among the groups
+    shares: Tensor | None = None  # [17] float64: of the chances among the groups
 
     @property
     def dual(self) -> Tensor:
@@ -155,16 +153,26 @@ def call_groups(
     return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
 
 
+def chances_on(device: torch.device) -> Tensor:
+    """How likely the classes of two rows of a group may be one draw, [17] float64.
+
+    From 0 to 1, as far apart as the variance of a share is large, so that neighbours differ equally
+    clearly everywhere. They are computed, because a copy would wait for the device.
+    """
+    angles = torch.linspace(0, math.pi / 2, CHANCES, dtype=torch.float64, device=device)
+    return angles.sin_().square_()
+
+
 def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
-    """The log evidence of each of `CHANCES`, from pairs of rows of a group, [G, 17] float64."""
-    chances = torch.tensor(CHANCES, dtype=torch.float64, device=rows.device)
-    inputs = {"chances": (chances, torch.float64, tuple(chances.shape))}
-    outputs = {"evidence": (torch.float64, (len(groups.names), len(chances)))}
-    return call_groups(rows, groups, mean, inputs, outputs, C=len(chances))[0]
+    """The log evidence of each chance, from pairs of rows of a group, [G, 17] float64."""
+    chances = chances_on(rows.device)
+    inputs = {"chances": (chances, torch.float64, (CHANCES,))}
+    outputs = {"evidence": (torch.float64, (len(groups.names), CHANCES))}
+    return call_groups(rows, groups, mean, inputs, outputs, C=CHANCES)[0]
 
 
 def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`; its shares.
+    """The mean of each group's chance, [G], under the likeliest mixture of chances; its shares.
 
     It begins with these shares, or even ones.
     """
@@ -175,7 +183,7 @@ def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tens
     for _ in range(MIXTURE_STEPS):
         shares = shares * (of_each @ (likely @ shares).reciprocal_())
     own = likely * shares
-    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1), shares
+    return (own @ chances_on(own.device)) / own.sum(-1), shares
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
