@@ -109,10 +109,7 @@ class LikelihoodScores:
 
 
 class AbsorbedScores:
-    """Logits after the absorb step; implements `passes.Scores`, unless there is no `step`.
-
-    `weights` [1, .., D] are multiplied by the rows.
-    """
+    """Logits after the absorb step; implements `passes.Scores`, if there is a `step`."""
 
     def __init__(self, before: LikelihoodScores, weights: Tensor, step: AbsorbStep | None) -> None:
         self.before, self.step = before, step

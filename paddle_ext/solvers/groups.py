@@ -20,7 +20,7 @@ from ..prevalence import estimated_shares
 from ..solution import Solution, label_counts
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
-CHANCES = 17  # how many there are, see `chances_on`
+CHANCES = 17  # that the classes of two rows of a group are one draw
 MIXTURE_STEPS = 20  # of the mixture of these chances, in each round, and
 MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
 MEAN_ROUNDS = 2  # of estimating the mean proportions
@@ -154,11 +154,8 @@ def call_groups(
 
 
 def chances_on(device: torch.device) -> Tensor:
-    """How likely the classes of two rows of a group may be one draw, [17] float64.
-
-    From 0 to 1, as far apart as the variance of a share is large, so that neighbours differ equally
-    clearly everywhere. They are computed, because a copy would wait for the device.
-    """
+    """The chances, [17] float64, computed there: a copy would wait for the device."""
+    # As far apart as the variance of a share is large: neighbours differ equally clearly anywhere.
     angles = torch.linspace(0, math.pi / 2, CHANCES, dtype=torch.float64, device=device)
     return angles.sin_().square_()
 
