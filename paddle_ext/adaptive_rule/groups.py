@@ -5,34 +5,31 @@ Letters: Q rows, G groups, K classes, D features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from ..groups import Groups, thing_logits
-from ..limits import CHUNK_NUMBERS
+from ..large.passes import Queries
+from ..large.sources import TensorRows
 from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
-from ..rows import products
 from ..solution import Solution
 from ..solvers.groups import Shared, shared_proportions, solution_of_groups
-from .large import FEW, SOFTER, trust_in_queries
+from .large import FEW, SOFTER, AbsorbedScores, LikelihoodScores, trust_in_queries
 from .likelihood import Likelihood
 
 
-def chunks(rows: Tensor, K: int) -> Iterator[slice]:
-    """Slices of the rows [Q, D] that are computed at once."""
-    size = max(256, CHUNK_NUMBERS[rows.device.type] // (rows.shape[-1] + 4 * K))
-    return (slice(start, start + size) for start in range(0, len(rows), size))
+def scores_of(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> LikelihoodScores:
+    """Products of rows [Q, D] in chunks; `added` [Q, K] are further logits."""
+    return LikelihoodScores(Queries(TensorRows(query)), likelihood, added, False, exact=True)
 
 
 def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> Tensor:
     """The logits of rows [Q, D], with further ones `added`, [Q, K]."""
-    K = likelihood.bias.shape[-1]
-    logits = query.new_empty(len(query), K, dtype=likelihood.bias.dtype)
-    for part in chunks(query, K):
-        logits[part] = likelihood.logits(query[part])
+    scores, real = scores_of(query, likelihood, None), likelihood.bias.dtype
+    logits = query.new_empty(scores.shape[1:], dtype=real)
+    for part, products, _, _ in scores.parts():
+        torch.addcmul(scores.bias.to(real), products[0], scores.slope, out=logits[part])
     return logits if added is None else logits.add_(added)
 
 
@@ -84,51 +81,56 @@ def absorbed(
     """The probabilities [Q, K] after prototypes have absorbed the rows of all groups, in place."""
     u, K, real = found.probabilities, likelihood.bias.shape[-1], likelihood.bias.dtype
     trust, shots = trust_in_queries(len(query), K), likelihood.shots[0]
-    sums, mass = torch.zeros_like(likelihood.prototypes[0]), torch.zeros_like(shots).double()
-    for part in chunks(query, K):
-        squares = u[part].square()
-        sums += squares.mT @ likelihood.centred(query[part].to(real).unsqueeze(0))[0]
-        mass += squares.sum(0, dtype=torch.float64)
-    sums = likelihood.prototypes[0] * shots.unsqueeze(-1) + trust * sums
+    scores = scores_of(query, likelihood, added)
+    form, mass = scores.form, torch.zeros_like(shots).double()
+    by_class = form.zero_sums(K)
+    for part, rows in scores.rows():
+        squares, rest = u[part].square().unsqueeze(0), None
+        mass += squares[0].sum(0)
+        if form.weight_dtype is not None:
+            whole, squares = squares, squares.to(form.weight_dtype)
+            rest = (whole - squares).to(form.weight_dtype)
+        form.adder(by_class, squares, rest, form.operand(rows, part))(1)
+    moved = form.total(by_class, mass.unsqueeze(0))[0]
+    sums = likelihood.prototypes[0] * shots.unsqueeze(-1) + trust * moved
     mass = (shots + trust * mass).to(real)
-    in_metric, half = likelihood.in_metric(sums.unsqueeze(0))[0], likelihood.sharpness / 2
-    square = half * (in_metric * sums).sum(-1)
+    in_metric, half = likelihood.in_metric(sums.unsqueeze(0)), likelihood.sharpness / 2
+    square, spread = half * (in_metric[0] * sums).sum(-1), 2 * half * mass.square()
     constant = likelihood.constant_with(mass - shots)[0]
+    absorbing = AbsorbedScores(scores, in_metric / mass.unsqueeze(-1), None)
 
-    a, n = found.concentration, groups.sizes.double()
+    a, n = found.concentration.unsqueeze(-1), groups.sizes.double().unsqueeze(-1)
     # Where few classes are present logits count less, but not for a row without others.
-    share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
+    share = (1 - SOFTER / (1 + a / FEW) * (n - 1) / n).to(real)
     two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)
-    kept = 1 - two_classes.unsqueeze(-1) * held / (held + shots)
-    scaled, least = (kept * weight.unsqueeze(-1)).to(real), found.prior.to(real)
-    share, lowest = share.to(real), native.module.IMPOSSIBLE
-
-    def others(part: slice, total: Tensor) -> Tensor:
-        """The log proportions of each row, by the others of its group; c N + A are the `total`."""
-        of_row = groups.of_row[part]
-        left = torch.addcmul(total[of_row], scaled[of_row], u[part], value=-1)
-        return torch.maximum(left, least[of_row]).log_().clamp_(min=lowest)
-
-    total, even = (kept * found.counts + found.prior).to(real), least.log().clamp(min=lowest)
-    logits = torch.empty_like(u)
+    kept = weight.unsqueeze(-1) * (1 - two_classes * held / (held + shots))
+    # Relative to the prior A: c rho, and c N + A. An impossible class has neither.
+    kept = kept / found.prior.clamp(min=torch.finfo(real).tiny)
+    total, of_one = (1 + kept * found.counts / weight.unsqueeze(-1)).to(real), kept.to(real)
+    even = (found.prior / a).log().clamp(min=native.module.IMPOSSIBLE).to(real)
+    even = even[:1] if found.prior_used is None else even  # it is the same for all groups
     # The other one of two rows knows of this one only; in a large group that hardly matters.
-    known = ((n - 2).clamp(min=0) / n).to(real).unsqueeze(-1)
-    for part in chunks(query, K):
-        x = likelihood.centred(query[part].to(real).unsqueeze(0))
-        own, of_row = likelihood.squared(x)[0].unsqueeze(-1), groups.of_row[part]
+    known, logits = ((n - 2).clamp(min=0) / n).to(real), torch.empty_like(u)
+
+    def judge(part: slice, total: Tensor, even: Tensor, known: Tensor, share: Tensor) -> None:
+        """Classify rows by their logits and, as far as that is known, the others of the group."""
+        of_row = groups.of_row[part]
+        others = total[of_row].addcmul_(of_one[of_row], u[part], value=-1).clamp_(min=1).log_()
+        z = torch.addcmul(even if len(even) == 1 else even[of_row], others, known[of_row])
+        torch.softmax(z.addcmul_(logits[part], share[of_row]), -1, out=u[part])
+
+    for part, rows in scores.rows():
+        x, own = absorbing.measured(rows)
+        z = form.products(x, absorbing.operand, out=logits[part].unsqueeze(0))[0]
         # With M the mass and W that of this row, -f/2 (M / (M - W))^2 ||x - w||^2
-        z = products(x[0], in_metric * (2 * half * mass).unsqueeze(-1)) - square
-        z = torch.addcmul(z, half * own, mass.square(), value=-1)
-        z /= torch.addcmul(mass, u[part], u[part], value=-trust).square_()
-        z += constant
-        if likelihood.correction is not None:
-            z += likelihood.corrected(x)[0]
-        if added is not None:
-            z += added[part]
-        logits[part] = z = share[of_row, None] * z
-        start = torch.lerp(even[of_row], others(part, total), known[of_row])
-        u[part] = (z + start).softmax(-1)
-    total = scaled * groups.sums(u) + least
-    for part in chunks(query, K):
-        u[part] = (likelihood.temper * (logits[part] + others(part, total))).softmax(-1)
+        torch.addcmul(-square, z.sub_(own[0].unsqueeze(-1) / 2), spread, out=z)
+        without = torch.addcmul(mass, u[part], u[part], value=-trust)
+        torch.addcdiv(constant, z, without.square_(), out=z)
+        if (extra := absorbing.added(part, x)) is not None:
+            z += extra
+        judge(part, total, even, known, share)
+    total, known = (1 + kept * groups.sums(u)).to(real), torch.full_like(known, likelihood.temper)
+    even, share = likelihood.temper * even, likelihood.temper * share
+    for part, _ in scores.rows():
+        judge(part, total, even, known, share)
     return u

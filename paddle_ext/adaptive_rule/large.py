@@ -59,14 +59,16 @@ class LikelihoodScores:
         likelihood: Likelihood,
         added: Tensor | None,
         validate: bool,
+        exact: bool = False,
     ) -> None:
+        """With `exact` the products are as accurate as float32, however many rows there are."""
         self.queries, self.likelihood, self.added = queries, likelihood, added
         K = likelihood.weights.shape[1]
         centre, metric = likelihood.centre.contiguous(), likelihood.diagonal.contiguous()
         self.transform = UnitTransform(None, torch.ones_like(centre), centre, metric)
         self.form: Plain | OneHalf | TwoHalves = Plain(self.transform)
         if queries.device.type == "cuda":
-            many = queries.N >= MANY_ROWS
+            many = queries.N >= MANY_ROWS and not exact
             of_two = TwoHalves(self.transform, sums_of_two=True)
             self.form = OneHalf(self.transform) if many else of_two
         weights, bias = likelihood.weights, likelihood.bias.double()
@@ -107,15 +109,15 @@ class LikelihoodScores:
 
 
 class AbsorbedScores:
-    """Logits after the absorb step; implements `passes.Scores`."""
+    """Logits after the absorb step; implements `passes.Scores`, if there is a `step`."""
 
-    def __init__(self, before: LikelihoodScores, weights: Tensor, step: AbsorbStep) -> None:
+    def __init__(self, before: LikelihoodScores, weights: Tensor, step: AbsorbStep | None) -> None:
         self.before, self.step = before, step
         likelihood = self.likelihood = before.likelihood
         self.form = before.form
         if weights.is_cuda:
             self.form = TwoHalves(before.transform, sums_of_two=True)
-        self.operand = self.form.prototypes(torch.cat([likelihood.weights, weights], 1))
+        self.operand = self.form.prototypes(weights)
         self.projection = self.correction = None
         if weights.is_cuda and likelihood.projection is not None:
             self.projection = self.form.prototypes(likelihood.projection[0])
@@ -149,6 +151,7 @@ class AbsorbedScores:
         for part, rows in self.before.rows():
             x, own = self.measured(rows)
             found = self.form.products(x, self.operand)
+            assert self.step is not None
             self.step(found, own[0].contiguous(), self.added(part, x))
             yield part, found, None
 
@@ -217,7 +220,7 @@ def solve_large(
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
     step, weights = absorb_step_of(likelihood, state, held, moved, trust * mass, total)
-    absorbed = AbsorbedScores(scores, weights, step)
+    absorbed = AbsorbedScores(scores, torch.cat([likelihood.weights, weights], 1), step)
     found = passes.classify_rows(absorbed, None, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
     solution = solution_of(found, state, estimated_shares(counted, found.held, total))

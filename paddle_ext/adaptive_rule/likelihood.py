@@ -91,7 +91,8 @@ class Likelihood:
         root = self.scale.sqrt()
         offsets = unsplit(self.scaled[:, : -self.bias.shape[1]], root.shape[-1])
         right = offsets * root.unsqueeze(1) if offsets.shape[1] else torch.diag_embed(root)
-        return solved_by(unsplit(self.factor, self.factor.shape[1]), right), self.shares[:, 2]
+        P = solved_by(unsplit(self.factor, self.factor.shape[1]), right)
+        return laid_out(P), self.shares[:, 2]
 
     def task(self, number: int) -> Likelihood:
         """The likelihood of one task, [1, ..]; some of the tensors may be shared by all tasks."""

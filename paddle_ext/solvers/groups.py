@@ -17,12 +17,10 @@ from ..groups import Groups
 from ..native import load as native
 from ..native.call import Inputs, Outputs, call_native, packed
 from ..prevalence import estimated_shares
-from ..solution import Solution
+from ..solution import Solution, label_counts
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
-# How likely the classes of two rows of a group are one draw: from 0 to 1, as far apart as the
-# variance of a share is large, so that neighbours differ equally clearly everywhere.
-CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
+CHANCES = 17  # that the classes of two rows of a group are one draw
 MIXTURE_STEPS = 20  # of the mixture of these chances, in each round, and
 MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
 MEAN_ROUNDS = 2  # of estimating the mean proportions
@@ -39,7 +37,7 @@ class Shared(NamedTuple):
     criterion: Tensor  # [G] float64
     bound: Tensor  # [G] float64
     prior_used: Tensor | None = None  # [G] bool
-    shares: Tensor | None = None  # [17] float64: of the `CHANCES` among the groups
+    shares: Tensor | None = None  # [17] float64: of the chances among the groups
 
     @property
     def dual(self) -> Tensor:
@@ -155,16 +153,23 @@ def call_groups(
     return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
 
 
+def chances_on(device: torch.device) -> Tensor:
+    """The chances, [17] float64, computed there: a copy would wait for the device."""
+    # As far apart as the variance of a share is large: neighbours differ equally clearly anywhere.
+    angles = torch.linspace(0, math.pi / 2, CHANCES, dtype=torch.float64, device=device)
+    return angles.sin_().square_()
+
+
 def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
-    """The log evidence of each of `CHANCES`, from pairs of rows of a group, [G, 17] float64."""
-    chances = torch.tensor(CHANCES, dtype=torch.float64, device=rows.device)
-    inputs = {"chances": (chances, torch.float64, tuple(chances.shape))}
-    outputs = {"evidence": (torch.float64, (len(groups.names), len(chances)))}
-    return call_groups(rows, groups, mean, inputs, outputs, C=len(chances))[0]
+    """The log evidence of each chance, from pairs of rows of a group, [G, 17] float64."""
+    chances = chances_on(rows.device)
+    inputs = {"chances": (chances, torch.float64, (CHANCES,))}
+    outputs = {"evidence": (torch.float64, (len(groups.names), CHANCES))}
+    return call_groups(rows, groups, mean, inputs, outputs, C=CHANCES)[0]
 
 
 def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean of each group's chance, [G], under the likeliest mixture of `CHANCES`; its shares.
+    """The mean of each group's chance, [G], under the likeliest mixture of chances; its shares.
 
     It begins with these shares, or even ones.
     """
@@ -175,7 +180,7 @@ def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tens
     for _ in range(MIXTURE_STEPS):
         shares = shares * (of_each @ (likely @ shares).reciprocal_())
     own = likely * shares
-    return (own @ likely.new_tensor(CHANCES)) / own.sum(-1), shares
+    return (own @ chances_on(own.device)) / own.sum(-1), shares
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
@@ -206,9 +211,11 @@ def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
 def bound_of(logits: Tensor, groups: Groups, weight: Tensor, found: Shared) -> Tensor:
     """A lower bound of the log evidence of each group, as in `paddle_ext.adapt`, [G]."""
     dual, prior = found.dual, found.prior
-    z = logits + dual.to(logits.dtype)[groups.of_row]
-    counts = weight.unsqueeze(-1) * groups.sums(z.softmax(-1)).double()
-    rows = weight * groups.sums(z.logsumexp(-1, keepdim=True)).squeeze(-1).double()
+    z = dual.to(logits.dtype)[groups.of_row].add_(logits)
+    u = z.softmax(-1)
+    counts = weight.unsqueeze(-1) * groups.sums(u).double()
+    log_sums = z.amax(-1, keepdim=True) - u.amax(-1, keepdim=True).log_()
+    rows = weight * groups.sums(log_sums).squeeze(-1).double()
     own = prior.masked_fill(prior == 0, 1.0)
     classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * dual
     whole, total = prior.sum(-1), weight * groups.sizes
@@ -227,7 +234,7 @@ def solution_of_groups(
     dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
     whole = Solution(u.argmax(-1), u, dual, dual, found.iterations, criterion, groups=groups)
     whole = whole._replace(concentration=a, bound=bound, prior_used=found.prior_used)
-    counted, held = whole.class_sums()[:, :2].unbind(1)
+    counted, held = label_counts(whole), groups.sums(u.double())
     if shares is None:
         shares = estimated_shares(counted, held, groups.sizes.unsqueeze(-1))
     whole = whole._replace(proportions=shares.to(u.dtype))
@@ -245,8 +252,10 @@ def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> S
     by_size: dict[str, list[Tensor]] = {}
     rows, places, first = [], [], None
     starts = groups.starts
-    for size in sorted(set(groups.sizes.tolist())):
-        at = (groups.sizes == size).nonzero().squeeze(-1)
+    # Only here does the host wait for the device, so that the next call is prepared meanwhile.
+    distinct, counts = torch.unique(groups.sizes, return_counts=True)
+    alike = torch.split(groups.sizes.argsort(stable=True), counts.tolist())
+    for size, at in zip(distinct.tolist(), alike, strict=True):
         index = groups.order[starts[at].unsqueeze(-1) + torch.arange(size, device=at.device)]
         first = solve(index, at)
         rows.append(index.flatten())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext.groups import groups_of
+from paddle_ext.large import passes
 from paddle_ext.reference.adaptive import likelihood
 from paddle_ext.reference.groups import adapt_groups, posterior_of_groups
 
@@ -145,6 +146,17 @@ def test_adaptive_agrees_with_the_reference(
     known = likelihood(exact.support, exact.support_labels, K, "auto")
     want = posterior_of_groups(known, exact.query, groups, **STEPS)
     assert_near(got, want, TOLERANCE[place.dtype])
+
+
+def test_rows_in_several_chunks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over the rows of all chunks, and each row in its place."""
+    groups = make_groups([1, 2, 300, 260])
+    problem = make_problem(Q=len(groups), K=5, D=8, shots=(2, 4), lead=2, B=None).to(device)
+    given: dict[str, Any] = {"groups": groups, "prior": torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0])}
+    whole = paddle_ext.adaptive(*problem.inputs(), num_classes=5, **given)
+    monkeypatch.setattr(passes, "CHUNK_NUMBERS", {"cpu": 1, "cuda": 1})  # of 256 rows, the least
+    parts = paddle_ext.adaptive(*problem.inputs(), num_classes=5, **given)
+    assert largest(parts.probabilities - whole.probabilities) < 1e-5
 
 
 # --- what groups mean -----------------------------------------------------------------------------

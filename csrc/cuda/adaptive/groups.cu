@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMostChances = 32;  // one for each lane
+constexpr int kAtOnce = 8;        // partners that a row is multiplied by, so that loads overlap
 
 struct GroupsWorkspace {
     Arena arena;
@@ -34,16 +35,28 @@ __global__ void __launch_bounds__(kThreads) pair_evidence_kernel(GroupsParams p)
     double sum = 0, product = 1;  // of ratios whose logarithm is still to be taken
     for (int64_t i = warp; i < n; i += kWarps) {
         const float* const own = rows + p.order[start + i] * K;
-        for (int64_t j = 0; j < partners; ++j) {
-            const int64_t at = (i + partner_shift(j, n, p.partners)) % n;
-            const float* const other = rows + p.order[start + at] * K;
-            float together = 0;
-            for (int64_t k = lane; k < K; k += 32) together += own[k] * inverse[k] * other[k];
-            together = warp_sum(together);
-            product *= 1 + chance * (fmax(double(together), 1e-30) - 1);
-            if (product > 1e-200 && product < 1e200) continue;
-            sum += log(product);
-            product = 1;
+        for (int64_t first = 0; first < partners; first += kAtOnce) {
+            // Each of the first lanes finds a partner; those beyond the last are that one again.
+            const int64_t nth = min(first + lane % kAtOnce, partners - 1);
+            const int64_t after = i + partner_shift(nth, n, p.partners);
+            const int64_t place = p.order[start + (after < n ? after : after - n)] * K;
+            const float* others[kAtOnce];
+            float together[kAtOnce] = {};
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) others[j] = rows + __shfl_sync(kAllLanes, place, j);
+            for (int64_t k = lane; k < K; k += 32) {
+                const float weighed = own[k] * inverse[k];
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) together[j] += weighed * others[j][k];
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                if (first + j >= partners) break;
+                product *= 1 + chance * (fmax(double(warp_sum(together[j])), 1e-30) - 1);
+                if (product > 1e-200 && product < 1e200) continue;
+                sum += log(product);
+                product = 1;
+            }
         }
     }
     sum += log(product);
@@ -89,7 +102,10 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
         __syncthreads();
         for (int64_t i = warp; i < n; i += kWarps) {
             float sum = 0;
-            for (int64_t k = lane; k < K; k += 32) sum += value(order[i] * K + k, k);
+            for (int64_t k = lane; k < K; k += 32) {
+                const int64_t at = order[i] * K + k;
+                sum += u[at] = value(at, k);
+            }
             sum = warp_sum(sum);
             if (lane == 0) share[i] = 1.0f / sum;
         }
@@ -98,9 +114,7 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
         for (int64_t k = threadIdx.x; k < K; k += kThreads) {
             double count = 0;
             for (int64_t i = 0; i < n; ++i) {
-                const int64_t at = order[i] * K + k;
-                u[at] = value(at, k) * share[i];
-                count += weight * double(u[at]);
+                count += weight * double(u[order[i] * K + k] *= share[i]);
             }
             moved = fmax(moved, fabs(count - counts[k]));
             counts[k] = count;
