@@ -20,7 +20,7 @@ from ...files import replacing
 from ..settings import DEFAULT_NETWORK, Settings
 from .names import only_names
 from .samples import LOGIT_SCALE, Batch, Labelled
-from .tables import Chosen
+from .tables import FeatureColumns
 
 FORMAT = 1
 MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
@@ -35,7 +35,7 @@ class Model:
     trusted: list[bool]  # those of them whose label a person had corrected
     named: Labelled | None  # the names of the classes
     rows_are: str  # "table" or "embeddings"
-    columns: Chosen | None  # of a table
+    columns: FeatureColumns | None  # of a table
     kind: str  # "pictures", "texts" or "rows"
     backbone: str  # as in `Settings`, or empty
     encoder: str
@@ -98,7 +98,7 @@ def load_model(path: Path) -> Model:
         prototypes = None if text is None else torch.from_numpy(text)
         K, S = len(class_names), len(features)
         trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
-        columns = Chosen.loaded(contents)
+        columns = FeatureColumns.loaded(contents)
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
             "model", f"must be a file written by classify --save, got {path}"

@@ -93,7 +93,7 @@ class Source:
         return isinstance(self.samples, TableSamples) and not self.samples.features
 
     @property
-    def chosen(self) -> Chosen | None:
+    def chosen(self) -> FeatureColumns | None:
         """The columns of the labelled rows of a table, or else of those to classify."""
         samples = self.samples if self.rows is None else self.rows
         return samples.chosen if isinstance(samples, TableSamples) else None

@@ -118,7 +118,7 @@ class FeatureColumns:
         return {name: np.array(value, dtype=str) for name, value in columns.items()}
 
     @classmethod
-    def loaded(cls, contents: dict[str, Any]) -> Chosen | None:
+    def loaded(cls, contents: dict[str, Any]) -> FeatureColumns | None:
         """The columns that `stored` wrote, if any; raises ValueError for other contents."""
         if "columns" not in contents:
             return None
