@@ -24,14 +24,13 @@ def unit_rows(x: Tensor) -> Tensor:
     """Rows of norm 1, [.., D]; a zero row stays zero."""
     largest = x.abs().amax(-1, keepdim=True)  # scale to at most 1, so that squares cannot overflow
     x = x / torch.where(largest > 0, largest, 1)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.where(norm > 0, norm, 1)
+    return x.div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1))  # 0 or >= 1
 
 
 def products(x: Tensor, w: Tensor) -> Tensor:
     """Scalar products of rows, [.., N, D] and [.., K, D] -> [.., N, K]."""
-    if w.dim() == 3 and len(w) == 1 < len(x):
-        w = w[0]  # a batch of 1 would be copied for every task
+    if w.dim() == 3 and len(w) == 1 <= len(x):
+        w = w[0]  # a batch of 1 would be copied for every task, and torch transposes it slowly
     if x.shape[-2] >= FEW_ROWS:
         w = laid_out(w)
     return x @ w.mT

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..prevalence import counts_of, estimated_shares
-from ..rows import class_sums, evenly_spread, products, unit_rows
+from ..rows import class_sums, evenly_spread, laid_out, products, unit_rows
 from ..solution import Solution
 from ..solvers.adapt import adapt_checked
 from ..task import Task, how_many, merged
@@ -33,6 +34,7 @@ NAME_SHARES = (0.0, 0.5, 2.0)  # factors on that weight, besides 1, of which the
 # A name as a row: its length, relative to the mean deviation of rows, and how many rows it counts.
 ANCHOR, ANCHOR_ROWS = 0.4, 0.5
 SHARPNESS = 3.0  # of distances, times one plus the entropy of the class proportions
+UNIT = SHARPNESS * math.e  # of variances, so that their inverse is
 # Few, because proportions must not converge before the prototypes have seen the queries.
 FIRST_ITERATIONS = 3
 ROUNDS, ROUND_ITERATIONS = 2, 10  # in which prototypes absorb the queries, of either kind
@@ -68,14 +70,6 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     return merged(parts, torch.cat([first, second]).argsort())
 
 
-def adapted(
-    logits: Tensor, weight: float, most: int, options: dict[str, Any], measures: Tensor | None
-) -> Solution:
-    """Adapt logits [B, Q, K] to the class proportions, in at most `most` iterations."""
-    max_iter, tol = min(most, options["max_iter"]), options["tol"]
-    return adapt_checked(logits, weight, max_iter, tol, measures)
-
-
 def tasks_with_every_class(task: Task) -> list[bool]:
     """Which tasks have rows of every class, and three on average; one flag if shared."""
     (B, S), K = task.support_labels.shape, task.num_classes
@@ -88,8 +82,7 @@ def tasks_with_every_class(task: Task) -> list[bool]:
 def shots_of(task: Task) -> Tensor:
     """Labelled rows of each class, [B or 1, K], in the dtype of the task."""
     labels = task.support_labels
-    shots = torch.zeros(len(labels), task.num_classes, dtype=torch.int64, device=labels.device)
-    return shots.scatter_add_(1, labels, torch.ones_like(labels)).to(task.query.dtype)
+    return counts_of(labels, task.query.new_zeros(len(labels), task.num_classes))
 
 
 def bytes_per_task(task: Task) -> int:
@@ -115,7 +108,8 @@ class NameLogits:
     calibration: Tensor | None  # [B, R, K] of the calibration rows; None: unknown
     # None if logits are given instead of prototypes:
     away: Tensor | None  # [B or 1, K, D] unit-norm names minus their mean
-    products: Tensor | None  # [B, Q, K] products of unit-norm queries with them
+    products: Tensor | None  # [B, Q, K] products of the queries minus their mean with them
+    scale: Tensor | None  # [B, 1, 1] factor on products of unit-norm rows with them
     reach: Tensor | None  # [B, K, 1] factors on `away` that make anchors of them
 
 
@@ -123,7 +117,6 @@ class NameLogits:
 class UnitRows:
     """Unit-norm queries and labelled rows, and which of these are calibration rows."""
 
-    query: Tensor  # [B, Q, D]
     mean: Tensor  # [B, 1, D] of the queries
     off: Tensor  # [B, Q, D] the queries minus their mean
     support: Tensor  # [B or 1, S, D]
@@ -138,27 +131,28 @@ class UnitRows:
 
 def unit_rows_of(task: Task) -> UnitRows:
     S, query = task.support.shape[1], unit_rows(task.query)
-    mean = query.mean(1, keepdim=True)
+    mean, none = query.mean(1, keepdim=True), task.support_labels[0, :0]
     return UnitRows(
-        query=query,
         mean=mean,
-        off=query - mean,
-        support=unit_rows(task.support),
+        off=query.sub_(mean),
+        support=unit_rows(task.support) if S else task.support,
         labels=task.support_labels,
         shots=shots_of(task),
-        index=evenly_spread(min(S, MOST_CALIBRATION_ROWS), S, task.query.device),
+        index=evenly_spread(min(S, MOST_CALIBRATION_ROWS), S, query.device) if S else none,
     )
 
 
 def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits:
-    weight = NAME_WEIGHT * (NAME_SHOTS / (1 + rows.shots)).clamp(max=1).mean(-1).view(-1, 1, 1)
+    weight: Any = NAME_WEIGHT
+    if len(rows.index):
+        weight *= (NAME_SHOTS / (1 + rows.shots)).clamp(max=1).mean(-1).view(-1, 1, 1)
     if task.prototypes is None:
         assert task.logits is not None
         logits = task.logits - task.logits.mean(-1, keepdim=True)
-        return NameLogits(logits * weight, None, None, None, None)
+        return NameLogits(logits * weight, None, None, None, None, None)
     away = unit_rows(task.prototypes)
-    away = away - away.mean(-2, keepdim=True)
-    inner = products(rows.query, away)
+    away.sub_(away.mean(-2, keepdim=True))
+    inner = products(rows.off, away)
     deviation = lengths(rows.off).mean(1, keepdim=True)
     if len(rows.index):
         apart = lengths(rows.support - rows.support.mean(1, keepdim=True))
@@ -168,11 +162,14 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
     reach = (ANCHOR * deviation * inverse(length)).expand(len(inner), -1, 1)
     scale = NAME_SHARPNESS / (deviation * length.mean(-2, keepdim=True))
     scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
-    if not len(rows.index):
-        return NameLogits(inner * (scale * weight), None, away, inner, reach)
-    calibration = products(rows.calibration(rows.support), away) * scale
-    weight = weight * column(fitted(calibration, rows)[0].clamp(max=1))
-    return NameLogits(inner * (scale * weight), calibration * weight, away, inner, reach)
+    calibration = None
+    if len(rows.index):
+        calibration = products(rows.calibration(rows.support), away) * scale
+        weight = weight * column(fitted(calibration, rows)[0].clamp(max=1))
+        calibration = calibration * weight
+    scale = scale * weight
+    query = (inner + products(rows.mean, away)).mul_(scale)
+    return NameLogits(query, calibration, away, inner, scale, reach)
 
 
 def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
@@ -192,8 +189,7 @@ def lengths(x: Tensor) -> Tensor:
 
 def inverse(length: Tensor) -> Tensor:
     """1 / length; 0 where the length is 0 up to rounding."""
-    same = SAME[length.dtype]
-    return torch.where(length > same, 1 / length.clamp(min=same), 0)
+    return torch.threshold(length, SAME[length.dtype], math.inf).reciprocal_()
 
 
 # --- prototypes that absorb the queries ----------------------------------------------------------
@@ -205,77 +201,94 @@ class Start:
 
     centre: Tensor  # [B, 1, D] the mean of all rows
     x: Tensor  # [B, Q, D] the queries minus the centre
-    squares: Tensor  # [B, 1, D] the squares of all centred rows, summed up
-    shots: Tensor  # [B or 1, 1, K]
-    sums: Tensor  # [B, K, D] of the labelled rows of each class
+    squares: Tensor  # [B, Q, D] of x
+    spread: Tensor  # [B, 1, D] the mean square of all centred rows, over UNIT
+    counts: Tensor  # [B or 1, 3, K] of labelled rows, with the anchor, and with it twice
+    sums: Tensor | None  # [B, K, D] of the labelled rows of each class; None: there are none
     anchors: Tensor  # [B, K, D] names as rows; 0 if there are only logits
     count: int  # of all rows
+    one: Tensor  # []
 
     def narrowed(self, likely: Tensor) -> Start:
         """The same for the likely classes [B, M]."""
-        place = likely.unsqueeze(-1)
-        sums, anchors = (torch.take_along_dim(x, place, 1) for x in (self.sums, self.anchors))
-        return replace(self, sums=sums, anchors=anchors, shots=narrowed(self.shots, likely))
+        B, K = self.anchors.shape[:2]
+        place = likely + torch.arange(0, B * K, K, device=likely.device).unsqueeze(1)
+        anchors = F.embedding(place, self.anchors.flatten(0, 1))
+        sums = None if self.sums is None else F.embedding(place, self.sums.flatten(0, 1))
+        return replace(self, anchors=anchors, sums=sums, counts=narrowed(self.counts, likely))
 
-    def judged(self, u: Tensor, joint: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def judged(self, added: Tensor, u: Tensor, joint: bool) -> tuple[Tensor, ...]:
         """Absorb the queries with weights u [B, Q, K]; `joint` if features covary.
 
-        Returns the squared distances of each query to prototypes without itself, and weights
-        [B, K, D] and offset [B, 1, K] of those of other rows, `offset - 2 x.weights`.
+        Returns the logits of the queries: `added`, and those by distances to prototypes without the
+        query itself. The squared distances of other rows are ``offset - 2 x.weights``, up to a
+        constant: also returns `offset` [B, 1, K], and the factors of `weights` [B, K, D].
         """
-        n = u.sum(1, keepdim=True) + self.shots
-        mass = n + ANCHOR_ROWS
-        absorbed = torch.baddbmm(self.sums, u.mT, self.x)
-        anchors = self.anchors - torch.bmm(n / self.count, self.anchors)  # their mean is the centre
-        w = torch.add(absorbed, anchors, alpha=ANCHOR_ROWS).div_(mass.mT)
-        within = (w * torch.sub(n.mT * w, absorbed, alpha=2)).sum(1, keepdim=True)
-        variance = within.add_(self.squares).div_(self.count).clamp_(min=0)
-        mean = variance.mean(-1, keepdim=True)
-        varied, tiny = mean > SAME[mean.dtype] ** 2, torch.finfo(u.dtype).tiny
-        metric = varied / torch.add(variance, mean, alpha=1 / self.count).clamp_(min=tiny)
-        own = (variance * metric).sum(-1, keepdim=True).clamp_(min=0.5)  # less only if it is 0
-        entropy = torch.special.entr(u.mean(1, keepdim=True)).sum(-1, keepdim=True)
-        factor = (1 + entropy).mul_(SHARPNESS) / own
-        weights = w * metric
-        y = products(self.x, weights)
+        Q, K = u.shape[-2:]
+        held = u.sum(1, keepdim=True)
+        n, mass, more = (held + self.counts).chunk(3, 1)
+        # The mean of the anchors becomes the centre.
+        anchors = torch.sub(self.anchors, torch.bmm(n, self.anchors), alpha=1 / self.count)
+        known = anchors if self.sums is None else anchors.add(self.sums, alpha=1 / ANCHOR_ROWS)
+        w = torch.baddbmm(known, u.mT, self.x, beta=ANCHOR_ROWS).div_(mass.mT)
+        # n w^2 - 2 w (sum u x), where sum u x = mass w - anchors / 2
+        within = torch.addcmul(anchors, w, more.mT, value=-1).mul_(w).sum(1, keepdim=True)
+        variance = torch.add(self.spread, within, alpha=1 / (UNIT * self.count)).clamp_(min=0)
+        least = SAME[u.dtype] ** 2 / UNIT
+        mean = torch.threshold(variance.mean(-1, keepdim=True), least, math.inf)  # then metric is 0
+        metric = torch.add(variance, mean, alpha=1 / self.count).reciprocal_()
+        own = torch.baddbmm(self.one, variance, metric.mT, beta=least)  # not 0, even if metric is
+        # The sum of p - p ln p is one plus the entropy.
+        metric.mul_(torch.special.entr(held / (math.e * Q)).sum(-1, keepdim=True).div_(own))
+        weights = laid_out(w * metric)
         if joint:
             # Of the covariance inside classes only that of the products y matters. It would be
             # `scores` if features were independent, and has as many rows as classes of that.
-            Q, K = u.shape[-2:]
-            scores = torch.bmm(w, weights.mT)
-            sums = torch.bmm(u.mT, y)
-            covariance = torch.bmm(y.mT, y) - torch.bmm(sums.mT, scores)
-            covariance += torch.bmm(scores, u.sum(1).unsqueeze(-1) * scores - sums)
-            covariance = torch.addcdiv(covariance, scores, factor, value=K).div_(Q + K)
+            y, scores = torch.bmm(self.x, weights.mT), torch.bmm(w, weights.mT)
+            apart = torch.baddbmm(scores * held.mT, u.mT, y, alpha=-1)
+            covariance = torch.bmm(y.mT, torch.baddbmm(y, u, scores, alpha=-1))
+            part = 1 / (Q + K)
+            covariance = torch.baddbmm(covariance, scores, apart, beta=part, alpha=part)
+            covariance.add_(scores, alpha=part * K)
             diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-            diagonal += (JITTER * diagonal.mean(-1, keepdim=True)).clamp(min=tiny)
-            inverted = torch.linalg.inv_ex(covariance).inverse
-            mixture = torch.bmm(scores, inverted)
-            own = (torch.bmm(y, inverted) * y).sum(-1, keepdim=True)
-            y, weights = torch.bmm(y, mixture.mT), torch.bmm(mixture, weights)
-            offset = (mixture * scores).sum(-1).unsqueeze(1)
+            least = torch.finfo(u.dtype).tiny / JITTER
+            diagonal.add_(diagonal.mean(-1, keepdim=True).clamp_(min=least), alpha=JITTER)
+            # Both are symmetric; this is the memory order that is fastest.
+            inverted, both = torch.linalg.inv_ex(covariance).inverse.mT, torch.cat([y, scores], 1)
+            solved = torch.bmm(both, inverted)
+            own, offset = (
+                torch.linalg.vecdot(solved, both).unsqueeze(-1).split_with_sizes((Q, K), 1)
+            )
+            solved, mixture = solved.split_with_sizes((Q, K), 1)
+            distances = torch.baddbmm(own + offset.mT, solved, scores, alpha=-2)
+            factors = [mixture, weights]
         else:
-            own = factor * torch.bmm(self.x.square(), metric.mT)
-            offset = factor * (weights * w).sum(-1).unsqueeze(1)
-            y, weights = y * factor, weights * factor
-        distances = torch.sub(own + offset, y, alpha=2)
-        return distances.mul_((mass / (mass - u)).square_()), weights, offset
+            own, offset = (torch.bmm(x, metric.mT) for x in (self.squares, w.square()))
+            distances = torch.baddbmm(own + offset.mT, self.x, weights.mT, alpha=-2)
+            factors = [weights]
+        others = torch.addcdiv(self.one, u, mass, value=-1).square_()
+        logits = torch.addcdiv(added, distances, others, value=-0.5)
+        return logits, offset.mT, *factors
 
 
 def start_of(rows: UnitRows, names: NameLogits) -> Start:
     """Centre the rows, and turn the names into rows."""
     (B, Q, K), S = names.query.shape, rows.support.shape[1]
-    centre, x, sums = rows.mean, rows.off, rows.off.new_zeros(B, K, rows.off.shape[-1])
+    centre, x, sums = rows.mean, rows.off, None
     if S:
         centre = torch.lerp(centre, rows.support.mean(1, keepdim=True), S / (S + Q))
-        x, labelled = rows.query - centre, rows.support - centre
+        x, labelled = x + (rows.mean - centre), rows.support - centre
         sums, _ = class_sums(labelled, rows.labels.expand(B, -1).contiguous(), K)
-    squares = x.square().sum(1, keepdim=True)
-    squares = squares + labelled.square().sum(1, keepdim=True) if S else squares
-    anchors = torch.zeros_like(sums)
-    if names.away is not None and names.reach is not None:
+    squares = x.square()
+    spread = squares.sum(1, keepdim=True)
+    spread = spread + labelled.square().sum(1, keepdim=True) if S else spread
+    if names.away is None or names.reach is None:
+        anchors = x.new_zeros(B, K, x.shape[-1])
+    else:
         anchors = names.away * names.reach
-    return Start(centre, x, squares, rows.shots.unsqueeze(1), sums, anchors, S + Q)
+    anchored = torch.linspace(0, 2 * ANCHOR_ROWS, 3, dtype=x.dtype, device=x.device).unsqueeze(1)
+    counts, spread = rows.shots.unsqueeze(1) + anchored, spread / (UNIT * (S + Q))
+    return Start(centre, x, squares, spread, counts, sums, anchors, S + Q, x.new_ones(()))
 
 
 def first_logits(start: Start, names: NameLogits) -> Tensor:
@@ -283,21 +296,17 @@ def first_logits(start: Start, names: NameLogits) -> Tensor:
 
     All features vary alike, and nothing is known of the classes present.
     """
-    variance, least = start.squares.sum(-1, keepdim=True) / start.count, SAME[start.x.dtype] ** 2
-    sharpness = SHARPNESS * (1 + math.log(names.query.shape[-1]))
-    mass = ANCHOR_ROWS + start.shots
-    scale = sharpness / variance.clamp(min=least) * (variance > least) / mass
-    logits, offset = names.query, torch.zeros_like(scale)
-    if names.products is not None and names.reach is not None:  # anchors are all of one length
-        assert names.away is not None
-        by_name = ANCHOR_ROWS * scale * names.reach.mT
-        logits = torch.addcmul(logits, names.products, by_name)
-        offset = products(start.centre, names.away) * by_name
-    if start.count > start.x.shape[1]:
-        logits = torch.addcmul(logits, products(start.x, start.sums), scale)
+    mass, least = start.counts[:, 1:2], SAME[start.x.dtype] ** 2 / UNIT
+    variance = torch.threshold(start.spread.sum(-1, keepdim=True), least, math.inf)
+    scale = SHARPNESS / UNIT * (1 + math.log(mass.shape[-1])) / (variance * mass)
+    if start.sums is not None:
         s = torch.add(start.sums, start.anchors, alpha=ANCHOR_ROWS)
-        offset = offset + s.square().sum(-1).unsqueeze(1) * scale / (2 * mass)
-    return logits - offset
+        offset = s.square().sum(-1).unsqueeze(1) / (2 * mass)
+        return torch.addcmul(names.query, products(start.x, s) - offset, scale)
+    if names.products is None or names.reach is None:
+        return names.query
+    # Anchors are all of one length.
+    return torch.addcmul(names.query, names.products, scale * names.reach.mT, value=ANCHOR_ROWS)
 
 
 def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
@@ -306,8 +315,9 @@ def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> 
     names = name_logits_of(task, rows, logit_scale)
     start, added, measures = start_of(rows, names), names.query, task.measures
     Q, K = added.shape[-2:]
-    weight = min(1.0, QUERIES_PER_CLASS * K / Q)
-    solution = adapted(first_logits(start, names), weight, FIRST_ITERATIONS, options, measures)
+    weight, tol = min(1.0, QUERIES_PER_CLASS * K / Q), options["tol"]
+    first, most = (min(n, options["max_iter"]) for n in (FIRST_ITERATIONS, ROUND_ITERATIONS))
+    solution = adapt_checked(first_logits(start, names), weight, first, tol, measures)
     u = solution.probabilities
     likely, M = None, max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
     if M < K:
@@ -317,12 +327,11 @@ def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> 
         u = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
         measures = None if measures is None else narrowed(measures, likely)
     for joint in [False] * ROUNDS + [True] * (ROUNDS * (weight < 1)):
-        logits = torch.sub(added, start.judged(u, joint)[0], alpha=0.5)
-        solution = adapted(logits, weight, ROUND_ITERATIONS, options, measures)
+        solution = adapt_checked(start.judged(added, u, joint)[0], weight, most, tol, measures)
         u = solution.probabilities
-    held = u.sum(1, dtype=torch.float64)
+    held = u.sum(1)
     shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
-    solution = solution._replace(proportions=shares.to(solution.dual.dtype))
+    solution = solution._replace(proportions=shares)
     return solution if likely is None else widened(solution, likely, K)
 
 
@@ -355,11 +364,8 @@ def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str
     names = name_logits_of(task, rows, logit_scale)
     likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
     share, factor = fitted_name_share(task, rows, likelihood, names)
-    softened = replace(
-        likelihood,
-        sharpness=likelihood.sharpness * factor,
-        bias=likelihood.bias * factor.unsqueeze(-1),
-    )
+    sharpness, bias = likelihood.sharpness * factor, likelihood.bias * factor.unsqueeze(-1)
+    softened = replace(likelihood, sharpness=sharpness, bias=bias)
     added = names.query * column(share * factor)
     return classify(softened, task.query, added, measures=task.measures, **options)[0]
 
@@ -374,9 +380,8 @@ def fitted_name_share(
     own = rows.calibration(rows.labels)
     x = likelihood.centred(rows.calibration(task.support))
     sharpness = column(likelihood.sharpness)
-    logits = torch.addcmul(
-        likelihood.bias.unsqueeze(-2), products(x, likelihood.weights), sharpness
-    )
+    inner = products(x, likelihood.weights)
+    logits = torch.addcmul(likelihood.bias.unsqueeze(-2), inner, sharpness)
     n = likelihood.shots.gather(1, own)
     offset = x - torch.take_along_dim(likelihood.prototypes, own.unsqueeze(-1), 1)
     farther = 2 / (n - 1).clamp(min=1) * likelihood.squared(offset).clamp(min=0)
@@ -385,15 +390,11 @@ def fitted_name_share(
     factor, best = fitted((logits + names.calibration) * counts, rows)
     share = one
     for other in NAME_SHARES:
-        other_factor, objective = fitted(
-            torch.add(logits, names.calibration, alpha=other) * counts, rows
-        )
+        mixed = torch.add(logits, names.calibration, alpha=other)
+        other_factor, objective = fitted(mixed * counts, rows)
         objective = objective + (1.0 if other else 2.0)  # prefers the default among near-equals
-        better = objective < best
-        factor, best = (
-            torch.where(better, other_factor, factor),
-            torch.where(better, objective, best),
-        )
+        better, best = objective < best, torch.minimum(objective, best)
+        factor = torch.where(better, other_factor, factor)
         share = torch.where(better, other, share)
     return share, factor.clamp(max=1)
 
@@ -425,12 +426,10 @@ def row_logits(
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     assert names.away is not None
-    assert names.products is not None
-    size = names.products.square().sum().clamp(min=torch.finfo(names.products.dtype).tiny)
-    scaled = names.away[0] * ((names.query * names.products).sum() / size)
+    assert names.scale is not None
+    scaled = names.away[0] * names.scale[0]
     if solution is None:  # the class proportions of the labelled rows, with one more of each class
-        shots = rows.shots[0]
-        log_shares = torch.log((shots + 1) / (shots + 1).sum())
+        log_shares = rows.shots[0].log1p().log_softmax(-1)
         u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
     else:
         u, log_shares = solution.probabilities, solution.dual[0]
@@ -446,7 +445,9 @@ def row_logits(
     if solution is None:  # the queries are the labelled rows, and count once
         rows = replace(rows, support=rows.support[:, :0], shots=torch.zeros_like(rows.shots))
     start = start_of(rows, names)
-    weights, offset = start.judged(u, u.shape[1] > QUERIES_PER_CLASS * u.shape[2])[1:]
-    bias = log_shares - offset[0, 0] / 2 - weights[0] @ start.centre[0, 0]
+    joint = u.shape[1] > QUERIES_PER_CLASS * u.shape[2]
+    _, offset, *factors = start.judged(names.query, u, joint)
+    w = reduce(torch.bmm, factors)[0]
+    bias = log_shares - offset[0, 0] / 2 - w @ start.centre[0, 0]
     # Rows are not made unit-norm again, so all is linear in z.
-    return RowLogits(scaled + weights[0], start.centre[0, 0], torch.zeros_like(scaled), bias)
+    return RowLogits(scaled + w, start.centre[0, 0], torch.zeros_like(scaled), bias)
