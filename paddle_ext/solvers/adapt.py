@@ -342,12 +342,13 @@ def check_values(
     if -largest <= least and most <= largest and not math.isnan(lowest):
         check.not_probabilities(logits, lowest, most)
         return
-    bad = logits.isnan() | (logits > largest)
+    # In float64, as above: the limit itself may be rounded in the dtype of the logits.
+    bad = logits.isnan() | (logits.double() > largest)
     if bad.any():
         place = bad.nonzero()[0].tolist()
         value = logits[tuple(place)].item()
         raise ValueError(f"logits must be at most {largest:g} or -inf, got {value:g} at {place}")
-    place = (~(best >= -largest)).nonzero()[0].tolist()
+    place = (~(best.double() >= -largest)).nonzero()[0].tolist()
     raise ValueError(
         f"logits must have a possible class in every {row}, got a largest value of "
         f"{best[tuple(place)].item():g} in {row} {place}"

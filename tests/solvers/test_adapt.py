@@ -197,3 +197,14 @@ def test_each_task_stops_on_its_own(place: Place) -> None:
 def test_bad_input(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         paddle_ext.adapt(**{"logits": torch.zeros(2, 3)} | changes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_limit_that_its_dtype_rounds(dtype: torch.dtype) -> None:
+    """The limit, 1e30, is a little larger in these dtypes, and refused in a sentence."""
+    logits = torch.zeros(3, 2, dtype=dtype)
+    logits[1] = -1e30
+    with pytest.raises(ValueError, match="a possible class in every row"):
+        paddle_ext.adapt(logits)
+    with pytest.raises(ValueError, match="at most 1e"):
+        paddle_ext.adapt(-logits)
