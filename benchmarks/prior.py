@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import harness
@@ -62,6 +63,17 @@ def task(
     return support, torch.cat([own[shots : shots + n] for own, n in zip(rows, counts, strict=True)])
 
 
+def tasks(
+    bank: FeatureBank, setting: tuple[int, float, int], chosen: argparse.Namespace
+) -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
+    """Tasks by number: their proportions, the rows of support and queries, what draws the rest."""
+    shots, concentration, queries = setting
+    for number in range(chosen.n_tasks):
+        generator = torch.Generator().manual_seed(1000 * chosen.seed + number)
+        proportions = dirichlet(concentration, bank.num_classes, generator)
+        yield proportions, *task(bank, shots, proportions, queries, generator), generator
+
+
 def priors_of(right: Tensor, concentration: float, generator: torch.Generator) -> dict[str, Tensor]:
     flat = right.sqrt()
     other = dirichlet(concentration, len(right), generator)
@@ -85,10 +97,7 @@ def timed(
     shots, concentration, queries = setting
     K, logits, priors = bank.num_classes, list[Tensor](), list[dict[str, Tensor]]()
     labels = torch.arange(K).repeat_interleave(shots)
-    for number in range(chosen.n_tasks):
-        generator = torch.Generator().manual_seed(1000 * chosen.seed + number)
-        right = dirichlet(concentration, K, generator)
-        known_rows, new_rows = task(bank, shots, right, queries, generator)
+    for right, known_rows, new_rows, generator in tasks(bank, setting, chosen):
         new_rows = new_rows[torch.randperm(len(new_rows), generator=generator)]
         support, query = bank.features[known_rows], bank.features[new_rows]
         logits.append(logits_of(support, labels, query, K))
@@ -111,10 +120,7 @@ def measured(
     shots, concentration, queries = setting
     K, found = bank.num_classes, dict[str, list[float]]()
     labels = torch.arange(K).repeat_interleave(shots)
-    for number in range(chosen.n_tasks):
-        generator = torch.Generator().manual_seed(1000 * chosen.seed + number)
-        right = dirichlet(concentration, K, generator)
-        known_rows, new_rows = task(bank, shots, right, queries, generator)
+    for right, known_rows, new_rows, generator in tasks(bank, setting, chosen):
         support, query = bank.features[known_rows], bank.features[new_rows]
         truth = bank.labels[new_rows]
         values = {

@@ -24,7 +24,7 @@ from typing import Any
 import harness
 import torch
 from names import Bank, load
-from prior import CONCENTRATIONS, dirichlet, task
+from prior import CONCENTRATIONS, tasks
 from scipy.optimize import linear_sum_assignment, minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
@@ -291,10 +291,7 @@ def of_shift(name: str, bank: FeatureBank, chosen: argparse.Namespace) -> list[d
     for concentration in CONCENTRATIONS:
         for queries in QUERIES:
             found: dict[str, list[float]] = {}
-            for number in range(chosen.n_tasks):
-                generator = torch.Generator().manual_seed(1000 * chosen.seed + number)
-                shares = dirichlet(concentration, K, generator)
-                known_rows, rows = task(bank, SHOTS, shares, queries, generator)
+            for _, known_rows, rows, _ in tasks(bank, (SHOTS, concentration, queries), chosen):
                 support, query = bank.features[known_rows], bank.features[rows]
                 truth = bank.labels[rows]
                 left_out, batch = classified(support, labels, query)
