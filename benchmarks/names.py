@@ -52,6 +52,7 @@ def options() -> argparse.Namespace:
     add("--k-eff", default="1,2,4,8,half,all", help="default: 1,2,4,8,half,all")
     add("--n-query", default="64,300", help="numbers, or all; default: 64,300")
     add("--n-tasks", type=int, default=40, help="per cell (default: 40)")
+    add("--rotate", type=int, default=0, help="give each class the name this many further on")
     add("--logit-scale", type=float, default=100.0, help="if a bank has none (default: 100)")
     return parser.parse_args()
 
@@ -294,6 +295,8 @@ def main() -> None:
     every: list[dict[str, Any]] = []
     for argument in chosen.banks:
         bank = load(argument, chosen.logit_scale)
+        if chosen.rotate and bank.text is not None:
+            bank = replace(bank, text=bank.text.roll(chosen.rotate, 0))
         rows = cells(bank, device, chosen)
         for shots in sorted({row["shots"] for row in rows}):
             title = f"{bank.name}, {bank.num_classes} classes, {shots} shots: accuracy by K_eff/Q"
