@@ -4,7 +4,7 @@ Tasks of K classes, a few labelled texts of each, and 300 texts to classify, of 
 of all. SetFit learns from pairs of labelled texts, 20 of one class and 20 of two for each text, by
 the squared error of their cosine, one epoch; logistic regression then classifies the embeddings.
 Written from the paper, with its options: AdamW, 2e-5, batches of 16 pairs. Each classifier also
-gets the embeddings of the other, so that encoder and classifier can be told apart.
+gets the embeddings of the other, so that the effect of each can be seen.
 """
 
 from __future__ import annotations
