@@ -42,10 +42,7 @@ void add_calls(py::module_& module){
 #define CALL(Name, name, cpu, cuda) AddedCall<Name##Params>{module, #name} = [](auto& all)
 #define MAKE(type, ...) all.make.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
 #define RUN(type, ...) all.run.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
-#define MAKE_AS(type, field, keyword) all.make.template add<FIELDS(field)>(#keyword)
 #define OWN(type, name) static_assert(true)
-#define PART(field, name) \
-    all.make.template add_as<FIELDS(field), &decltype(ParamsOf<decltype(all)>::field)::name>(#name)
 #define MEMORY() RUN(void*, workspace, workspace_bytes)
 #define ONE_BY_ONE(...) static_assert(true)
 #include "common/calls.inl"

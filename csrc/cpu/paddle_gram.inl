@@ -40,7 +40,7 @@ struct GramState {
 
 // G, C = M at the start, and P: the only work that depends on D.
 template <typename T>
-static void gram_products(const Prepared<T>& task, const PaddleSizes& n, GramState<T>& s) {
+static void gram_products(const Prepared<T>& task, const TaskSizes& n, GramState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const int64_t panels = s.Qp / kPanel;
     for (int64_t q = 0; q < s.Q; ++q) {

@@ -20,20 +20,22 @@ struct Rows {
 };
 
 template <typename T>
+static Rows<T> rows_of(const void* features, const int64_t* index, int64_t task, int64_t rows,
+                       const TaskSizes& n) {
+    const T* const base = static_cast<const T*>(features);
+    if (index != nullptr) return {base, index + task * rows, n.D, n.N};
+    return {base + task * rows * n.D, nullptr, n.D, n.N};
+}
+
+template <typename T>
 static Rows<T> query_rows(const PaddleParams& p, int64_t task) {
-    const auto& n = p.size;
-    const T* base = static_cast<const T*>(p.query);
-    if (p.query_index != nullptr) return {base, p.query_index + task * n.Q, n.D, n.N};
-    return {base + task * n.Q * n.D, nullptr, n.D, n.N};
+    return rows_of<T>(p.query, p.query_index, task, p.size.Q, p.size);
 }
 
 template <typename T>
 static Rows<T> support_rows(const PaddleParams& p, int64_t task) {
-    const auto& n = p.size;
-    const T* base = static_cast<const T*>(p.support);
-    const int64_t own = n.support_shared ? 0 : task;
-    if (p.support_index != nullptr) return {base, p.support_index + own * n.S, n.D, n.N};
-    return {base + own * n.S * n.D, nullptr, n.D, n.N};
+    const int64_t own = p.size.support_shared ? 0 : task;
+    return rows_of<T>(p.support, p.support_index, own, p.size.S, p.size);
 }
 
 // 1 / ||x||; 0 for a zero row, which therefore stays zero; at most the largest number, so that rows
@@ -59,7 +61,7 @@ static T inverse_norm(const T* x, int64_t D) {
 // sums[k] = sum over the support rows of class k of (row - shift); rows are first normalised on
 // request.
 template <typename T>
-static void class_sums(const Rows<T>& row, const int64_t* labels, const PaddleSizes& n,
+static void class_sums(const Rows<T>& row, const int64_t* labels, const TaskSizes& n,
                        bool unit_norm, const T* shift, T* sums, double* count) {
     __builtin_memset(sums, 0, sizeof(T) * n.K * n.D);
     for (int64_t k = 0; k < n.K; ++k) count[k] = 0;
@@ -80,7 +82,7 @@ template <typename T>
 struct SupportSummary {
     Arena& arena;
     const PaddleParams& p;
-    const PaddleSizes& n = p.size;
+    const TaskSizes& n = p.size;
     T* shift = arena.take<T>(n.D);
     T* sums = arena.take<T>(n.K * n.D);
     double* count = arena.take<double>(n.K);
@@ -134,7 +136,7 @@ struct Leads {
 template <typename T>
 struct Prepared {
     Arena& arena;
-    const PaddleSizes& n;
+    const TaskSizes& n;
     int64_t Qp;
     T* mean = arena.take<T>(n.D);    // in the coordinates of the rows (unit-norm ones for "auto")
     T* scale = arena.take<T>(n.D);   // factor on a centred row
@@ -211,7 +213,7 @@ static T bounded(T value, T most) {
 
 // The distance of the nearest prototype; `most` is the largest coordinate of all.
 template <typename T>
-static double nearest_prototype(const PaddleSizes& n, T most, const Prepared<T>& task) {
+static double nearest_prototype(const TaskSizes& n, T most, const Prepared<T>& task) {
     double nearest = Range<double>::kInfinity;
     for (int64_t k = 0; k < n.K; ++k) {
         double squared = 0;
@@ -362,7 +364,7 @@ static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, in
 }
 
 template <typename T>
-static int64_t padded_queries(const PaddleSizes& n) {
+static int64_t padded_queries(const TaskSizes& n) {
     return round_up(n.Q, Simd<T>::kPanel);
 }
 

@@ -41,7 +41,7 @@ struct TimState {
     using Int = typename Lanes<T>::Int;
 
     Arena& arena;
-    const TimSizes& n;
+    const TaskSizes& n;
     int64_t S = n.S, Q = n.Q, N = S + Q, K = n.K, D = n.D;
     int64_t Np = round_up(N, Simd<T>::kPanel), Dp = round_up(D, Simd<T>::kPanel);
     // Of p. An odd number of cache lines: rows of a panel of p must not share a cache set.

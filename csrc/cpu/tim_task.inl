@@ -11,28 +11,11 @@
 //
 // From the features of a task to its rows, centred and scaled, in the layouts of the two products.
 
-template <typename T>
-static Rows<T> tim_query_rows(const TimParams& p, int64_t task) {
-    const auto& n = p.size;
-    return {static_cast<const T*>(p.query) + task * n.Q * n.D, nullptr, n.D, 0};
-}
-
-template <typename T>
-static Rows<T> tim_support_rows(const TimParams& p, int64_t task) {
-    const auto& n = p.size;
-    const int64_t own = n.support_shared ? 0 : task;
-    return {static_cast<const T*>(p.support) + own * n.S * n.D, nullptr, n.D, 0};
-}
-
-static inline const int64_t* tim_labels(const TimParams& p, int64_t task) {
-    return p.support_labels + (p.size.support_shared ? 0 : task * p.size.S);
-}
-
 // The rows of a task, support first, then queries: N = S + Q in all, padded with zeros to Np.
 template <typename T>
 struct TimRows {
     Arena& arena;
-    const TimSizes& n;
+    const TaskSizes& n;
     int64_t Np, Dp;
     // Of the queries, in the coordinates of the (normalised) features.
     T* mean = arena.take<T>(n.D);
@@ -59,7 +42,8 @@ template <typename T>
 static void tim_rows(const TimParams& p, int64_t task, int64_t Np, int64_t Dp, TimRows<T>& out) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& n = p.size;
-    const auto support = tim_support_rows<T>(p, task), query = tim_query_rows<T>(p, task);
+    const auto support = rows_of<T>(p.support, nullptr, n.support_shared ? 0 : task, n.S, n);
+    const auto query = rows_of<T>(p.query, nullptr, task, n.Q, n);
     for (int64_t i = 0; i < n.S + n.Q; ++i) {
         const T* x = i < n.S ? support(i) : query(i - n.S);
         out.norms[i] = p.normalize ? inverse_norm(x, n.D) : T(1);
@@ -110,7 +94,7 @@ struct TimPass {
 template <typename T>
 static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, TimState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
-    const int64_t* labels = tim_labels(p, task);
+    const int64_t* labels = p.support_labels + (p.size.support_shared ? 0 : task * s.S);
     T* const zero[] = {s.w, s.first, s.second, s.pull};
     for (T* x : zero) __builtin_memset(x, 0, sizeof(T) * s.K * s.Dp);
     for (int64_t k = 0; k < s.K; ++k) {

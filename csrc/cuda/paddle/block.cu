@@ -461,7 +461,7 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
 
 }  // namespace
 
-int block_shared_bytes(const PaddleSizes& size, bool shared_gram) {
+int block_shared_bytes(const TaskSizes& size, bool shared_gram) {
     int64_t bytes = 0;
     Shared(nullptr, round_up(size.Q, int64_t(kRowsPerWarp)), size.K, shared_gram, &bytes);
     return int(std::min<int64_t>(bytes, INT32_MAX));

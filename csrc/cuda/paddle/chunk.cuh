@@ -66,7 +66,7 @@ struct GroupPlan {
     int warps;
     bool shared;
 };
-GroupPlan group_plan(const PaddleSizes& size);
+GroupPlan group_plan(const TaskSizes& size);
 
 void launch_scale_queries(const Chunk& chunk);
 void launch_class_sums(const Chunk& chunk);
@@ -74,7 +74,7 @@ void launch_products(const Chunk& chunk);
 void launch_blocks(const Chunk& chunk);
 void launch_prototypes(const Chunk& chunk);
 
-int block_shared_bytes(const PaddleSizes& size, bool shared_gram);
+int block_shared_bytes(const TaskSizes& size, bool shared_gram);
 
 // --- feature rows of a call: dense or from a bank ------------------------------------------------
 
@@ -93,8 +93,7 @@ struct DeviceRows {
 
 template <typename Feature>
 __device__ inline DeviceRows<Feature> device_rows(const void* features, const int64_t* index,
-                                                  int64_t task, int64_t rows,
-                                                  const PaddleSizes& n) {
+                                                  int64_t task, int64_t rows, const TaskSizes& n) {
     const auto* base = static_cast<const Feature*>(features);
     if (index != nullptr) return {base, index + task * rows, n.D, n.N};
     return {base + task * rows * n.D, nullptr, n.D, n.N};

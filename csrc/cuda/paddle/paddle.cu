@@ -21,7 +21,7 @@ constexpr int kBlockWarps = 32;        // limit per block
 constexpr int kReservedShared = 1024;  // bytes that the system reserves in every block
 
 CudaPlan make_plan(const PaddleParams& params, int device) {
-    const PaddleSizes& n = params.size;
+    const TaskSizes& n = params.size;
     CudaPlan plan{};
     plan.Qp = round_up(n.Q, int64_t(kRowsPerWarp));
     plan.Dp = round_up(n.D, int64_t(4));
@@ -38,7 +38,7 @@ CudaPlan make_plan(const PaddleParams& params, int device) {
 
 // Lays out the workspace of a chunk of `tasks` tasks.
 void lay_out(Arena& arena, Chunk& c, int64_t tasks) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t T = tasks, U = n.support_shared ? 1 : tasks;
     const int64_t Q = n.Q, K = n.K, D = n.D, Qp = c.plan.Qp, Dp = c.plan.Dp;
     // A shared support outlives a chunk, so it comes first: its place is the same in every chunk.
@@ -83,7 +83,7 @@ int64_t chunk_tasks(const Chunk& c) {
 // A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
 // products at the speed of one multiprocessor.
 double seconds_at_most(const PaddleParams& p, const Chunk& c) {
-    const PaddleSizes& n = p.size;
+    const TaskSizes& n = p.size;
     const double iteration = 1e-5 + double(n.Q) * double(n.Q) * double(n.K) / 5e10;
     return iteration * double(p.max_iter) * std::ceil(double(n.B) / double(c.multiprocessors));
 }

@@ -27,7 +27,7 @@ constexpr int kLeastExponent = -100;  // two to minus this, times kHalfRange, is
 struct Place {
     int64_t at, row0, column0;
 
-    __device__ explicit Place(const PaddleSizes& n) {
+    __device__ explicit Place(const TaskSizes& n) {
         const int64_t row_tiles = ceil_div(n.K + n.Q, int64_t(kTileRows));
         const int64_t column_tiles = ceil_div(n.Q, int64_t(kTileColumns));
         const int64_t tile = blockIdx.x % (row_tiles * column_tiles);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 3) products_kernel(Chunk c) {
 }  // namespace
 
 void launch_products(const Chunk& c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t tiles = ceil_div(n.K + n.Q, kTileRows) * ceil_div(n.Q, kTileColumns);
     launch("products_kernel", products_kernel, c.tasks * tiles, kThreads, 0, c.stream, c);
 }

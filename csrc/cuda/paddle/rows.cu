@@ -241,7 +241,7 @@ __device__ void add_row(float4 (&sum)[Pieces], const float4 (&value)[Pieces], fl
 // One warp per class and slice of 128 * Pieces features, two rows in flight.
 template <typename Feature, int Pieces>
 __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut out, bool aligned) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int lane = threadIdx.x % 32;
     const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * Pieces));
     const int64_t unit = (blockIdx.x * int64_t(kWarps) + threadIdx.x / 32);
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
 
 // The sums of a shared support in the coordinates of each task: one block per task and class.
 __global__ void move_sums_kernel(Chunk c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, Dp = c.plan.Dp;
     const float shots = c.count[k];
     for (int64_t d = threadIdx.x; d < Dp; d += blockDim.x) {
@@ -324,7 +324,7 @@ __global__ void move_sums_kernel(Chunk c) {
 // beyond (common/math.h). One block per task, which usually has nothing to do.
 __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
     __shared__ float scratch[kWarps];
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = blockIdx.x, Dp = c.plan.Dp;
     if (c.far[at] == 0) return;
     const float* const count = c.count + (n.support_shared ? 0 : at * n.K);
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
 template <typename Feature>
 __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     __shared__ float weight[kThreads];
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, task = c.first + at;
     const int64_t own = n.support_shared ? 0 : at;
     const auto row = query_rows<Feature>(c.call, task);
@@ -428,7 +428,7 @@ void launch_sums(const Chunk& c, const SumsOut& out) {
 
 }  // namespace
 
-GroupPlan group_plan(const PaddleSizes& size) {
+GroupPlan group_plan(const TaskSizes& size) {
     // Each warp counts all classes; a histogram too large for the shared memory of every block goes
     // to the workspace.
     const int64_t fitting = 48 * 1024 / (size.K * int64_t(sizeof(int)));
@@ -436,7 +436,7 @@ GroupPlan group_plan(const PaddleSizes& size) {
 }
 
 void launch_class_sums(const Chunk& c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const bool unit_norm = c.call.scaling == Scaling::kAuto;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
@@ -458,7 +458,7 @@ void launch_class_sums(const Chunk& c) {
 }
 
 void launch_prototypes(const Chunk& c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
         if (!n.support_shared || c.first == 0) {

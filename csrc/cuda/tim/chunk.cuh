@@ -95,13 +95,13 @@ void launch_tim_prototypes(const TimChunk& c, const TimIteration& it);
 
 // The index of a task's support.
 template <typename T>
-__device__ inline T* of_support(T* base, const TimSizes& n, int64_t task, int64_t each) {
+__device__ inline T* of_support(T* base, const TaskSizes& n, int64_t task, int64_t each) {
     return base + (n.support_shared ? 0 : task * each);
 }
 
 // The products of a task with its row `number`; the queries come last.
 __device__ inline float* products_of(const TimChunk& c, int64_t task, int64_t number) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t row = c.plan.fused ? task * n.Q + number - n.S : task * (n.S + n.Q) + number;
     return c.products + row * c.plan.classes;
 }

@@ -211,7 +211,7 @@ __device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, i
 template <int Classes>
 __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, int row0, int class0,
                               WarpSums<Classes>& score, Exchange& exchange) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int lane = threadIdx.x % 32;
     const int64_t* const labels = of_support(c.call.support_labels, n, c.first + task, n.S);
     OwnRows own_rows;
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
     logits_kernel(TimChunk c, Tiling tiling, TimStage stage) {
     constexpr int kBlocks = Classes / kWarpsAcross / 8;  // of 8 classes, per warp
     extern __shared__ __align__(128) unsigned char memory[];
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t skipped = stage == TimStage::kFinish ? tiling.support_tiles : 0;
     const int64_t row_tiles = tiling.support_tiles + tiling.query_tiles - skipped;
     const int64_t first_class = blockIdx.x % tiling.class_tiles * Classes;
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
 void launch_tim_logits(const TimChunk& c, const TimIteration& it) {
     with_class_tile(c.plan.class_tile, [&](auto classes) {
         constexpr int kClasses = decltype(classes)::value;
-        const TimSizes& n = c.call.size;
+        const TaskSizes& n = c.call.size;
         const Tiling tiling{ceil_div(n.K, int64_t(kClasses)), ceil_div(n.S, int64_t(kRows)),
                             ceil_div(n.Q, int64_t(kRows))};
         const int64_t support_tiles = it.stage == TimStage::kFinish ? 0 : tiling.support_tiles;

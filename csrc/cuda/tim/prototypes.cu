@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
     prototypes_kernel(TimChunk c, TimIteration it, int64_t class_tiles) {
     constexpr int kClassGroups = Classes / kGroup;
     extern __shared__ __align__(128) unsigned char memory[];
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t chunk = blockIdx.x % c.plan.chunks;
     const int64_t first_class = blockIdx.x / c.plan.chunks % class_tiles * Classes;
     const int64_t task = blockIdx.x / c.plan.chunks / class_tiles;

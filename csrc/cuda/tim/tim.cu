@@ -128,7 +128,7 @@ __global__ void split_kernel(Rows<Feature> r, const TimScale* scale, bool is_que
 }
 
 __global__ void output_kernel(TimChunk c) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (at >= c.tasks * n.K * n.D) return;
     const int64_t d = at % n.D, row = at / n.D, task = row / n.K;
@@ -139,7 +139,7 @@ __global__ void output_kernel(TimChunk c) {
 }
 
 void launch_tim_rows(const TimChunk& c) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const bool aligned = rows_aligned(c.call.dtype, n.D, {c.call.support, c.call.query});
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
@@ -197,7 +197,7 @@ double largest_slope(double alpha, double Q, double K) {
 }
 
 void lay_out(Arena& arena, TimChunk& c, int64_t tasks) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const TimPlan& plan = c.plan;
     const int64_t T = tasks, U = n.support_shared ? 1 : tasks, N = n.S + n.Q;
     const int64_t prototypes = T * n.K * plan.groups;
@@ -251,7 +251,7 @@ bool measures(const TimParams& p) { return p.solver == TimSolver::kGradient && p
 
 TimChunk make_chunk(const TimParams& params) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
-    const TimSizes& n = params.size;
+    const TaskSizes& n = params.size;
     TimChunk c{};
     c.call = params;
     c.plan.groups = ceil_div(n.D, int64_t(kGroup));
@@ -290,7 +290,7 @@ void set_weights(TimChunk& c) {
 }
 
 // A rough upper bound on the time of one iteration of this many tasks.
-double iteration_seconds(const TimSizes& n, int64_t tasks) {
+double iteration_seconds(const TaskSizes& n, int64_t tasks) {
     return 5e-5 + double(tasks) * double(n.S + n.Q) * double(n.K) * double(n.D) / 1e13;
 }
 

@@ -189,7 +189,7 @@ __device__ void alternating_row(const Row& row, const TimAlternating<float>& adm
 
 // Sums the parts of the norms once for all rows, into shared memory behind the scores.
 __device__ void share_norms(Task& t) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     float* const norms = t.query_scores + n.Q * t.c.plan.classes;
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
         float norm = 0.0f;
@@ -205,7 +205,7 @@ __device__ void share_norms(Task& t) {
 // [Q, classes]; returns this thread's share of the marginal entropy.
 __device__ float couple_queries(const Task& t, const TimAlternating<float>& adm, const float* all,
                                 float* column, float* weight_sum) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int64_t classes = t.c.plan.classes;
     float marginal_entropy = 0.0f;
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
@@ -238,7 +238,7 @@ __device__ float couple_queries(const Task& t, const TimAlternating<float>& adm,
 // The weights of all queries of a task, and every warp's share of the loss.
 __device__ void step_queries(Task t, float* warp_loss) {
     if (t.query_scores != nullptr) share_norms(t);
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t classes = t.c.plan.classes;
     float* const column = t.c.column + t.number * n.K;
@@ -297,7 +297,7 @@ __device__ void step_queries(Task t, float* warp_loss) {
 
 // Probabilities and labels, from the final prototypes.
 __device__ void finish_queries(const Task& t) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int64_t task = t.c.first + t.number;
     for (int64_t q = threadIdx.x / 32; q < n.Q; q += kWarps) {
         const Row row = row_of(t.c, t.number, n.S + q);
@@ -321,7 +321,7 @@ __device__ void finish_queries(const Task& t) {
 
 // The weights of kTimRows support rows, and every warp's share of the loss.
 __device__ void step_support(const Task& t, int64_t part, float* warp_loss) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int64_t first = part * kTimRows, last = min(first + kTimRows, n.S);
     // Only compared with classes, so a label out of range matches none (load_label).
     const int64_t* const labels = of_support(t.c.call.support_labels, n, t.c.first + t.number, n.S);
