@@ -106,9 +106,5 @@ static Work groups_work(const GroupsParams& p) {
     return {p.B, entries * double(p.C > 0 ? p.partners : 30), 0};
 }
 
-constexpr TaskKernels<GroupsParams> kGroupsKernels = {
-    "rows",
-    groups_work,
-    {bytes_of<GroupTask<float>>, bytes_of<GroupTask<double>>},
-    {group_task<float>, group_task<double>},
-};
+constexpr auto kGroupsKernels =
+    task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>);

@@ -236,12 +236,8 @@ static Work labelled_work(const LabelledParams& p) {
     return {p.B, 6.0 * double(p.S + p.R) * double(p.D), 0};
 }
 
-constexpr TaskKernels<LabelledParams> kLabelledKernels = {
-    "support",
-    labelled_work,
-    {bytes_of<LabelledTask<float>>, bytes_of<LabelledTask<double>>},
-    {labelled_task<float>, labelled_task<double>},
-};
+constexpr auto kLabelledKernels = task_kernels<LabelledTask>(
+    "support", labelled_work, labelled_task<float>, labelled_task<double>);
 
 // --- calibrate -----------------------------------------------------------------------------------
 //
@@ -370,9 +366,5 @@ static Work calibrate_work(const CalibrateParams& p) {
     return {p.B, 20.0 * kSteps * double(p.R) * double(p.K), 0};
 }
 
-constexpr TaskKernels<CalibrateParams> kCalibrateKernels = {
-    "distances",
-    calibrate_work,
-    {bytes_of<CalibrateScratch<float>>, bytes_of<CalibrateScratch<double>>},
-    {calibrate_task<float>, calibrate_task<double>},
-};
+constexpr auto kCalibrateKernels = task_kernels<CalibrateScratch>(
+    "distances", calibrate_work, calibrate_task<float>, calibrate_task<double>);

@@ -32,11 +32,21 @@ static int64_t bytes_of(const Params& p) {
     return arena.used();
 }
 
+// The kernels of tasks that take their memory as Memory<float> or Memory<double>.
+template <template <typename> class Memory, typename Params, typename Solve>
+static constexpr TaskKernels<Params> task_kernels(const char* array, Work (*work)(const Params&),
+                                                  Solve* with_float, Solve* with_double) {
+    return {array,
+            work,
+            {bytes_of<Memory<float>, Params>, bytes_of<Memory<double>, Params>},
+            {with_float, with_double}};
+}
+
+#include "cpu/matrix.inl"
 #include "cpu/paddle_task.inl"
 #include "cpu/sinkhorn_task.inl"
 #include "cpu/tim_task.inl"
 #include "cpu/adapt_task.inl"
-#include "cpu/matrix.inl"
 #include "cpu/labelled_task.inl"
 #include "cpu/likelihood_task.inl"
 #include "cpu/posterior_task.inl"

@@ -319,10 +319,20 @@ static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& jud
 }
 
 template <typename T>
+struct LikelihoodMemory {
+    Arena& arena;
+    const LikelihoodParams& p;
+    int64_t task = 0;
+    LikelihoodScratch<T> s{arena, p, task};
+    JudgedScratch<T> judged{arena, p, task};
+};
+
+template <typename T>
 static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
-    const LikelihoodScratch<T> s(arena, p, task);
-    const JudgedScratch<T> judged{arena, p, task};
+    const LikelihoodMemory<T> memory{arena, p, task};
+    const LikelihoodScratch<T>& s = memory.s;
+    const JudgedScratch<T>& judged = memory.judged;
     const int64_t K = p.K;
     T* const squares = static_cast<T*>(p.squares) + task * K;
     labelled_task<T>(s.labelled, 0, s.labelled_scratch);
@@ -356,14 +366,6 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     }
 }
 
-template <typename T>
-static int64_t likelihood_scratch_bytes(const LikelihoodParams& p) {
-    Arena arena(nullptr);
-    static_cast<void>(LikelihoodScratch<T>(arena, p, 0));
-    static_cast<void>(JudgedScratch<T>{arena, p, 0});
-    return arena.used();
-}
-
 static Work likelihood_work(const LikelihoodParams& p) {
     const double S = double(p.S), K = double(p.K), D = double(p.D), R = double(p.R);
     const double M = std::min(S, D), N = p.every || (p.full && S < D) ? S : R;
@@ -378,9 +380,5 @@ static Work likelihood_work(const LikelihoodParams& p) {
     return {p.B, products + 6.0 * S * D + 160.0 * calibrations * R * K, products / parts};
 }
 
-constexpr TaskKernels<LikelihoodParams> kLikelihoodKernels = {
-    "support",
-    likelihood_work,
-    {likelihood_scratch_bytes<float>, likelihood_scratch_bytes<double>},
-    {likelihood_task<float>, likelihood_task<double>},
-};
+constexpr auto kLikelihoodKernels = task_kernels<LikelihoodMemory>(
+    "support", likelihood_work, likelihood_task<float>, likelihood_task<double>);

@@ -66,10 +66,11 @@ constexpr int64_t kRowsAtOnce = 60;  // a multiple of every row tile
 template <typename T>
 static void multiply_rows(const MatrixRows<T>& a, int64_t first, int64_t end, const T* panels,
                           int64_t inner, int64_t count, const MatrixOut<T>& out, bool add) {
-    const T* from[kRowsAtOnce];
-    T* to[kRowsAtOnce];
-    for (; first < end; first += kRowsAtOnce) {
-        const int64_t rows = std::min(end - first, kRowsAtOnce);
+    constexpr int64_t kPointers = 4 * kRowsAtOnce;
+    const T* from[kPointers];
+    T* to[kPointers];
+    for (; first < end; first += kPointers) {
+        const int64_t rows = std::min(end - first, kPointers);
         for (int64_t i = 0; i < rows; ++i) {
             from[i] = a.row(first + i);
             to[i] = out.base + (first + i) * out.step;

@@ -113,25 +113,6 @@ static void summarise_support(const PaddleParams& p) {
     class_sums(row, p.support_labels, n, unit_norm, summary.shift, summary.sums, summary.count);
 }
 
-// The input of scaling="auto" for a task: mean distances to the nearest and the median class.
-template <typename T>
-struct Leads {
-    double gap = 0, median = 0;
-
-    // Takes the squared distances of one query to the K classes; reorders them.
-    void add(T* distance, int64_t K) {
-        T nearest = distance[0];
-        for (int64_t k = 1; k < K; ++k) nearest = distance[k] < nearest ? distance[k] : nearest;
-        const double middle = select_rank(distance, K, K / 2);
-        median += middle;
-        gap += middle - double(nearest);
-    }
-
-    double factor_squared(int64_t Q) const {
-        return auto_factor_squared(gap / double(Q), median / double(Q));
-    }
-};
-
 // The task in scaled coordinates: queries in panels and class sums, both centred at the query mean.
 template <typename T>
 struct Prepared {
@@ -186,12 +167,8 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
     //    vanish. "auto" is near one already.
     out.unit = 1.0;
     if (!unit_norm && largest > 0 && largest < __builtin_inf()) {
-        int exponent;
-        __builtin_frexp(double(largest), &exponent);
-        exponent = exponent < Range<T>::kMinExponent ? Range<T>::kMinExponent : exponent;
-        const double down = __builtin_ldexp(1.0, -exponent);
-        out.unit = __builtin_ldexp(1.0, exponent);
-        for (int64_t d = 0; d < n.D; ++d) out.scale[d] = T(out.scale[d] * down);
+        out.unit = unit_for<T>(double(largest));
+        for (int64_t d = 0; d < n.D; ++d) out.scale[d] = T(out.scale[d] / out.unit);
     }
 
     // 3) Queries into panels; the padding is zero.

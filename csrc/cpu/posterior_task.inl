@@ -222,17 +222,12 @@ static void absorb_step(const PosteriorScratch<T>& s) {
         }
         for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior[k]);
         for (int64_t k = K; k < Kp; ++k) row[k] = Range<T>::kMinusInfinity;
-        Vec<T> mosts = splat(Range<T>::kMinusInfinity), sums = splat(T(0));
+        Vec<T> mosts = splat(Range<T>::kMinusInfinity);
         for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
             store(row + k, load(row + k) + temper * vlog<T>(load(left + k)));
             mosts = vmax<T>(mosts, load(row + k));
         }
-        const T most = horizontal_max<T>(mosts);
-        for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
-            store(row + k, vexp<T>(load(row + k) - most));
-            sums += load(row + k);
-        }
-        const T unit = 1 / horizontal_sum<T>(sums);
+        const T unit = 1 / exponentials<T>(row, horizontal_max<T>(mosts), Kp);
         for (int64_t k = 0; k < K; ++k) {
             out[q * K + k] = row[k] * unit;
             held[k] += double(out[q * K + k]);
@@ -280,9 +275,5 @@ static Work posterior_work(const PosteriorParams& p) {
     return {p.size.B, products + 100.0 * Q * K, products};
 }
 
-constexpr TaskKernels<PosteriorParams> kPosteriorKernels = {
-    "query",
-    posterior_work,
-    {bytes_of<PosteriorScratch<float>>, bytes_of<PosteriorScratch<double>>},
-    {posterior_task<float>, posterior_task<double>},
-};
+constexpr auto kPosteriorKernels = task_kernels<PosteriorScratch>(
+    "query", posterior_work, posterior_task<float>, posterior_task<double>);

@@ -140,6 +140,18 @@ static inline Vec<T> vexp(Vec<T> x) {
     return reinterpret_cast<Vec<T>>(scaled & alive);
 }
 
+// row = exp(row - most) of whole vectors; returns the sum.
+template <typename T>
+static T exponentials(T* row, T most, int64_t count) {
+    Vec<T> sum = {};
+    for (int64_t k = 0; k < count; k += Simd<T>::kLanes) {
+        const Vec<T> x = vexp<T>(load(row + k) - most);
+        store<T>(row + k, x);
+        sum += x;
+    }
+    return horizontal_sum<T>(sum);
+}
+
 // Terms of the log series that exceed rounding.
 template <typename T>
 constexpr int kLogTerms = sizeof(T) == 4 ? 6 : 12;

@@ -97,12 +97,7 @@ static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, 
     const int64_t* labels = p.support_labels + (p.size.support_shared ? 0 : task * s.S);
     T* const zero[] = {s.w, s.first, s.second, s.pull};
     for (T* x : zero) __builtin_memset(x, 0, sizeof(T) * s.K * s.Dp);
-    for (int64_t k = 0; k < s.K; ++k) {
-        s.shots[k] = 0;
-        s.w_row[k] = s.w + k * s.Dp;
-        s.p_row[k] = s.p + k * s.stride;
-        s.pull_row[k] = s.pull + k * s.Dp;
-    }
+    for (int64_t k = 0; k < s.K; ++k) s.shots[k] = 0;
     for (int64_t i = 0; i < s.S; ++i) {
         const int64_t k = labels[i];
         if (k < 0 || k >= s.K) continue;  // only without validation
@@ -113,8 +108,9 @@ static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, 
     }
     for (int64_t k = 0; k < s.K; ++k) {
         const T inverse = T(1.0 / safe_mass(s.shots[k]));
-        for (int64_t d = 0; d < s.D; ++d) s.w[k * s.Dp + d] *= inverse;
-        s.half_norm[k] = dot(s.w_row[k], s.w_row[k], s.D) / 2;
+        T* const w = s.w + k * s.Dp;
+        for (int64_t d = 0; d < s.D; ++d) w[d] *= inverse;
+        s.half_norm[k] = dot(w, w, s.D) / 2;
     }
     for (int64_t i = 0; i < s.Np; ++i) {
         s.own[i] = i < s.S ? typename Lanes<T>::Int(labels[i]) : -1;
@@ -122,18 +118,13 @@ static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, 
     }
 }
 
-// Scores of a group of panels, class block by class block.
+// Scores of a group of panels.
 template <typename T>
 static void tim_scores(const TimPass<T>& pass, int64_t first, int64_t count) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const TimState<T>& s = pass.s;
-    for (int64_t k = 0; k < s.K; k += kTimClasses) {
-        T* rows[kTimClasses];
-        const int64_t block = s.K - k < kTimClasses ? s.K - k : kTimClasses;
-        for (int64_t i = 0; i < block; ++i) rows[i] = s.p + (k + i) * s.stride + first * kPanel;
-        product(s.w_row + k, int64_t(1), block, pass.rows.by_row + first * s.D * kPanel, s.D, count,
-                rows, kPanel);
-    }
+    multiply_rows<T>({s.w, s.Dp, 1}, 0, s.K, pass.rows.by_row + first * s.D * kPanel, s.D, count,
+                     {s.p + first * kPanel, s.stride, kPanel}, false);
 }
 
 // Probabilities of a group of panels, and the derivatives of those without queries.
@@ -191,13 +182,14 @@ static void tim_update_classes(void* context, int64_t block, int) {
     TimState<T>& s = pass.s;
     const int64_t first = block * kTimClasses, rest = s.K - first;
     const int64_t count = rest < kTimClasses ? rest : kTimClasses;
-    product(s.p_row + first, int64_t(1), count, pass.rows.by_dim, s.Np, s.Dp / Simd<T>::kPanel,
-            s.pull_row + first, int64_t(Simd<T>::kPanel));
+    multiply_rows<T>({s.p, s.stride, 1}, first, first + count, pass.rows.by_dim, s.Np,
+                     panels_of<T>(s.D), {s.pull, s.Dp, Simd<T>::kPanel}, false);
     const TimAdam<T> adam(pass.units.rate, pass.units.epsilon, tim_bias(kAdamBeta1, pass.iteration),
                           tim_bias(kAdamBeta2, pass.iteration));
     for (int64_t k = first; k < first + count; ++k) {
         Vec<T> total{};
-        for (int64_t at = 0; at < s.Np; at += Simd<T>::kLanes) total += load(s.p_row[k] + at);
+        for (int64_t at = 0; at < s.Np; at += Simd<T>::kLanes)
+            total += load(s.p + k * s.stride + at);
         const T sum = horizontal_sum<T>(total);
         T* const w = s.w + k * s.Dp;
         if (pass.by_gradient()) {
@@ -251,19 +243,20 @@ static void tim_write(const TimPass<T>& pass, int64_t task) {
 }
 
 template <typename T>
-static int64_t tim_scratch_bytes(const TimParams& p) {
-    Arena arena;
-    const TimState<T> state{arena, p.size};
-    static_cast<void>(TimRows<T>{arena, p.size, state.Np, state.Dp});
-    arena.take<double>(state.panels());
-    return arena.used();
-}
+struct TimMemory {
+    Arena& arena;
+    const TimParams& p;
+    TimState<T> s{arena, p.size};
+    TimRows<T> rows{arena, p.size, s.Np, s.Dp};
+    double* fit = arena.take<double>(s.panels());
+};
 
 template <typename T>
 static void tim_task(const TimParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
-    TimState<T> s{arena, p.size};
-    TimRows<T> rows{arena, p.size, s.Np, s.Dp};
+    TimMemory<T> memory{arena, p};
+    TimState<T>& s = memory.s;
+    TimRows<T>& rows = memory.rows;
     tim_rows(p, task, s.Np, s.Dp, rows);
     tim_start(p, task, rows, s);
     TimPass<T> pass{p,
@@ -274,7 +267,7 @@ static void tim_task(const TimParams& p, int64_t task, void* scratch, int thread
                     {TimOrder<T>(p.alpha[0]), TimOrder<T>(p.alpha[1]), TimOrder<T>(p.alpha[2])},
                     p.losses != nullptr,
                     0,
-                    arena.take<double>(s.panels())};
+                    memory.fit};
     const int64_t groups = (s.panels() + kTimPanels - 1) / kTimPanels;
     const int64_t blocks = (s.K + kTimClasses - 1) / kTimClasses;
     const double work = double(s.N) * double(s.K) * double(s.D);
@@ -296,9 +289,5 @@ static Work tim_work(const TimParams& p) {
     return {n.B, double(p.max_iter) * iteration, iteration};
 }
 
-constexpr TaskKernels<TimParams> kTimKernels = {
-    "features",
-    tim_work,
-    {tim_scratch_bytes<float>, tim_scratch_bytes<double>},
-    {tim_task<float>, tim_task<double>},
-};
+constexpr auto kTimKernels =
+    task_kernels<TimMemory>("features", tim_work, tim_task<float>, tim_task<double>);
