@@ -57,54 +57,6 @@ struct RowCopies {
 template <int Classes>
 using WarpSums = float[kRowTiles][Classes / kWarpsAcross / 8][4];
 
-// 1) The products of one group of features. `x_at` and `w_at` are the addresses of a lane's row of
-// the first 8 x 8 matrix; the other pieces of that row differ in three bits of the address.
-template <int Classes>
-__device__ inline void multiply_group(WarpSums<Classes>& sum, unsigned x_at, unsigned w_at) {
-    constexpr int kPairs = Classes / kWarpsAcross / 16;  // of 8 classes each
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-        unsigned a[kRowTiles][2][4];  // high, low
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                load_matrices(a[tile][part], (x_at ^ (part * 64 + step * 32)) + tile * 16 * 128);
-            }
-        }
-        unsigned next[2][4];
-        const auto load_next = [&](int pair) {
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                load_matrices(next[part], (w_at ^ (part * 64 + step * 32)) + pair * 16 * 128);
-            }
-        };
-        load_next(0);
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-            unsigned b[2][4];
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) b[part][i] = next[part][i];
-            }
-            if (pair + 1 < kPairs) load_next(pair + 1);
-#pragma unroll
-            for (int product = 0; product < 3; ++product) {  // low high, high low, high high
-                const int of_a = product == 0, of_b = product == 1;
-#pragma unroll
-                for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-                    for (int side = 0; side < 2; ++side) {
-                        multiply_add(sum[tile][2 * pair + side], a[tile][of_a], b[of_b][2 * side],
-                                     b[of_b][2 * side + 1]);
-                    }
-                }
-            }
-        }
-    }
-}
-
 // Exchange between the warps of a block about their rows.
 struct Exchange {
     float best[kWarpsAcross][kRows], own[kWarpsAcross][kRows], others[kWarpsAcross][kRows];
@@ -130,7 +82,7 @@ __device__ __forceinline__ void for_own_rows(int row0, const Body& body) {
     }
 }
 
-// 2) From scores to exponentials, and their sums over the class of a row and over the others:
+// From scores to exponentials, and their sums over the class of a row and over the others:
 // separate, because 1 - p would cancel.
 template <int Classes>
 __device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float temperature, int row0,
@@ -170,7 +122,7 @@ __device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float tem
     __syncthreads();  // the sums of both halves are known
 }
 
-// 3) From exponentials to the weights of the rows, and their sums over the rows of a lane.
+// From exponentials to the weights of the rows, and their sums over the rows of a lane.
 template <int Classes>
 __device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, int64_t first,
                                               const WarpSums<Classes>& value, int row0, int class0,
@@ -295,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
         __syncthreads();  // this group is complete, and the previous one has been read by all
         load(group + kStages - 1);
         const unsigned at = base + unsigned(group % kStages) * kStageBytes<Classes>;
-        multiply_group<Classes>(sum, at + x_lane, at + w_lane);
+        multiply_group<2>(sum, at + x_lane, at + w_lane);
         if (group % kFlush == kFlush - 1 || group == groups - 1) flush_sums(total, sum);
     }
 
