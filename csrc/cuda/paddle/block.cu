@@ -462,9 +462,9 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
 }  // namespace
 
 int block_shared_bytes(const TaskSizes& size, bool shared_gram) {
-    int64_t bytes = 0;
-    Shared(nullptr, round_up(size.Q, int64_t(kRowsPerWarp)), size.K, shared_gram, &bytes);
-    return int(std::min<int64_t>(bytes, INT32_MAX));
+    const int64_t Qp = round_up(size.Q, int64_t(kRowsPerWarp));
+    const Shared shared{SharedArena(nullptr), Qp, size.K, shared_gram};
+    return int(std::min<int64_t>(shared.arena.used(), INT32_MAX));
 }
 
 void launch_blocks(const Chunk& c) {

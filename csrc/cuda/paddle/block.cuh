@@ -36,41 +36,24 @@ enum State { kTask, kWake, kMovedCount, kStates };
 
 // Shared memory of a block.
 struct Shared {
-    double* norm;  // [K]  P_k
-    uint4* gram;   // [warps, warps, kStepPieces] or none
-    uint4* delta;  // [2, warps, kTilePieces]
-    float* part;   // [4, warps, kBatch * kTile]  sums of u, du, du (G du), du M per warp
-    float* mass;   // [K]  N_k
-    float* held;   // [K]  sum of the probabilities
-    float2* line;  // [K]  (slope, bias): logit = slope * M + bias, in units of log 2
-    float* shift;  // [K]  ||dw_k|| of the moved classes
-    int* live;     // [K, rounded up to tiles]  -1 beyond the end
-    int* moved;    // [K, rounded up to tiles]
+    SharedArena arena;
+    int64_t Qp, K;
+    bool shared_gram;
+    int64_t warps = Qp / kRowsPerWarp, padded = round_up(K, int64_t(kTile)), tiles = padded / kTile;
+    double* norm = arena.take<double>(K);  // P_k
+    uint4* gram = arena.take<uint4>(shared_gram ? warps * warps * kStepPieces : 0);
+    uint4* delta = arena.take<uint4>(2 * warps * kTilePieces);
+    float* part = arena.take<float>(4 * warps * kBatch * kTile);  // u, du, du (G du), du M per warp
+    float* mass = arena.take<float>(K);                           // N_k
+    float* held = arena.take<float>(K);                           // sum of the probabilities
+    float2* line = arena.take<float2>(K);  // (slope, bias): logit = slope * M + bias, base 2
+    float* shift = arena.take<float>(K);   // ||dw_k|| of the moved classes
+    int* live = arena.take<int>(padded);   // -1 beyond the end
+    int* moved = arena.take<int>(padded);
     // Bits of the classes of each live tile, by parity of the iteration:
-    unsigned* loud;  // [2, tiles]  moved
-    unsigned* full;  // [2, tiles]  holds something
-    int* state;      // [kStates]
-
-    __host__ __device__ Shared(void* base, int64_t Qp, int64_t K, bool shared_gram,
-                               int64_t* bytes) {
-        SharedArena arena(base);
-        const int64_t padded = round_up(K, int64_t(kTile));
-        const int64_t warps = Qp / kRowsPerWarp;
-        norm = arena.take<double>(K);
-        gram = arena.take<uint4>(shared_gram ? warps * warps * kStepPieces : 0);
-        delta = arena.take<uint4>(2 * warps * kTilePieces);
-        part = arena.take<float>(4 * warps * kBatch * kTile);
-        mass = arena.take<float>(K);
-        held = arena.take<float>(K);
-        line = arena.take<float2>(K);
-        shift = arena.take<float>(K);
-        live = arena.take<int>(padded);
-        moved = arena.take<int>(padded);
-        loud = arena.take<unsigned>(2 * (padded / kTile));
-        full = arena.take<unsigned>(2 * (padded / kTile));
-        state = arena.take<int>(kStates);
-        if (bytes != nullptr) *bytes = arena.used();
-    }
+    unsigned* loud = arena.take<unsigned>(2 * tiles);  // moved
+    unsigned* full = arena.take<unsigned>(2 * tiles);  // holds something
+    int* state = arena.take<int>(kStates);
 };
 
 // Probabilities too small to matter, the same for all tasks of a call.
@@ -479,7 +462,7 @@ __device__ inline void write_classes(const Block& b, int64_t task) {
 template <bool SharedGram, typename Solve>
 __device__ __forceinline__ void solve_tasks(const Chunk& c, const Solve& solve) {
     extern __shared__ __align__(16) char memory[];
-    const Shared s(memory, c.plan.Qp, c.call.size.K, SharedGram, nullptr);
+    const Shared s{SharedArena(memory), c.Qp, c.K, SharedGram};
     const Limits limits(c.call);
     while (true) {
         const int64_t at = next_task(c, s);

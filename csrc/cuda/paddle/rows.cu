@@ -98,10 +98,7 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
 
     // 3) A power of two brings the task near one: exact, and squares can neither overflow nor
     //    vanish. "auto" is near one already.
-    largest = warp_max(largest);
-    if (lane == 0) warp_largest[warp] = largest;
-    __syncthreads();  // also makes mean and scale visible to all threads
-    for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, warp_largest[i]);
+    largest = block_max(largest, warp_largest);  // also makes mean and scale visible to all threads
     int exponent = 0;
     if (!unit_norm && largest > 0.0f && isfinite(largest)) frexpf(largest, &exponent);
     exponent = max(exponent, Range<float>::kMinExponent);
@@ -121,9 +118,7 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
             const float4 centre = load_written4(mean, d, D, aligned);
             const float4 factor = load_written4(scale, d, D, aligned);
             float4* const to = reinterpret_cast<float4*>(c.z + (at * Q + q) * c.plan.Dp + d);
-            *to =
-                make_float4((x.x * norm - centre.x) * factor.x, (x.y * norm - centre.y) * factor.y,
-                            (x.z * norm - centre.z) * factor.z, (x.w * norm - centre.w) * factor.w);
+            *to = (x * norm - centre) * factor;
         }
     }
 }
@@ -157,13 +152,13 @@ __global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool 
 
 // Groups the support rows of a task by class, in order: a counting sort by one block. Every warp
 // counts and places its own stretch.
-__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool shared_histogram) {
+__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c) {
     extern __shared__ int shared_counts[];
     const int64_t at = blockIdx.x, S = c.call.size.S, K = c.call.size.K;
     const int64_t task = c.call.size.support_shared ? 0 : c.first + at;
     const int64_t* const labels = c.call.support_labels + task * S;
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int* const counts = shared_histogram ? shared_counts : c.histogram + at * warps * K;
+    int* const counts = c.groups.shared ? shared_counts : c.histogram + at * warps * K;
     int* const own = counts + warp * K;
     int* const start = c.start + at * (K + 1);
     const int64_t stretch = round_up(ceil_div(S, int64_t(warps)), int64_t(32));
@@ -402,10 +397,10 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
 }
 
 void launch_groups(const Chunk& c) {
-    const GroupPlan plan = group_plan(c.call.size);
-    const int64_t bytes = plan.shared ? plan.warps * c.call.size.K * int64_t(sizeof(int)) : 0;
-    launch("group_support_kernel", group_support_kernel, c.call.size.support_shared ? 1 : c.tasks,
-           32 * plan.warps, bytes, c.stream, c, plan.shared);
+    const GroupPlan& plan = c.groups;
+    const int64_t bytes = plan.shared ? plan.warps * c.K * int64_t(sizeof(int)) : 0;
+    launch("group_support_kernel", group_support_kernel, c.one_support ? 1 : c.tasks,
+           32 * plan.warps, bytes, c.stream, c);
 }
 
 template <typename Feature, int Pieces>

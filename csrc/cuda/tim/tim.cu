@@ -196,39 +196,11 @@ double largest_slope(double alpha, double Q, double K) {
     return 2.0 * alpha * bounded * (alpha < 1.0 ? Q * std::pow(K, 1.0 - alpha) : 1.0);
 }
 
-void lay_out(Arena& arena, TimChunk& c, int64_t tasks) {
-    const TaskSizes& n = c.call.size;
-    const TimPlan& plan = c.plan;
-    const int64_t T = tasks, U = n.support_shared ? 1 : tasks, N = n.S + n.Q;
-    const int64_t prototypes = T * n.K * plan.groups;
-    c.support_factor = arena.take<float>(U * n.S);
-    c.query_factor = arena.take<float>(T * n.Q);
-    c.centre = arena.take<float>(U * n.D);
-    c.largest_support = arena.take<unsigned>(U);
-    c.largest_query = arena.take<unsigned>(T);
-    c.largest_weight = arena.take<unsigned>(T);
-    c.scale = arena.take<TimScale>(T);
-    c.support = arena.take<__half>(U * n.S * plan.groups * kGroupHalves);
-    c.query = arena.take<__half>(T * n.Q * plan.groups * kGroupHalves);
-    c.w_halves = arena.take<__half>(prototypes * kGroupHalves);
-    c.w = arena.take<float>(prototypes * kGroup);
-    c.moment1 = arena.take<float>(prototypes * kGroup);
-    c.moment2 = arena.take<float>(prototypes * kGroup);
-    c.norm_parts = arena.take<float>(T * plan.chunks * n.K);
-    c.count = arena.take<float>(T * n.K);
-    c.mass = arena.take<float>(T * n.K);
-    c.column = arena.take<float>(T * n.K);
-    c.products = arena.take<float>(T * (plan.fused ? n.Q : N) * plan.classes);
-    c.weights = arena.take<__half>(T * N * plan.classes / kGroup * kGroupHalves);
-    c.weight_parts = arena.take<float>(T * (1 + plan.row_blocks) * n.K);
-    c.loss_parts = arena.take<float>(T * (1 + plan.row_blocks));
-}
-
 // As many tasks as fit into the given bytes, or fewer if the last blocks of the prototype step
 // would leave most of the device idle. All chunks except the last have this size.
-int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
-    int64_t most = tasks_that_fit<lay_out>(c, bytes, kMostTasks);
-    while (most > 1 && layout_bytes<lay_out>(c, most) > bytes)
+int64_t chunk_tasks(const TimSetup& c, int64_t bytes, int device) {
+    int64_t most = tasks_that_fit<TimChunk>(c, bytes, kMostTasks);
+    while (most > 1 && chunk_bytes<TimChunk>(c, most) > bytes)
         --most;  // rounding up to lines takes more
     if (c.call.size.B <= most) return std::max<int64_t>(c.call.size.B, 1);
     const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
@@ -249,10 +221,10 @@ int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
 
 bool measures(const TimParams& p) { return p.solver == TimSolver::kGradient && p.alpha[0] != 1.0; }
 
-TimChunk make_chunk(const TimParams& params) {
+TimSetup make_setup(const TimParams& params) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
     const TaskSizes& n = params.size;
-    TimChunk c{};
+    TimSetup c{};
     c.call = params;
     c.plan.groups = ceil_div(n.D, int64_t(kGroup));
     c.plan.classes = round_up(n.K, int64_t(kGroup));
@@ -266,7 +238,7 @@ TimChunk make_chunk(const TimParams& params) {
 }
 
 // The weights of the terms for this solver.
-void set_weights(TimChunk& c) {
+void set_weights(TimSetup& c) {
     const TimParams& p = c.call;
     const double Q = double(p.size.Q), K = double(p.size.K), S = double(p.size.S);
     if (p.solver == TimSolver::kAlternating) {
@@ -333,19 +305,19 @@ void iterate(const TimChunk& c, Watch& watch) {
 
 // The orders of the entropies are not known yet: enough for either layout.
 int64_t workspace_cuda(const TimParams& params, int) {
-    const TimChunk c = make_chunk(params);
-    const int64_t all = layout_bytes<lay_out>(c, std::max<int64_t>(params.size.B, 1));
-    return std::min(all, std::max(kWorkspaceBytes, layout_bytes<lay_out>(c, 1)));
+    const TimSetup setup = make_setup(params);
+    const int64_t all = chunk_bytes<TimChunk>(setup, std::max<int64_t>(params.size.B, 1));
+    return std::min(all, std::max(kWorkspaceBytes, chunk_bytes<TimChunk>(setup, 1)));
 }
 
 void run_cuda(const TimParams& params, int device, void* stream) {
     const DeviceGuard guard(device);
-    TimChunk c = make_chunk(params);
-    set_weights(c);
-    c.stream = static_cast<cudaStream_t>(stream);
-    const int64_t step = chunk_tasks(c, params.workspace_bytes, device);
+    TimSetup setup = make_setup(params);
+    set_weights(setup);
+    setup.stream = static_cast<cudaStream_t>(stream);
+    const int64_t step = chunk_tasks(setup, params.workspace_bytes, device);
     Arena arena(params.workspace);
-    lay_out(arena, c, step);
+    TimChunk c{setup, &arena, step};
     require_workspace(params.workspace_bytes, arena.used());
     const double chunks = std::ceil(double(params.size.B) / double(step));
     const double all = double(params.max_iter) * iteration_seconds(params.size, step) * chunks;
