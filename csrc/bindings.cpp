@@ -1,12 +1,10 @@
 // The Python module: the arguments of each function, and the code it runs.
 
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "calls.h"
 #include "common/adapt.h"
 #include "common/adaptive.h"
-#include "common/parallel.h"
 
 namespace py = pybind11;
 using namespace paddle_ext;

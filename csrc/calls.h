@@ -26,9 +26,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/parallel.h"
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cpu/levels.h"
 
 namespace paddle_ext {

@@ -309,6 +309,3 @@ static Work adapt_work(const AdaptParams& p) {
     const double iteration = 2.0 * entries + 100.0 * double(p.K);
     return {p.B, 20.0 * entries + iteration * iterations, 0};
 }
-
-constexpr auto kAdaptKernels =
-    task_kernels<AdaptTask>("logits", adapt_work, adapt_task<float>, adapt_task<double>);

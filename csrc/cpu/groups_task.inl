@@ -105,6 +105,3 @@ static Work groups_work(const GroupsParams& p) {
     const double entries = double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B);
     return {p.B, entries * double(p.C > 0 ? p.partners : 30), 0};
 }
-
-constexpr auto kGroupsKernels =
-    task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>);

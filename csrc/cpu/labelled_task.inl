@@ -236,12 +236,7 @@ static Work labelled_work(const LabelledParams& p) {
     return {p.B, 6.0 * double(p.S + p.R) * double(p.D), 0};
 }
 
-constexpr auto kLabelledKernels = task_kernels<LabelledTask>(
-    "support", labelled_work, labelled_task<float>, labelled_task<double>);
-
 // --- calibrate -----------------------------------------------------------------------------------
-//
-// `calibrate` for one SIMD level: one task on one thread. The algebra is in common/adaptive.h.
 //
 // Distances are packed, a row in each lane, so that no sum over classes runs across lanes.
 
@@ -365,6 +360,3 @@ static Work calibrate_work(const CalibrateParams& p) {
     constexpr double kSteps = 8;  // typical; each costs about 20 per distance
     return {p.B, 20.0 * kSteps * double(p.R) * double(p.K), 0};
 }
-
-constexpr auto kCalibrateKernels = task_kernels<CalibrateScratch>(
-    "distances", calibrate_work, calibrate_task<float>, calibrate_task<double>);

@@ -6,10 +6,7 @@
 #include <cstdint>
 
 #include "common/adapt.h"
-#include "common/workspace.h"
 #include "common/adaptive.h"
-#include "common/math.h"
-#include "common/parallel.h"
 #include "common/large.h"
 #include "common/sinkhorn.h"
 #include "common/tim.h"
@@ -57,8 +54,19 @@ constexpr CpuKernels kKernels = {
     PADDLE_EXT_LEVEL_NAME,
     kAssignKernels,
     {coordinates_rows<float>, coordinates_rows<double>},
-    {kPaddleKernels, kSinkhornKernels, kTimKernels, kAdaptKernels, kLabelledKernels,
-     kCalibrateKernels, kLikelihoodKernels, kPosteriorKernels, kGroupsKernels},
+    {kPaddleKernels,
+     task_kernels<SinkhornTask>("cost", sinkhorn_work, sinkhorn_task<float>, sinkhorn_task<double>),
+     task_kernels<TimMemory>("features", tim_work, tim_task<float>, tim_task<double>),
+     task_kernels<AdaptTask>("logits", adapt_work, adapt_task<float>, adapt_task<double>),
+     task_kernels<LabelledTask>("support", labelled_work, labelled_task<float>,
+                                labelled_task<double>),
+     task_kernels<CalibrateScratch>("distances", calibrate_work, calibrate_task<float>,
+                                    calibrate_task<double>),
+     task_kernels<LikelihoodMemory>("support", likelihood_work, likelihood_task<float>,
+                                    likelihood_task<double>),
+     task_kernels<PosteriorScratch>("query", posterior_work, posterior_task<float>,
+                                    posterior_task<double>),
+     task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>)},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -226,10 +226,7 @@ static void mix(const JudgedScratch<T>& s, int64_t row, T share, T* __restrict__
     for (int64_t k = 0; k < s.K; ++k) to[k] = plain[k] + share * (full[k] - plain[k]);
 }
 
-// --- likelihood ----------------------------------------------------------------------------------
-//
-// `likelihood` for one SIMD level: one task, its products on several threads. The algebra is in
-// common/adaptive.h.
+// --- likelihood: one task, its products on several threads --------------------------------------
 
 template <typename T>
 struct LikelihoodScratch {
@@ -242,41 +239,38 @@ struct LikelihoodScratch {
     int64_t* count;
     void *labelled_scratch, *calibrate_scratch;
 
-    LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task);
+    LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task) {
+        const int64_t S = p.S, K = p.K, D = p.D, R = p.R;
+        const auto of_task = [&](void* base, int64_t size) {
+            return static_cast<T*>(base) + task * size;
+        };
+        shots = of_task(p.shots, K);
+        distances = arena.take<T>(R * K);
+        drawn = arena.take<T>(2 * K);
+        trial = arena.take<T>(2);
+        count = arena.take<int64_t>(1);
+        labelled.B = 1, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
+        labelled.support = static_cast<const T*>(p.support) + task * S * D;
+        labelled.labels = p.labels + task * S;
+        labelled.first = arena.take<T>(S);
+        labelled.second = arena.take<T>(S);
+        labelled.centre = of_task(p.centre, D);
+        labelled.means = of_task(p.means, K * D), labelled.shots = shots;
+        labelled.scale = of_task(p.scale, D);
+        labelled.own = arena.take<int64_t>(R);
+        labelled.count = count;
+        calibrate.B = 1, calibrate.R = R, calibrate.K = K;
+        calibrate.distances = distances;
+        calibrate.labels = labelled.own;
+        calibrate.count = count;
+        calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
+        calibrate.sharpness = of_task(p.sharpness, 1);
+        calibrate.objective = arena.take<T>(1);
+        calibrate.drawn = drawn;
+        labelled_scratch = arena.take<char>(bytes_of<LabelledTask<T>>(labelled));
+        calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
+    }
 };
-
-template <typename T>
-LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task) {
-    const int64_t S = p.S, K = p.K, D = p.D, R = p.R;
-    const auto of_task = [&](void* base, int64_t size) {
-        return static_cast<T*>(base) + task * size;
-    };
-    shots = of_task(p.shots, K);
-    distances = arena.take<T>(R * K);
-    drawn = arena.take<T>(2 * K);
-    trial = arena.take<T>(2);
-    count = arena.take<int64_t>(1);
-    labelled.B = 1, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
-    labelled.support = static_cast<const T*>(p.support) + task * S * D;
-    labelled.labels = p.labels + task * S;
-    labelled.first = arena.take<T>(S);
-    labelled.second = arena.take<T>(S);
-    labelled.centre = of_task(p.centre, D);
-    labelled.means = of_task(p.means, K * D), labelled.shots = shots;
-    labelled.scale = of_task(p.scale, D);
-    labelled.own = arena.take<int64_t>(R);
-    labelled.count = count;
-    calibrate.B = 1, calibrate.R = R, calibrate.K = K;
-    calibrate.distances = distances;
-    calibrate.labels = labelled.own;
-    calibrate.count = count;
-    calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
-    calibrate.sharpness = of_task(p.sharpness, 1);
-    calibrate.objective = arena.take<T>(1);
-    calibrate.drawn = drawn;
-    labelled_scratch = arena.take<char>(bytes_of<LabelledTask<T>>(labelled));
-    calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
-}
 
 // Whether every row is plainly finite and has a class, and every class has a row.
 template <typename T>
@@ -379,6 +373,3 @@ static Work likelihood_work(const LikelihoodParams& p) {
     // A calibration takes about 8 steps of 20 per distance.
     return {p.B, products + 6.0 * S * D + 160.0 * calibrations * R * K, products / parts};
 }
-
-constexpr auto kLikelihoodKernels = task_kernels<LikelihoodMemory>(
-    "support", likelihood_work, likelihood_task<float>, likelihood_task<double>);

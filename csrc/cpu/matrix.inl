@@ -128,8 +128,7 @@ static void multiply_closed(const T* a, int64_t a_step, int64_t N, const T* pane
 
 // --- Cholesky factors and substitution -----------------------------------------------------------
 //
-// Cholesky factors and substitution for one SIMD level, in the blocks of common/adaptive.h, so that
-// nearly all work is matrix products.
+// In the blocks of common/adaptive.h, so that nearly all work is matrix products.
 
 // The lower triangle of a symmetric block becomes the inverse of its Cholesky factor; above it, zero.
 template <typename T>

@@ -129,7 +129,7 @@ struct Prepared {
 };
 
 template <typename T>
-static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepared<T>& out) {
+static void scale_queries(const PaddleParams& p, int64_t task, Prepared<T>& out) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& n = p.size;
     const auto row = query_rows<T>(p, task);
@@ -172,7 +172,7 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
     }
 
     // 3) Queries into panels; the padding is zero.
-    __builtin_memset(out.z, 0, sizeof(T) * Qp * n.D);
+    __builtin_memset(out.z, 0, sizeof(T) * out.Qp * n.D);
     for (int64_t q = 0; q < n.Q; ++q) {
         const T* x = row(q);
         const T norm = unit_norm ? out.norms[q] : T(1);
@@ -207,7 +207,7 @@ static double nearest_prototype(const TaskSizes& n, T most, const Prepared<T>& t
 // For prototypes beyond kFarAway: a larger unit if the task needs it, and a clamp for those still
 // beyond.
 template <typename T>
-static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& out) {
+static void bound_sums(const PaddleParams& p, T most, Prepared<T>& out) {
     const auto& n = p.size;
     const bool decisive = is_decisive<T>(p.temperature, out.unit);
     const double reach = decisive ? kNearFar * nearest_prototype(n, most, out) : double(most);
@@ -215,7 +215,7 @@ static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& o
     const double down = exponent > 0 ? __builtin_ldexp(1.0, -exponent) : 1.0;
     if (exponent > 0) {
         out.unit = __builtin_ldexp(out.unit, exponent);
-        for (int64_t i = 0; i < Qp * n.D; ++i) out.z[i] = T(double(out.z[i]) * down);
+        for (int64_t i = 0; i < out.Qp * n.D; ++i) out.z[i] = T(double(out.z[i]) * down);
     }
     for (int64_t k = 0; k < n.K; ++k) {
         T* const sum = out.sums + k * n.D;
@@ -225,7 +225,7 @@ static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& o
 }
 
 template <typename T>
-static void scale_sums(const PaddleParams& p, int64_t task, int64_t Qp, Prepared<T>& out) {
+static void scale_sums(const PaddleParams& p, int64_t task, Prepared<T>& out) {
     const auto& n = p.size;
     if (n.support_shared) {
         Arena arena(p.workspace);
@@ -254,7 +254,7 @@ static void scale_sums(const PaddleParams& p, int64_t task, int64_t Qp, Prepared
         }
         most = __builtin_fmax(most, T(largest / safe_mass(out.count[k])));
     }
-    if (most > T(Range<T>::kFarAway)) bound_sums(p, Qp, most, out);
+    if (most > T(Range<T>::kFarAway)) bound_sums(p, most, out);
 }
 
 #include "cpu/paddle_gram.inl"
@@ -362,8 +362,8 @@ static void paddle_task(const PaddleParams& p, int64_t task_number, void* scratc
     const int64_t Qp = padded_queries<T>(p.size);
     Arena arena(scratch);
     Prepared<T> task{arena, p.size, Qp};
-    scale_queries(p, task_number, Qp, task);
-    scale_sums(p, task_number, Qp, task);
+    scale_queries(p, task_number, task);
+    scale_sums(p, task_number, task);
     GramState<T> state{arena, p.size.Q, p.size.K, Qp};
     gram_products(task, p.size, state);
     double unit = task.unit;  // one scaled unit, in the coordinates of the scaling

@@ -316,6 +316,3 @@ static Work sinkhorn_work(const SinkhornParams& p) {
     const double iterations = p.max_iter < 20 ? p.max_iter : 20;  // typical minimum for a task
     return {p.B, double(p.Q) * double(p.K) * (20.0 + 2.0 * iterations), 0};
 }
-
-constexpr auto kSinkhornKernels =
-    task_kernels<SinkhornTask>("cost", sinkhorn_work, sinkhorn_task<float>, sinkhorn_task<double>);

@@ -39,7 +39,7 @@ static T largest_centred(const Rows<T>& row, int64_t count, int64_t D, const T* 
 }
 
 template <typename T>
-static void tim_rows(const TimParams& p, int64_t task, int64_t Np, int64_t Dp, TimRows<T>& out) {
+static void tim_rows(const TimParams& p, int64_t task, TimRows<T>& out) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& n = p.size;
     const auto support = rows_of<T>(p.support, nullptr, n.support_shared ? 0 : task, n.S, n);
@@ -56,8 +56,8 @@ static void tim_rows(const TimParams& p, int64_t task, int64_t Np, int64_t Dp, T
     out.unit = tim_unit<T>(double(largest), by_gradient ? p.learning_rate : 0.0);
 
     const T down = T(1.0 / out.unit), far = T(Range<T>::kFarAway);
-    __builtin_memset(out.by_row, 0, sizeof(T) * Np * n.D);
-    __builtin_memset(out.by_dim, 0, sizeof(T) * Np * Dp);
+    __builtin_memset(out.by_row, 0, sizeof(T) * out.Np * n.D);
+    __builtin_memset(out.by_dim, 0, sizeof(T) * out.Np * out.Dp);
     for (int64_t i = 0; i < n.S + n.Q; ++i) {
         const T* x = i < n.S ? support(i) : query(i - n.S);
         T* const to_row = out.by_row + i / kPanel * n.D * kPanel + i % kPanel;
@@ -65,7 +65,7 @@ static void tim_rows(const TimParams& p, int64_t task, int64_t Np, int64_t Dp, T
             const T scaled = (x[d] * out.norms[i] - out.mean[d]) * down;
             const T value = scaled > far ? far : (scaled < -far ? -far : scaled);
             to_row[d * kPanel] = value;
-            out.by_dim[(d / kPanel * Np + i) * kPanel + d % kPanel] = value;
+            out.by_dim[(d / kPanel * out.Np + i) * kPanel + d % kPanel] = value;
         }
     }
 }
@@ -257,7 +257,7 @@ static void tim_task(const TimParams& p, int64_t task, void* scratch, int thread
     TimMemory<T> memory{arena, p};
     TimState<T>& s = memory.s;
     TimRows<T>& rows = memory.rows;
-    tim_rows(p, task, s.Np, s.Dp, rows);
+    tim_rows(p, task, rows);
     tim_start(p, task, rows, s);
     TimPass<T> pass{p,
                     rows,
@@ -288,6 +288,3 @@ static Work tim_work(const TimParams& p) {
     const double iteration = double(n.S + n.Q) * double(n.K) * double(n.D);
     return {n.B, double(p.max_iter) * iteration, iteration};
 }
-
-constexpr auto kTimKernels =
-    task_kernels<TimMemory>("features", tim_work, tim_task<float>, tim_task<double>);

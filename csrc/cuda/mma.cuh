@@ -10,7 +10,6 @@
 
 #include <cstdint>
 
-#include "common/math.h"
 #include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 

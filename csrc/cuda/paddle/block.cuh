@@ -16,11 +16,8 @@
 
 #include <algorithm>
 
-#include "common/math.h"
-#include "cuda/device.cuh"
 #include "cuda/paddle/chunk.cuh"
 #include "cuda/paddle/gram.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 
@@ -462,7 +459,7 @@ __device__ inline void write_classes(const Block& b, int64_t task) {
 template <bool SharedGram, typename Solve>
 __device__ __forceinline__ void solve_tasks(const Chunk& c, const Solve& solve) {
     extern __shared__ __align__(16) char memory[];
-    const Shared s{SharedArena(memory), c.Qp, c.K, SharedGram};
+    const Shared s{SharedArena(memory), c.plan.Qp, c.call.size.K, SharedGram};
     const Limits limits(c.call);
     while (true) {
         const int64_t at = next_task(c, s);

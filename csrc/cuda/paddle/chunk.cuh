@@ -5,10 +5,6 @@
 // A chunk is a view of the call: its own first task, with all pointers of the call unchanged.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 

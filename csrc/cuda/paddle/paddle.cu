@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/params.h"
-#include "common/workspace.h"
-#include "cuda/device.cuh"
 #include "cuda/paddle/chunk.cuh"
 
 namespace paddle_ext {

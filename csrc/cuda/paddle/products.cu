@@ -8,7 +8,6 @@
 
 #include "cuda/mma.cuh"
 #include "cuda/paddle/chunk.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/params.h"
-#include "common/workspace.h"
-#include "cuda/sinkhorn/task.cuh"
 #include "cuda/sinkhorn/tile.cuh"
 
 namespace paddle_ext {

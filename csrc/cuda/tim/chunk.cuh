@@ -12,10 +12,7 @@
 
 #include <type_traits>
 
-#include "common/params.h"
 #include "common/tim.h"
-#include "common/workspace.h"
-#include "cuda/device.cuh"
 #include "cuda/mma.cuh"
 
 namespace paddle_ext {

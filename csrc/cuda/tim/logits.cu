@@ -2,7 +2,6 @@
 // that covers all classes, the block continues with the softmax and the weights of the support's
 // rows; those of the queries depend on each other.
 
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {

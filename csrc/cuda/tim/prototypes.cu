@@ -1,7 +1,6 @@
 // The sums of the rows by their weights, [K, D] = A^T X, and the step of the prototypes: a tile of
 // up to 160 classes by 128 features per block, over all rows of a task.
 
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {

@@ -5,10 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/params.h"
-#include "common/workspace.h"
-#include "cuda/device.cuh"
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {

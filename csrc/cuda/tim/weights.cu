@@ -2,7 +2,6 @@
 // derivative of the loss by the logits, or the pull of the alternating solver on the prototypes.
 // One warp per row; one block has all queries of a task, because their class means couple them.
 
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {
