@@ -19,9 +19,6 @@ void add_target(py::module_& module) {
     py::class_<Target>(module, "Target")
         .def(py::init(make), py::kw_only(), py::arg("cuda"), py::arg("threads"), py::arg("device"),
              py::arg("stream"))
-        .def_readonly("cuda", &Target::cuda)
-        .def_readonly("threads", &Target::threads)
-        .def_readonly("device", &Target::device)
         .def_property_readonly(
             "stream", [](const Target& t) { return reinterpret_cast<uintptr_t>(t.stream); });
 }

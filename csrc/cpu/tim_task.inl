@@ -62,8 +62,7 @@ static void tim_rows(const TimParams& p, int64_t task, TimRows<T>& out) {
         const T* x = i < n.S ? support(i) : query(i - n.S);
         T* const to_row = out.by_row + i / kPanel * n.D * kPanel + i % kPanel;
         for (int64_t d = 0; d < n.D; ++d) {
-            const T scaled = (x[d] * out.norms[i] - out.mean[d]) * down;
-            const T value = scaled > far ? far : (scaled < -far ? -far : scaled);
+            const T value = bounded((x[d] * out.norms[i] - out.mean[d]) * down, far);
             to_row[d * kPanel] = value;
             out.by_dim[(d / kPanel * out.Np + i) * kPanel + d % kPanel] = value;
         }
@@ -81,12 +80,13 @@ struct TimPass {
     const TimParams& params;
     const TimRows<T>& rows;
     TimState<T>& s;
-    TimUnits<T> units;
-    TimAlternating<T> alternating;
-    TimOrder<T> order[3];
-    bool want_loss;
-    int64_t iteration;
     double* fit;  // [panels]  sums of cross-entropies
+    TimUnits<T> units{rows.unit, params.temperature, params.learning_rate, params.weight};
+    TimAlternating<T> alternating{params.weight, params.learning_rate, double(s.S), double(s.Q)};
+    TimOrder<T> order[3] = {TimOrder<T>(params.alpha[0]), TimOrder<T>(params.alpha[1]),
+                            TimOrder<T>(params.alpha[2])};
+    bool want_loss = params.losses != nullptr;
+    int64_t iteration = 0;
 
     bool by_gradient() const { return params.solver == TimSolver::kGradient; }
 };
@@ -129,8 +129,7 @@ static void tim_scores(const TimPass<T>& pass, int64_t first, int64_t count) {
 
 // Probabilities of a group of panels, and the derivatives of those without queries.
 template <typename T>
-static void tim_assign_group(void* context, int64_t group, int) {
-    const auto& pass = *static_cast<TimPass<T>*>(context);
+static void tim_assign_group(const TimPass<T>& pass, int64_t group) {
     const TimState<T>& s = pass.s;
     const int64_t first = group * kTimPanels, rest = s.panels() - first;
     const int64_t count = rest < kTimPanels ? rest : kTimPanels;
@@ -177,8 +176,7 @@ static double tim_couple_queries(const TimPass<T>& pass) {
 
 // The step of one block of classes.
 template <typename T>
-static void tim_update_classes(void* context, int64_t block, int) {
-    const auto& pass = *static_cast<TimPass<T>*>(context);
+static void tim_update_classes(const TimPass<T>& pass, int64_t block) {
     TimState<T>& s = pass.s;
     const int64_t first = block * kTimClasses, rest = s.K - first;
     const int64_t count = rest < kTimClasses ? rest : kTimClasses;
@@ -259,26 +257,18 @@ static void tim_task(const TimParams& p, int64_t task, void* scratch, int thread
     TimRows<T>& rows = memory.rows;
     tim_rows(p, task, rows);
     tim_start(p, task, rows, s);
-    TimPass<T> pass{p,
-                    rows,
-                    s,
-                    TimUnits<T>(rows.unit, p.temperature, p.learning_rate, p.weight),
-                    TimAlternating<T>(p.weight, p.learning_rate, double(s.S), double(s.Q)),
-                    {TimOrder<T>(p.alpha[0]), TimOrder<T>(p.alpha[1]), TimOrder<T>(p.alpha[2])},
-                    p.losses != nullptr,
-                    0,
-                    memory.fit};
+    TimPass<T> pass{p, rows, s, memory.fit};
     const int64_t groups = (s.panels() + kTimPanels - 1) / kTimPanels;
     const int64_t blocks = (s.K + kTimClasses - 1) / kTimClasses;
     const double work = double(s.N) * double(s.K) * double(s.D);
     while (++pass.iteration <= p.max_iter) {
         if (given_up(pass.iteration, work)) return;
-        parallel_run(groups, threads, tim_assign_group<T>, &pass);
+        parallel_for(groups, threads, [&](int64_t i, int) { tim_assign_group(pass, i); });
         const double loss = tim_couple_queries(pass);
         if (pass.want_loss) {
             static_cast<T*>(p.losses)[(pass.iteration - 1) * p.size.B + task] = T(loss);
         }
-        parallel_run(blocks, threads, tim_update_classes<T>, &pass);
+        parallel_for(blocks, threads, [&](int64_t i, int) { tim_update_classes(pass, i); });
     }
     tim_write(pass, task);
 }

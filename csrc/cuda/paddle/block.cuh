@@ -55,19 +55,12 @@ struct Shared {
 
 // Probabilities too small to matter, the same for all tasks of a call.
 struct Limits {
-    float weight, epsilon;
-    float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
-
-    __device__ Limits(const PaddleParams& p) {
-        const double heavy = dual_weight<float>(p.lam, double(p.size.Q));
-        const Thresholds limit = thresholds(true, p.epsilon, heavy, double(p.size.K));
-        weight = float(heavy);
-        epsilon = bounded_epsilon(p.epsilon);
-        quiet = float(limit.quiet);
-        quiet_share = float(limit.quiet_share);
-        sleep = float(limit.sleep);
-        wake = float(limit.wake);
-    }
+    const PaddleParams& p;
+    double heavy = dual_weight<float>(p.lam, double(p.size.Q));
+    Thresholds limit = thresholds(true, p.epsilon, heavy, double(p.size.K));  // common/math.h
+    float weight = float(heavy), epsilon = bounded_epsilon(p.epsilon);
+    float quiet = float(limit.quiet), quiet_share = float(limit.quiet_share);
+    float sleep = float(limit.sleep), wake = float(limit.wake);
 };
 
 // One task in one block: number `at` of its chunk.
@@ -75,28 +68,21 @@ struct Block {
     const Chunk& c;
     const Shared& s;
     const Limits& limit;
-    int Q, Qp, K, warps;
-    int warp, lane, pair, quarter, row;  // row: first of this thread's two queries
-    const float* gram;                   // [Q, Qp]
-    uint4* halves;                       // [warps, kStepPieces]  of the rows of this warp
-    float2 unscale;                      // of the products of this thread's two rows
-    ChangePlaces places;
-    float* m;  // [K, Qp]
-    float* u;  // [K, Qp]
-    const float* count;
-    float temperature;
-
-    __device__ Block(const Chunk& chunk, const Shared& shared, int64_t at, const Limits& limits,
-                     bool shared_gram)
-        : c(chunk), s(shared), limit(limits), Q(int(c.call.size.Q)), Qp(int(c.plan.Qp)),
-          K(int(c.call.size.K)), warps(Qp / kRowsPerWarp), warp(threadIdx.x / 32),
-          lane(threadIdx.x % 32), pair(lane / 4), quarter(lane % 4),
-          row(warp * kRowsPerWarp + 2 * pair), gram(c.gram + at * Q * Qp), unscale(),
-          places(pair, quarter), m(c.m + at * K * Qp), u(c.u + at * K * Qp),
-          count(c.count + (c.call.size.support_shared ? 0 : at * K)), temperature(1.0f) {
-        halves = shared_gram ? s.gram : c.halves + at * warps * warps * kStepPieces;
-        halves += warp * warps * kStepPieces;
-    }
+    int64_t at;
+    int Q = int(c.call.size.Q), Qp = int(c.plan.Qp), K = int(c.call.size.K);
+    int warps = Qp / kRowsPerWarp, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int pair = lane / 4, quarter = lane % 4;
+    int row = warp * kRowsPerWarp + 2 * pair;  // first of this thread's two queries
+    const float* gram = c.gram + at * Q * Qp;  // [Q, Qp]
+    // [warps, kStepPieces]  of the rows of this warp
+    uint4* halves = (s.shared_gram ? s.gram : c.halves + at * warps * warps * kStepPieces) +
+                    warp * warps * kStepPieces;
+    float2 unscale = {};  // of the products of this thread's two rows
+    ChangePlaces places{pair, quarter};
+    float* m = c.m + at * K * Qp;  // [K, Qp]
+    float* u = c.u + at * K * Qp;  // [K, Qp]
+    const float* count = c.count + (c.call.size.support_shared ? 0 : at * K);
+    float temperature = 1.0f;
 };
 
 // (slope, bias) of a class from its mass N and its P.
@@ -433,18 +419,6 @@ __device__ inline double load_task(Block& b, int64_t at) {
     return sqrt(squared);
 }
 
-__device__ inline float scaled_tolerance(double tol, double unit) {
-    return float(fmin(tol / unit, double(Range<float>::kInfinity)));
-}
-
-__device__ inline void write_outcome(const PaddleParams& p, int64_t task, const Outcome& outcome,
-                                     double unit) {
-    if (threadIdx.x != 0) return;
-    p.iterations[task] = outcome.iterations;
-    static_cast<float*>(p.criterion)[task] =
-        float(fmin(outcome.criterion * unit, double(Range<float>::kInfinity)));
-}
-
 // Proportions and dual of a task.
 __device__ inline void write_classes(const Block& b, int64_t task) {
     const PaddleParams& p = b.c.call;
@@ -460,15 +434,20 @@ template <bool SharedGram, typename Solve>
 __device__ __forceinline__ void solve_tasks(const Chunk& c, const Solve& solve) {
     extern __shared__ __align__(16) char memory[];
     const Shared s{SharedArena(memory), c.plan.Qp, c.call.size.K, SharedGram};
-    const Limits limits(c.call);
+    const Limits limits{c.call};
+    constexpr double kMost = Range<float>::kInfinity;
     while (true) {
         const int64_t at = next_task(c, s);
         if (at >= c.tasks) return;
-        Block b(c, s, at, limits, SharedGram);
+        Block b{c, s, limits, at};
         const double unit = load_task(b, at);
         __syncthreads();  // the task is in shared memory
-        const Outcome outcome = solve(b, c.first + at, scaled_tolerance(c.call.tol, unit));
-        write_outcome(c.call, c.first + at, outcome, unit);
+        const Outcome outcome = solve(b, c.first + at, float(fmin(c.call.tol / unit, kMost)));
+        if (threadIdx.x == 0) {
+            c.call.iterations[c.first + at] = outcome.iterations;
+            static_cast<float*>(c.call.criterion)[c.first + at] =
+                float(fmin(outcome.criterion * unit, kMost));
+        }
         __syncthreads();  // shared memory is free for the next task
     }
 }

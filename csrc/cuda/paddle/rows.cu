@@ -123,21 +123,9 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
     }
 }
 
-}  // namespace
-
-void launch_scale_queries(const Chunk& c) {
-    with_feature_type(c.call.dtype, [&](auto* type) {
-        using Feature = std::remove_pointer_t<decltype(type)>;
-        launch("scale_queries_kernel", scale_queries_kernel<Feature>, c.tasks, kThreads, 0,
-               c.stream, c, rows_aligned(c));
-    });
-}
-
 // --- class sums of the support -------------------------------------------------------------------
 //
-// Class sums of the support: the memory pass that dominates the solve; each row is read once.
-
-namespace {
+// The memory pass that dominates the solve; each row is read once.
 
 // The first row of the support (shared by all tasks) or of each task's query, used to shift sums.
 template <typename Feature>
@@ -422,6 +410,14 @@ void launch_sums(const Chunk& c, const SumsOut& out) {
 }
 
 }  // namespace
+
+void launch_scale_queries(const Chunk& c) {
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        launch("scale_queries_kernel", scale_queries_kernel<Feature>, c.tasks, kThreads, 0,
+               c.stream, c, rows_aligned(c));
+    });
+}
 
 GroupPlan group_plan(const TaskSizes& size) {
     // Each warp counts all classes; a histogram too large for the shared memory of every block goes

@@ -36,19 +36,16 @@ __device__ inline void copy_rows(unsigned to, const __half* from, int left, bool
 // The update of a prototype's coordinate, from the weighted sum of its rows and the sum of their
 // weights.
 struct Step {
-    TimStage stage;
-    bool alternating;
-    TimAdam<float> adam;
-    TimAlternating<float> adm;
-
-    __device__ Step(const TimChunk& c, const TimIteration& it, const TimScale& scale)
-        : stage(it.stage), alternating(c.call.solver == TimSolver::kAlternating),
-          adam(scale.rate, scale.epsilon, it.bias1, it.bias2),
-          adm(c.call.weight, c.call.learning_rate, double(c.call.size.S), double(c.call.size.Q)) {}
+    const TimChunk& c;
+    const TimIteration& it;
+    const TimScale& scale;
+    bool alternating = c.call.solver == TimSolver::kAlternating;
+    TimAdam<float> adam{scale.rate, scale.epsilon, it.bias1, it.bias2};
+    TimAlternating<float> adm{c.call.weight, c.call.learning_rate, double(c.S), double(c.Q)};
 
     __device__ float operator()(float sum, float weights, float mass, float w, float& moment1,
                                 float& moment2) const {
-        if (stage == TimStage::kStart) return sum / safe_mass(weights);
+        if (it.stage == TimStage::kStart) return sum / safe_mass(weights);
         const float pull = sum - w * weights;
         if (alternating) return adm.step(pull, mass, w);
         adam.step(pull, moment1, moment2, w);
@@ -168,7 +165,7 @@ __device__ __forceinline__ void step_prototypes(const TimChunk& c, const TimIter
                                                 float unit, const float* weight_sums,
                                                 float* norms) {
     const int64_t K = c.call.size.K, groups = c.plan.groups;
-    const Step step(c, it, scale);
+    const Step step{c, it, scale};
     const bool adam = c.call.solver == TimSolver::kGradient, starts = it.stage == TimStage::kStart;
     const int64_t group = tile.chunk * kFeatureGroups + place.across;
 #pragma unroll

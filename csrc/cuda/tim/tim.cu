@@ -171,11 +171,6 @@ void launch_tim_rows(const TimChunk& c) {
     });
 }
 
-void launch_tim_output(const TimChunk& c) {
-    const int64_t numbers = c.tasks * c.call.size.K * c.call.size.D;
-    launch("output_kernel", output_kernel, ceil_div(numbers, kThreads), kThreads, 0, c.stream, c);
-}
-
 // --- chunks and iterations -----------------------------------------------------------------------
 
 // Memory that a call may use in addition to its results, unless a single task needs more: enough
@@ -294,7 +289,8 @@ void iterate(const TimChunk& c, Watch& watch) {
     it.stage = TimStage::kFinish;
     launch_tim_logits(c, it);
     launch_tim_weights(c, it);
-    launch_tim_output(c);
+    const int64_t numbers = c.tasks * c.K * c.D;
+    launch("output_kernel", output_kernel, ceil_div(numbers, kThreads), kThreads, 0, c.stream, c);
 }
 
 }  // namespace

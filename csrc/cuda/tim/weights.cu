@@ -55,25 +55,18 @@ __device__ inline Row row_of(const TimChunk& c, int64_t task, int64_t number) {
 struct Task {
     const TimChunk& c;
     int64_t number;
-    TimStage stage;
-    bool measured;  // the norms are already subtracted from the support's scores
-    bool alternating, losses;
-    float temperature;
-    const float* norm_parts;  // [chunks, K]
-    int64_t chunks;
+    const TimIteration& it;
     float* query_scores;  // shared memory, or null
-    TimOrder<float> order[3];
-
-    __device__ Task(const TimChunk& chunk, int64_t task, const TimIteration& it, float* shared)
-        : c(chunk), number(task), stage(it.stage),
-          measured(it.measured && it.stage == TimStage::kStep),
-          alternating(chunk.call.solver == TimSolver::kAlternating),
-          losses(chunk.call.losses != nullptr && it.stage == TimStage::kStep),
-          temperature(chunk.scale[task].temperature),
-          norm_parts(chunk.norm_parts + task * chunk.plan.chunks * chunk.call.size.K),
-          chunks(chunk.plan.chunks), query_scores(shared),
-          order{TimOrder<float>(chunk.call.alpha[0]), TimOrder<float>(chunk.call.alpha[1]),
-                TimOrder<float>(chunk.call.alpha[2])} {}
+    TimStage stage = it.stage;
+    // The norms are already subtracted from the support's scores.
+    bool measured = it.measured && stage == TimStage::kStep;
+    bool alternating = c.call.solver == TimSolver::kAlternating;
+    bool losses = c.call.losses != nullptr && stage == TimStage::kStep;
+    float temperature = c.scale[number].temperature;
+    int64_t chunks = c.plan.chunks;
+    const float* norm_parts = c.norm_parts + number * chunks * c.call.size.K;  // [chunks, K]
+    TimOrder<float> order[3] = {TimOrder<float>(c.call.alpha[0]), TimOrder<float>(c.call.alpha[1]),
+                                TimOrder<float>(c.call.alpha[2])};
 };
 
 // --- support ------------------------------------------------------------------------------------
@@ -352,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __shared__ float warp_loss[kWarps];
     const int64_t parts = support_parts + query_parts;
     const int64_t number = blockIdx.x / parts, part = blockIdx.x % parts;
-    const Task t(c, number, it, use_shared ? query_scores : nullptr);
+    const Task t{c, number, it, use_shared ? query_scores : nullptr};
     if (it.stage == TimStage::kFinish) return finish_queries(t);
     const bool is_query = part >= support_parts;
     if (is_query) {
