@@ -105,10 +105,3 @@ static Work groups_work(const GroupsParams& p) {
     const double entries = double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B);
     return {p.B, entries * double(p.C > 0 ? p.partners : 30), 0};
 }
-
-constexpr TaskKernels<GroupsParams> kGroupsKernels = {
-    "rows",
-    groups_work,
-    {bytes_of<GroupTask<float>>, bytes_of<GroupTask<double>>},
-    {group_task<float>, group_task<double>},
-};
