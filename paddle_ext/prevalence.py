@@ -4,18 +4,21 @@ With u the probability of a class for each query, the class holds ``N = sum_q u`
 class proportions, this count has the variance ``V = sum_q u (1 - u)``. docs/presence.md says why
 three errors add to it:
 
-- The proportions are estimated from the same batch: with ``C = N (Q - N) / Q``, ``r = V / C`` and a
-  flat prior on the share, V becomes ``W = V (1 + r / (1 - r + 12 C / Q^2))``.
-- A shift of all logits of a class by d changes N by d W; a standard deviation s adds ``(s W)^2``.
+- The proportions are estimated from the same batch, so that any error d in the count of labels
+  moves N by ``g d``. With ``C = N (Q - N) / Q``, ``r = V / C`` and a flat prior on the share,
+  ``g = 1 + r / (1 - r + 12 C / Q^2)``, and V becomes ``g V``.
+- A shift of all logits of a class by d changes N by d g V: a standard deviation s adds
+  ``(s g V)^2``.
 - Few labelled rows, n of the class and R in all, do not say which share e of the labels is wrong:
-  it has the variance ``e (1 - e) / (n + 3)``, even where all probabilities are near 0 or 1.
+  it has the variance ``e (1 - e) / (n + 3)``, even where all probabilities are near 0 or 1. What
+  this moves from class to class, g moves further.
 
 The interval lies between quantiles of a gamma distribution with that variance and the mean N, moved
-towards ``Q / K`` by the weight of the prior, ``1 / (R + 2)``. The variance is at most twice that of
-a share of which nothing is known, ``N (Q - N) / (k + 1)`` with k as the number of classes present:
-estimate and truth are then two draws. If N > Q / 2, the interval for Q - N is computed and
-mirrored, so that it stays within 0 and Q. The ends are rounded inwards to whole counts, as in mid-P
-intervals: rounded outwards, the interval would cover more than it should.
+towards ``Q / K`` by the weight of the prior, ``1 / (R + 2)``. The variance is at most that of a
+share of which nothing is known, ``N (Q - N) / (k + 1)`` with k as the number of classes present. If
+N > Q / 2, the interval for Q - N is computed and mirrored, so that it stays within 0 and Q. The
+ends are rounded inwards to whole counts, as in mid-P intervals: rounded outwards, the interval
+would cover more than it should.
 
 Queries of no known class are counted by their novelty, which is even in [0, 1] for all others.
 """
@@ -138,7 +141,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     held = torch.lerp(held, held.mean(-1, keepdim=True), prior)
     # The inverse of Simpson's index counts a class by how much it holds.
     present = Q.square() / held.square().sum(-1, keepdim=True).clamp(min=1)
-    variance = torch.minimum(variance, 2 * held * (Q - held) / (present + 1))
+    variance = torch.minimum(variance, held * (Q - held) / (present + 1))
     if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
         held = (held + 0.5) * Q / (Q + 1)
         variance = variance + held * (Q - held) / (Q + 2)
@@ -162,13 +165,13 @@ def count_variance(N: Tensor, V: Tensor, inexact: Tensor, Q: Tensor) -> tuple[Te
     """The variance of each class's count [.., K], and the weight of the prior mean [.., 1]."""
     complete = (N * (Q - N) / Q).clamp(min=1e-9)
     missing = (V / complete).clamp(max=1)
-    unknown_shares = V * (1 + missing / (1 - missing + 12 * complete / Q.square()))
+    gain = 1 + missing / (1 - missing + 12 * complete / Q.square())
     one_row = 1 / (1 / inexact).sum(-1, keepdim=True)  # 1 / R
     wrong = (V.sum(-1, keepdim=True) / Q + one_row) / (1 + 2 * one_row)
     moved = N.square() * inexact / (1 + 3 * inexact) * wrong * (1 - wrong)
     others = moved.sum(-1, keepdim=True) - moved
     moved = moved * (N.shape[-1] > 1) + others / max(1, N.shape[-1] - 1)
-    variance = unknown_shares + (LOGIT_ERROR * unknown_shares).square() + moved
+    variance = gain * V + gain.square() * ((LOGIT_ERROR * V).square() + moved)
     return variance, one_row / (1 + 2 * one_row)
 
 
