@@ -62,25 +62,25 @@ def test_one_query_is_possible() -> None:
     torch.testing.assert_close(found.low, torch.tensor([0.9, 0.0, 0.0]).double())
 
 
-def test_quantiles_are_those_of_gamma() -> None:
-    """By scipy.stats.gamma, of mean 50 and variance W + (0.45 W)^2: the counts inside.
+def test_quantiles_are_those_of_beta() -> None:
+    """By scipy.stats.beta, of mean 50 and variance W + (0.45 W)^2: the counts inside.
 
     C = 50 x 150 / 200 = 37.5 and r = 15 / 37.5, so that W = 15 (1 + r / (1 - r + 450 / 200^2)).
     """
     found = from_sums(sums([50, 150], [50, 150], [15, 15]))
-    low, high = 31.72, 71.66
+    low, high = 31.09, 71.24
     assert found.low.tolist() == [math.ceil(low) / 200, 1 - math.floor(high) / 200]
     assert found.high.tolist() == [math.floor(high) / 200, 1 - math.ceil(low) / 200]
 
 
 def test_few_labelled_rows_by_hand() -> None:
-    """Sure labels by 3 rows of each of two classes: one in 8 labels may be wrong.
+    """Sure labels by 3 rows of each of two classes: one in 14 labels may be wrong.
 
-    The variance is (1/8) (7/8) (60^2 + 140^2) / (3 + 3) and the mean 60 + (100 - 60) / 8.
+    The variance is (1/14) (13/14) (60^2 + 140^2) / (3 + 2) and the mean 60 + (100 - 60) / 14.
     """
     found = from_sums(sums([60, 140], [60, 140], [0, 0], shots=3))
-    low, high = 35.24, 102.08  # by Wilson and Hilferty's approximation
-    assert found.low.tolist() == [math.ceil(low) / 200, 1 - math.floor(high) / 200]
+    low, high = 35.61, 93.28  # by scipy.stats.beta
+    assert found.low.tolist() == pytest.approx([math.ceil(low) / 200, 1 - math.floor(high) / 200])
     assert found.estimate.tolist() == [0.3, 0.7]
     only = from_sums(sums([9], [9], [0], shots=3))  # there is no other class
     assert [x.tolist() for x in only] == [[1.0]] * 3
@@ -97,15 +97,15 @@ def test_of_no_use_is_nearly_as_wide_as_chance() -> None:
 def test_wrong_labels_move_a_share_further_if_probabilities_are_unsure() -> None:
     """By hand: 3 rows a class and V = 10 of 60 and 40, so r = 10 / 24 and g = 1 + r / (1 - r + ..).
 
-    e = (20 / 100 + 1 / 6) / (1 + 2 / 6) = 0.275; the sources are g V, (0.45 g V)^2 and
-    g^2 e (1 - e) (60^2 + 40^2) / (3 + 3), which is less than what is left by no knowledge.
+    e = (20 / 100 + 1 / 12) / (1 + 1 / 6) = 17 / 70; the sources are g V, (0.45 g V)^2 and
+    g^2 e (1 - e) (60^2 + 40^2) / (3 + 2).
     """
     variance, _ = count_variance(
         *torch.tensor([[60.0, 40.0], [10.0, 10.0], [1 / 3, 1 / 3], [100.0, 100.0]]).double()
     )
     r = 10 / 24
     g = 1 + r / (1 - r + 12 * 24 / 100**2)
-    want = 10 * g + g**2 * ((0.45 * 10) ** 2 + 0.275 * 0.725 * (60**2 + 40**2) / 6)
+    want = 10 * g + g**2 * ((0.45 * 10) ** 2 + 17 / 70 * 53 / 70 * (60**2 + 40**2) / 5)
     assert variance.tolist() == pytest.approx([want, want])
 
 
