@@ -150,7 +150,8 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     low, high = (count_quantile(mean, variance, Q, x) for x in (-z, z))
     if not sampling:
         nearest = mean.round()
-        low, high = torch.minimum(low.ceil(), nearest), torch.maximum(high.floor(), nearest)
+        low, high = low.ceil() * (low >= 0.5), high.floor()  # less than half a query may be none
+        low, high = torch.minimum(low, nearest), torch.maximum(high, nearest)
         # A class whose expected count is not tiny may hold at least one query.
         high = torch.maximum(high, (mean > 1 - coverage).double())
     low, high = torch.where(mirrored, Q - high, low) / Q, torch.where(mirrored, Q - low, high) / Q

@@ -94,6 +94,12 @@ def test_of_no_use_is_nearly_as_wide_as_chance() -> None:
     assert (found.high < 0.55).all()
 
 
+def test_of_many_classes_that_nothing_tells_apart_each_may_be_absent() -> None:
+    found = from_sums(sums([2.5] * 100, [2.5] * 100, [2.4] * 100, shots=5))
+    assert (found.low == 0).all()
+    assert (found.high > 0.025).all()
+
+
 def test_wrong_labels_move_a_share_further_if_probabilities_are_unsure() -> None:
     """By hand: 3 rows a class and V = 10 of 60 and 40, so r = 10 / 24 and g = 1 + r / (1 - r + ..).
 
