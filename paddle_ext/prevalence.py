@@ -129,7 +129,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
         raise check.ArgumentValueError(
             "sums", f"must be [.., 4, K] or [.., 9, K + 1], got {list(sums.shape)}"
         )
-    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(coverage).double()))
+    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(coverage, dtype=torch.float64)))
     sums = sums.double()
     Q = sums[..., 0, :].sum(-1, keepdim=True).clamp(min=1)
     strange = None
