@@ -17,10 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..groups import Groups
+from ..native.devices import on_cpu_without_gpu_code
 from ..prevalence import counts_of, estimated_shares
 from ..rows import class_sums, evenly_spread, laid_out, products, unit_rows
 from ..solution import Solution
-from ..solvers.adapt import adapt_checked
+from ..solvers.adapt import call_adapt, solution_of
+from ..solvers.groups import each_alone, of_rows, shared_proportions, solution_of_groups
 from ..task import Task, how_many, merged
 from .classify import classify
 from .learn import PRIOR_SHARPNESS, calibrate, likelihood_of
@@ -49,8 +52,10 @@ SAME = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 def solve_named(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
     """Solve tasks with prototypes or logits; `options` are those of `classify`."""
-    step = how_many(bytes_per_task(task), task.query)
-    parts = [task.part(slice(i, i + step)) for i in range(0, len(task.query), step)]
+    B, step = len(task.query), how_many(bytes_per_task(task), task.query)
+    if step >= B:
+        return solve_part(task, metric, logit_scale, options)
+    parts = [task.part(slice(i, i + step)) for i in range(0, B, step)]
     return merged([solve_part(part, metric, logit_scale, options) for part in parts])
 
 
@@ -59,13 +64,13 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     if all(by_rows):
         return solve_by_rows(task, metric, logit_scale, options)
     if not any(by_rows):
-        return solve_by_rounds(task, logit_scale, options)
+        return solve_by_rounds(task, logit_scale, **options)
     # No task may depend on the others in its batch.
     kind = torch.tensor(by_rows, device=task.query.device)
     first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
     parts = [
         solve_by_rows(task.part(first), metric, logit_scale, options),
-        solve_by_rounds(task.part(second), logit_scale, options),
+        solve_by_rounds(task.part(second), logit_scale, **options),
     ]
     return merged(parts, torch.cat([first, second]).argsort())
 
@@ -309,36 +314,97 @@ def first_logits(start: Start, names: NameLogits) -> Tensor:
     return torch.addcmul(names.query, names.products, scale * names.reach.mT, value=ANCHOR_ROWS)
 
 
-def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
-    """Solve tasks with prototypes that start at names and absorb labelled rows and queries."""
+def solve_by_rounds(
+    task: Task,
+    logit_scale: float,
+    *,
+    groups: Groups | None = None,
+    share: bool = True,
+    same: Groups | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    **_: Any,
+) -> Solution:
+    """Solve tasks with prototypes that start at names and absorb labelled rows and queries.
+
+    The options are those of `classify`, and all probabilities are returned; groups and things are
+    those of a single task.
+    """
+    options: Any = {"max_iter": max_iter, "tol": tol}
+    if same is not None:  # a thing is the mean of its rows
+        logits = None if task.logits is None else same.means(task.logits[0])[None]
+        means = replace(task, query=same.means(unit_rows(task.query[0]))[None], logits=logits)
+        of_things = None if groups is None else groups.of_things(same)
+        found = solve_by_rounds(means, logit_scale, groups=of_things, share=share, **options)
+        return of_rows(found, same, groups)
+    if groups is not None and (len(groups.names) == 1 or not share):
+
+        def solve(index: Tensor, places: Tensor) -> Solution:
+            own, logits = task.measures, task.logits
+            if own is not None and len(own) > 1:
+                own = own[places]
+            logits = None if logits is None else logits[0, index]
+            part = replace(task, query=task.query[0, index], logits=logits, measures=own)
+            return solve_named(part, "auto", logit_scale, **options)
+
+        return each_alone(groups, solve)
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     start, added, measures = start_of(rows, names), names.query, task.measures
     Q, K = added.shape[-2:]
-    weight, tol = min(1.0, QUERIES_PER_CLASS * K / Q), options["tol"]
-    first, most = (min(n, options["max_iter"]) for n in (FIRST_ITERATIONS, ROUND_ITERATIONS))
-    solution = adapt_checked(first_logits(start, names), weight, first, tol, measures)
+    enough = QUERIES_PER_CLASS * K
+    first, most = (min(n, max_iter) for n in (FIRST_ITERATIONS, ROUND_ITERATIONS))
+    solution = proportions(first_logits(start, names), enough, first, tol, measures, groups)
     u = solution.probabilities
     likely, M = None, max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
     if M < K:
-        order = solution.proportions + (rows.shots > 0)
+        order = u.mean(1)
+        order += counts_of(solution.labels, torch.zeros_like(order)).add_(rows.shots) > 0
         likely = order.topk(M, sorted=False).indices.sort().values
         added, start, u = narrowed(added, likely), start.narrowed(likely), narrowed(u, likely)
         u = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
-        measures = None if measures is None else narrowed(measures, likely)
-    for joint in [False] * ROUNDS + [True] * (ROUNDS * (weight < 1)):
-        solution = adapt_checked(start.judged(added, u, joint)[0], weight, most, tol, measures)
+        if measures is not None:
+            measures = narrowed(measures, likely)
+            measures = measures / measures.mean(-1, keepdim=True)
+    for joint in [False] * ROUNDS + [True] * (ROUNDS * (enough < Q)):
+        logits = start.judged(added, u, joint)[0]
+        solution = proportions(logits, enough, most, tol, measures, groups)
         u = solution.probabilities
-    held = u.sum(1)
-    shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
-    solution = solution._replace(proportions=shares)
-    return solution if likely is None else widened(solution, likely, K)
+    if groups is None:
+        held = u.sum(1)
+        shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
+        solution = solution._replace(proportions=shares)
+    if likely is not None:
+        solution = widened(solution, likely, K)
+    if groups is None:
+        return solution
+    labels, u = solution.labels[0], solution.probabilities[0]
+    return solution._replace(labels=labels, probabilities=u)
+
+
+@on_cpu_without_gpu_code
+def proportions(
+    logits: Tensor,
+    enough: int,
+    max_iter: int,
+    tol: float,
+    measures: Tensor | None,
+    groups: Groups | None,
+) -> Solution:
+    """`adapt` with queries of which no more than `enough` count, or the same for each group."""
+    if groups is None:
+        weight = min(1.0, enough / logits.shape[-2])
+        return solution_of(call_adapt(logits, weight, max_iter, tol, measures, None), measures)
+    weights = (enough / groups.sizes.double()).clamp(max=1)
+    steps: Any = {"max_iter": max_iter, "tol": tol}
+    shared = shared_proportions(logits[0], groups, weights, enough / 2, measures, **steps)
+    found = solution_of_groups(groups, shared, None, None)
+    return found._replace(labels=found.labels[None], probabilities=found.probabilities[None])
 
 
 def narrowed(x: Tensor, likely: Tensor) -> Tensor:
-    """The columns of the likely classes, [B or 1, N, K] -> [B, N, M]."""
-    B, M = likely.shape
-    return x.expand(B, -1, -1).gather(-1, likely.unsqueeze(1).expand(B, x.shape[1], M))
+    """The columns of the likely classes [B, M], [B or 1, N, K] -> [B, N, M]; also for groups."""
+    return torch.take_along_dim(x, likely.unsqueeze(1), -1)
 
 
 def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
@@ -346,12 +412,13 @@ def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
     u = solution.probabilities
     B, Q, M = u.shape
     place = likely.unsqueeze(1).expand(B, Q, M)
-    lowest = solution.dual.amin(-1, keepdim=True).expand(B, K)
+    shares, dual = solution.proportions, solution.dual
+    labels, likely = likely.gather(-1, solution.labels), likely.expand_as(shares)  # of groups
     return solution._replace(
-        labels=likely.gather(-1, solution.labels),
+        labels=labels,
         probabilities=u.new_zeros(B, Q, K).scatter_(-1, place, u),
-        proportions=u.new_zeros(B, K).scatter_(-1, likely, solution.proportions),
-        dual=lowest.scatter(-1, likely, solution.dual),
+        proportions=u.new_zeros(len(shares), K).scatter_(-1, likely, shares),
+        dual=dual.amin(-1, keepdim=True).repeat(1, K).scatter_(-1, likely, dual),
     )
 
 
@@ -422,7 +489,10 @@ class RowLogits:
 def row_logits(
     task: Task, solution: Solution | None, *, logit_scale: float, **options: Any
 ) -> RowLogits:
-    """Those of one task with prototypes; without a solution its queries are its labelled rows."""
+    """Those of one task with prototypes; without a solution its queries are its labelled rows.
+
+    The solution has no batch dimension, and no groups.
+    """
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     assert names.away is not None
@@ -432,7 +502,7 @@ def row_logits(
         log_shares = rows.shots[0].log1p().log_softmax(-1)
         u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
     else:
-        u, log_shares = solution.probabilities, solution.dual[0]
+        u, log_shares = solution.probabilities[None], solution.dual
     if all(tasks_with_every_class(task)):
         likelihood = likelihood_of(task.support, task.support_labels, task.num_classes)
         share, factor = fitted_name_share(task, rows, likelihood, names)

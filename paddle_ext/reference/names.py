@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .adapt import adapt
 from .adaptive import centred, likelihood, posterior, sharpness_of, squared
+from .groups import Members, posterior_of_groups, shared
 from .paddle import unit_rows
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS = 3.0, 0.4, 0.5
@@ -138,20 +139,35 @@ def round_logits(rows: Rows, u: Tensor, joint: bool) -> Tensor:
     return -(mass / (mass - u)).square() * d / 2
 
 
-def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -> Tensor:
+def by_rounds(
+    task: NamedTask,
+    logit_scale: float,
+    max_iter: int,
+    tol: float,
+    groups: Tensor | None = None,
+    prior: Tensor | None = None,
+) -> Tensor:
     names = NameLogits(task, logit_scale)
     rows, (Q, K) = centred_rows(task, names), names.query.shape
-    weight = min(1.0, 8 * K / Q)
-    logits = names.query + first_logits(rows)
-    first = adapt(logits, weight=weight, max_iter=min(3, max_iter), tol=tol)
-    order = first.proportions + (rows.known.sum(0) > 0)
+
+    def adapted(logits: Tensor, most: int, prior: Tensor | None) -> Tensor:
+        steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
+        if groups is None:
+            return adapt(logits, weight=min(1.0, 8 * K / Q), prior=prior, **steps).probabilities
+        own = Members.of(groups)
+        weights = (8 * K / own.sizes).clamp(max=1)
+        return shared(logits, own, weights, 4 * K, prior, **steps)[0].u
+
+    u = adapted(names.query + first_logits(rows), 3, prior)
+    found = torch.nn.functional.one_hot(u.argmax(1), K).sum(0)
+    order = u.mean(0) + (found + rows.known.sum(0) > 0)
     kept = order.topk(min(K, max(128, len(rows.every)))).indices.sort().values
     rows = rows._replace(known=rows.known[:, kept], anchors=rows.anchors[kept])
-    u = first.probabilities[:, kept]
-    u = u / u.sum(1, keepdim=True)
+    u = u[:, kept] / u[:, kept].sum(1, keepdim=True)
+    prior = None if prior is None else prior[..., kept]
     for joint in [False] * 2 + [True] * (2 if Q > 8 * K else 0):
         logits = names.query[:, kept] + round_logits(rows, u, joint)
-        u = adapt(logits, weight=weight, max_iter=min(10, max_iter), tol=tol).probabilities
+        u = adapted(logits, 10, prior)
     probabilities = torch.zeros(Q, K).double()
     probabilities[:, kept] = u
     return probabilities
@@ -160,7 +176,15 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
 # --- every class has labelled rows ------------------------------------------------------------
 
 
-def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol: float) -> Tensor:
+def by_rows(
+    task: NamedTask,
+    metric: str,
+    logit_scale: float,
+    max_iter: int,
+    tol: float,
+    groups: Tensor | None = None,
+    prior: Tensor | None = None,
+) -> Tensor:
     names, labels = NameLogits(task, logit_scale), task.labels
     known = likelihood(task.support, labels, task.num_classes, metric)
     share, factor = 1.0, 1.0
@@ -178,7 +202,10 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
         factor = min(factor, 1.0)
     known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
     added = factor * share * names.query
-    return posterior(known, task.query, max_iter, tol, added).probabilities
+    if groups is None:
+        return posterior(known, task.query, max_iter, tol, added, prior).probabilities
+    steps: Any = {"max_iter": max_iter, "tol": tol, "added": added}
+    return posterior_of_groups(known, task.query, groups, prior=prior, **steps).probabilities
 
 
 def names(
@@ -192,6 +219,8 @@ def names(
     max_iter: int = 100,
     tol: float = 1e-3,
     logit_scale: float = 100.0,
+    groups: Tensor | None = None,
+    prior: Tensor | None = None,
 ) -> Tensor:
     """Classify queries by names, labelled rows and the class proportions of their batch.
 
@@ -201,6 +230,8 @@ def names(
         As in `paddle_ext.methods.Method.predict`; either `prototypes` or `logits` are given.
     metric, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`.
+    groups, prior
+        As in `paddle_ext.adaptive`; groups share.
 
     Returns
     -------
@@ -224,7 +255,7 @@ def names(
         rows = [own(x, b, 3) for x in (support, query, prototypes, logits)]
         task = NamedTask(rows[0], labels, rows[1], K, rows[2], rows[3])
         if len(labels) >= 3 * K and bool((shots_of(task) > 0).all()):
-            results.append(by_rows(task, metric, logit_scale, max_iter, tol))
+            results.append(by_rows(task, metric, logit_scale, max_iter, tol, groups, prior))
         else:
-            results.append(by_rounds(task, logit_scale, max_iter, tol))
+            results.append(by_rounds(task, logit_scale, max_iter, tol, groups, prior))
     return torch.stack(results) if query.dim() == 3 else results[0]
