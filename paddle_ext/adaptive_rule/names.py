@@ -43,8 +43,9 @@ FIRST_ITERATIONS = 3
 ROUNDS, ROUND_ITERATIONS = 2, 10  # in which prototypes absorb the queries, of either kind
 # If there are more classes than this, and more than rows, only the likeliest count.
 MOST_LIKELY_CLASSES = 128
-# With more queries each has less weight, and features covary as they do in the batch.
-QUERIES_PER_CLASS = 8
+# With more queries a class each has less weight, and features covary as they do in the batch. A
+# batch of fewer rows hardly knows its own centre.
+TELLING = 8
 JITTER = 0.01  # added to a covariance matrix, relative to its mean variance
 # A unit-norm row this near to the centre counts as the centre.
 SAME = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -214,6 +215,11 @@ class Start:
     count: int  # of all rows
     one: Tensor  # []
 
+    @property
+    def trust(self) -> float:
+        """The weight of distances, which depend on the centre."""
+        return 1 / (1 + (TELLING / self.count) ** 3)
+
     def narrowed(self, likely: Tensor) -> Start:
         """The same for the likely classes [B, M]."""
         B, K = self.anchors.shape[:2]
@@ -242,7 +248,8 @@ class Start:
         least = SAME[u.dtype] ** 2 / UNIT
         mean = torch.threshold(variance.mean(-1, keepdim=True), least, math.inf)  # then metric is 0
         metric = torch.add(variance, mean, alpha=1 / self.count).reciprocal_()
-        own = torch.baddbmm(self.one, variance, metric.mT, beta=least)  # not 0, even if metric is
+        # Not 0, even if the metric is.
+        own = torch.baddbmm(self.one, variance, metric.mT, beta=least, alpha=1 / self.trust)
         # The sum of p - p ln p is one plus the entropy.
         metric.mul_(torch.special.entr(held / (math.e * Q)).sum(-1, keepdim=True).div_(own))
         weights = laid_out(w * metric)
@@ -303,7 +310,8 @@ def first_logits(start: Start, names: NameLogits) -> Tensor:
     """
     mass, least = start.counts[:, 1:2], SAME[start.x.dtype] ** 2 / UNIT
     variance = torch.threshold(start.spread.sum(-1, keepdim=True), least, math.inf)
-    scale = SHARPNESS / UNIT * (1 + math.log(mass.shape[-1])) / (variance * mass)
+    sharpness = start.trust * SHARPNESS * (1 + math.log(mass.shape[-1]))
+    scale = sharpness / UNIT / (variance * mass)
     if start.sums is not None:
         s = torch.add(start.sums, start.anchors, alpha=ANCHOR_ROWS)
         offset = s.square().sum(-1).unsqueeze(1) / (2 * mass)
@@ -352,7 +360,7 @@ def solve_by_rounds(
     names = name_logits_of(task, rows, logit_scale)
     start, added, measures = start_of(rows, names), names.query, task.measures
     Q, K = added.shape[-2:]
-    enough = QUERIES_PER_CLASS * K
+    enough = TELLING * K
     first, most = (min(n, max_iter) for n in (FIRST_ITERATIONS, ROUND_ITERATIONS))
     solution = proportions(first_logits(start, names), enough, first, tol, measures, groups)
     u = solution.probabilities
@@ -515,7 +523,7 @@ def row_logits(
     if solution is None:  # the queries are the labelled rows, and count once
         rows = replace(rows, support=rows.support[:, :0], shots=torch.zeros_like(rows.shots))
     start = start_of(rows, names)
-    joint = u.shape[1] > QUERIES_PER_CLASS * u.shape[2]
+    joint = u.shape[1] > TELLING * u.shape[2]
     _, offset, *factors = start.judged(names.query, u, joint)
     w = reduce(torch.bmm, factors)[0]
     bias = log_shares - offset[0, 0] / 2 - w @ start.centre[0, 0]

@@ -100,13 +100,19 @@ def centred_rows(task: NamedTask, names: NameLogits) -> Rows:
     return Rows(every - every.mean(0), known, anchors)
 
 
+def trust(rows: Rows) -> float:
+    """The weight of distances: few rows hardly know their own centre."""
+    return 1 / (1 + (8 / len(rows.every)) ** 3)
+
+
 def first_logits(rows: Rows) -> Tensor:
     """What names and labelled rows say of the queries by their distances, [Q, K]."""
     K, Q = len(rows.anchors), len(rows.every) - len(rows.known)
     mass = ANCHOR_ROWS + rows.known.sum(0).unsqueeze(1)
     w = (rows.known.mT @ rows.every[Q:] + ANCHOR_ROWS * rows.anchors) / mass
     variance = float(rows.every.square().sum(1).mean())
-    scale = SHARPNESS * (1 + math.log(K)) / variance if variance > 1e-24 else 0.0
+    sharpness = trust(rows) * SHARPNESS * (1 + math.log(K))
+    scale = sharpness / variance if variance > 1e-24 else 0.0
     return -scale / 2 * squared(rows.every[:Q], w, torch.eye(w.shape[1]).double())
 
 
@@ -125,7 +131,7 @@ def round_logits(rows: Rows, u: Tensor, joint: bool) -> Tensor:
         return torch.zeros(Q, K).double()
     metric = (1 / (variance + mean / len(every))).diag()
     own = (variance * metric.diagonal()).sum()
-    sharpness = SHARPNESS * (1 + torch.special.entr(u.mean(0)).sum())
+    sharpness = trust(rows) * SHARPNESS * (1 + torch.special.entr(u.mean(0)).sum())
     if joint:
         # Products with the prototypes, and their covariance inside classes.
         y, scores = x @ metric @ w.mT, w @ metric @ w.mT
