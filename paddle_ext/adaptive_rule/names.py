@@ -88,7 +88,8 @@ def tasks_with_every_class(task: Task) -> list[bool]:
 def shots_of(task: Task) -> Tensor:
     """Labelled rows of each class, [B or 1, K], in the dtype of the task."""
     labels = task.support_labels
-    return counts_of(labels, task.query.new_zeros(len(labels), task.num_classes))
+    none = task.query.new_zeros(len(labels), task.num_classes)
+    return counts_of(labels, none) if labels.numel() else none
 
 
 def bytes_per_task(task: Task) -> int:
@@ -235,13 +236,13 @@ class Start:
         query itself. The squared distances of other rows are ``offset - 2 x.weights``, up to a
         constant: also returns `offset` [B, 1, K], and the factors of `weights` [B, K, D].
         """
-        Q, K = u.shape[-2:]
+        (Q, K), by_class = u.shape[-2:], u.mT
         held = u.sum(1, keepdim=True)
         n, mass, more = (held + self.counts).chunk(3, 1)
         # The mean of the anchors becomes the centre.
         anchors = torch.sub(self.anchors, torch.bmm(n, self.anchors), alpha=1 / self.count)
         known = anchors if self.sums is None else anchors.add(self.sums, alpha=1 / ANCHOR_ROWS)
-        w = torch.baddbmm(known, u.mT, self.x, beta=ANCHOR_ROWS).div_(mass.mT)
+        w = torch.baddbmm(known, by_class, self.x, beta=ANCHOR_ROWS).div_(mass.mT)
         # n w^2 - 2 w (sum u x), where sum u x = mass w - anchors / 2
         within = torch.addcmul(anchors, w, more.mT, value=-1).mul_(w).sum(1, keepdim=True)
         variance = torch.add(self.spread, within, alpha=1 / (UNIT * self.count)).clamp_(min=0)
@@ -249,19 +250,20 @@ class Start:
         mean = torch.threshold(variance.mean(-1, keepdim=True), least, math.inf)  # then metric is 0
         metric = torch.add(variance, mean, alpha=1 / self.count).reciprocal_()
         # Not 0, even if the metric is.
-        own = torch.baddbmm(self.one, variance, metric.mT, beta=least, alpha=1 / self.trust)
+        upright = metric.mT
+        own = torch.baddbmm(self.one, variance, upright, beta=least, alpha=1 / self.trust)
         # The sum of p - p ln p is one plus the entropy.
         metric.mul_(torch.special.entr(held / (math.e * Q)).sum(-1, keepdim=True).div_(own))
         weights = laid_out(w * metric)
+        of_class = weights.mT
         if joint:
             # Of the covariance inside classes only that of the products y matters. It would be
             # `scores` if features were independent, and has as many rows as classes of that.
-            y, scores = torch.bmm(self.x, weights.mT), torch.bmm(w, weights.mT)
-            apart = torch.baddbmm(scores * held.mT, u.mT, y, alpha=-1)
-            covariance = torch.bmm(y.mT, torch.baddbmm(y, u, scores, alpha=-1))
-            part = 1 / (Q + K)
+            y, scores = torch.bmm(self.x, of_class), torch.bmm(w, of_class)
+            apart = torch.baddbmm(scores * held.mT, by_class, y, alpha=-1)
+            inner, part = torch.baddbmm(y, u, scores, alpha=-1), 1 / (Q + K)
+            covariance = torch.baddbmm(scores, y.mT, inner, beta=K)
             covariance = torch.baddbmm(covariance, scores, apart, beta=part, alpha=part)
-            covariance.add_(scores, alpha=part * K)
             diagonal = covariance.diagonal(dim1=-2, dim2=-1)
             least = torch.finfo(u.dtype).tiny / JITTER
             diagonal.add_(diagonal.mean(-1, keepdim=True).clamp_(min=least), alpha=JITTER)
@@ -272,15 +274,16 @@ class Start:
                 torch.linalg.vecdot(solved, both).unsqueeze(-1).split_with_sizes((Q, K), 1)
             )
             solved, mixture = solved.split_with_sizes((Q, K), 1)
-            distances = torch.baddbmm(own + offset.mT, solved, scores, alpha=-2)
+            offset = offset.mT
+            distances = torch.baddbmm(own + offset, solved, scores, alpha=-2)
             factors = [mixture, weights]
         else:
-            own, offset = (torch.bmm(x, metric.mT) for x in (self.squares, w.square()))
-            distances = torch.baddbmm(own + offset.mT, self.x, weights.mT, alpha=-2)
+            own, offset = torch.bmm(self.squares, upright), torch.bmm(w.square(), upright).mT
+            distances = torch.baddbmm(own + offset, self.x, of_class, alpha=-2)
             factors = [weights]
         others = torch.addcdiv(self.one, u, mass, value=-1).square_()
         logits = torch.addcdiv(added, distances, others, value=-0.5)
-        return logits, offset.mT, *factors
+        return logits, offset, *factors
 
 
 def start_of(rows: UnitRows, names: NameLogits) -> Start:
@@ -356,38 +359,47 @@ def solve_by_rounds(
             return solve_named(part, "auto", logit_scale, **options)
 
         return each_alone(groups, solve)
-    rows = unit_rows_of(task)
-    names = name_logits_of(task, rows, logit_scale)
-    start, added, measures = start_of(rows, names), names.query, task.measures
-    Q, K = added.shape[-2:]
-    enough = TELLING * K
-    first, most = (min(n, max_iter) for n in (FIRST_ITERATIONS, ROUND_ITERATIONS))
-    solution = proportions(first_logits(start, names), enough, first, tol, measures, groups)
-    u = solution.probabilities
-    likely, M = None, max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
-    if M < K:
-        order = u.mean(1)
-        order += counts_of(solution.labels, torch.zeros_like(order)).add_(rows.shots) > 0
-        likely = order.topk(M, sorted=False).indices.sort().values
-        added, start, u = narrowed(added, likely), start.narrowed(likely), narrowed(u, likely)
-        u = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
-        if measures is not None:
-            measures = narrowed(measures, likely)
-            measures = measures / measures.mean(-1, keepdim=True)
-    for joint in [False] * ROUNDS + [True] * (ROUNDS * (enough < Q)):
-        logits = start.judged(added, u, joint)[0]
-        solution = proportions(logits, enough, most, tol, measures, groups)
-        u = solution.probabilities
+    logits, likely, measures = last_logits(task, logit_scale, groups, max_iter, tol)
+    (Q, M), K = logits.shape[-2:], task.num_classes
+    most = min(ROUND_ITERATIONS, max_iter)
+    solution = proportions(logits, TELLING * K, most, tol, measures, groups)
     if groups is None:
-        held = u.sum(1)
+        held = solution.probabilities.sum(1)
         shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
         solution = solution._replace(proportions=shares)
-    if likely is not None:
+    if M < K:
         solution = widened(solution, likely, K)
     if groups is None:
         return solution
     labels, u = solution.labels[0], solution.probabilities[0]
     return solution._replace(labels=labels, probabilities=u)
+
+
+@torch.inference_mode()  # a sixth less time for the host, which is what small tasks take
+def last_logits(
+    task: Task, logit_scale: float, groups: Groups | None, max_iter: int, tol: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The logits [B, Q, M] of the last round, the classes that they are of, and their measures."""
+    rows = unit_rows_of(task)
+    names = name_logits_of(task, rows, logit_scale)
+    start, added, measures = start_of(rows, names), names.query, task.measures
+    (Q, K), M = added.shape[-2:], max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
+    logits, likely, enough = first_logits(start, names), rows.shots, TELLING * K
+    most = FIRST_ITERATIONS
+    for joint in [False] * ROUNDS + [True] * (ROUNDS * (enough < Q)):
+        found = proportions(logits, enough, min(most, max_iter), tol, measures, groups)
+        u, most = found.probabilities, ROUND_ITERATIONS
+        if u.shape[-1] > M:
+            order = u.mean(1)
+            order += counts_of(found.labels, torch.zeros_like(order)).add_(rows.shots) > 0
+            likely = order.topk(M, sorted=False).indices.sort().values
+            added, start, u = narrowed(added, likely), start.narrowed(likely), narrowed(u, likely)
+            u = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+            if measures is not None:
+                measures = narrowed(measures, likely)
+                measures = measures / measures.mean(-1, keepdim=True)
+        logits = start.judged(added, u, joint)[0]
+    return logits, likely, measures
 
 
 @on_cpu_without_gpu_code
