@@ -172,7 +172,9 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
     calibration = None
     if len(rows.index):
         calibration = products(rows.calibration(rows.support), away) * scale
-        weight = weight * column(fitted(calibration, rows)[0].clamp(max=1))
+        factor = column(fitted(calibration, rows)[0].clamp(max=1))
+        # Few rows do not contradict names as clearly as they deserve, so it counts twice.
+        weight, reach = weight * factor.square(), reach * factor
         calibration = calibration * weight
     scale = scale * weight
     query = (inner + products(rows.mean, away)).mul_(scale)

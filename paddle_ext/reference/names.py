@@ -39,6 +39,7 @@ class NameLogits:
         weight = sum(min(1.0, 1.4 / (1 + float(n))) for n in shots) / len(shots)
         self.judging = evenly(len(task.support))
         self.judges: Tensor | None = None
+        self.factor = 1.0
         if task.prototypes is None:
             assert task.logits is not None
             self.query = NAME_WEIGHT * weight * (task.logits - task.logits.mean(1, keepdim=True))
@@ -52,7 +53,8 @@ class NameLogits:
         if len(s):
             self.judges = scale * s[self.judging] @ away.mT
             factor, _ = fitted(self.judges, task.labels[self.judging])
-            weight = weight * min(1.0, factor)
+            self.factor = min(1.0, factor)
+            weight = weight * self.factor**2
             self.judges = NAME_WEIGHT * weight * self.judges
         self.query = NAME_WEIGHT * weight * scale * z @ away.mT
 
@@ -95,7 +97,7 @@ def centred_rows(task: NamedTask, names: NameLogits) -> Rows:
     anchors = torch.zeros(task.num_classes, z.shape[1]).double()
     if task.prototypes is not None:
         directions = centred(task.prototypes, unit_rows(task.prototypes).mean(0))
-        anchors = ANCHOR * names.deviation * directions
+        anchors = ANCHOR * names.factor * names.deviation * directions
     known = (task.labels.unsqueeze(1) == torch.arange(task.num_classes)).double()
     return Rows(every - every.mean(0), known, anchors)
 
