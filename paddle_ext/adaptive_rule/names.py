@@ -54,9 +54,9 @@ SAME = {torch.float32: 1e-6, torch.float64: 1e-12}
 def solve_named(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
     """Solve tasks with prototypes or logits; `options` are those of `classify`."""
     B, step = len(task.query), how_many(bytes_per_task(task), task.query)
-    if step >= B:
-        return solve_part(task, metric, logit_scale, options)
-    parts = [task.part(slice(i, i + step)) for i in range(0, B, step)]
+    parts = [task]
+    if step < B:
+        parts = [task.part(slice(i, i + step)) for i in range(0, B, step)]
     return merged([solve_part(part, metric, logit_scale, options) for part in parts])
 
 
@@ -65,13 +65,13 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
     if all(by_rows):
         return solve_by_rows(task, metric, logit_scale, options)
     if not any(by_rows):
-        return solve_by_rounds(task, logit_scale, **options)
+        return solve_by_rounds(task, logit_scale, options)
     # No task may depend on the others in its batch.
     kind = torch.tensor(by_rows, device=task.query.device)
     first, second = kind.nonzero().squeeze(1), (~kind).nonzero().squeeze(1)
     parts = [
         solve_by_rows(task.part(first), metric, logit_scale, options),
-        solve_by_rounds(task.part(second), logit_scale, **options),
+        solve_by_rounds(task.part(second), logit_scale, options),
     ]
     return merged(parts, torch.cat([first, second]).argsort())
 
@@ -217,11 +217,7 @@ class Start:
     anchors: Tensor  # [B, K, D] names as rows; 0 if there are only logits
     count: int  # of all rows
     one: Tensor  # []
-
-    @property
-    def trust(self) -> float:
-        """The weight of distances, which depend on the centre."""
-        return 1 / (1 + (TELLING / self.count) ** 3)
+    trust: float  # in distances, which depend on the centre
 
     def narrowed(self, likely: Tensor) -> Start:
         """The same for the likely classes [B, M]."""
@@ -305,7 +301,8 @@ def start_of(rows: UnitRows, names: NameLogits) -> Start:
         anchors = names.away * names.reach
     anchored = torch.linspace(0, 2 * ANCHOR_ROWS, 3, dtype=x.dtype, device=x.device).unsqueeze(1)
     counts, spread = rows.shots.unsqueeze(1) + anchored, spread / (UNIT * (S + Q))
-    return Start(centre, x, squares, spread, counts, sums, anchors, S + Q, x.new_ones(()))
+    one, trust = x.new_ones(()), 1 / (1 + (TELLING / (S + Q)) ** 3)
+    return Start(centre, x, squares, spread, counts, sums, anchors, S + Q, one, trust)
 
 
 def first_logits(start: Start, names: NameLogits) -> Tensor:
@@ -327,44 +324,30 @@ def first_logits(start: Start, names: NameLogits) -> Tensor:
     return torch.addcmul(names.query, names.products, scale * names.reach.mT, value=ANCHOR_ROWS)
 
 
-def solve_by_rounds(
-    task: Task,
-    logit_scale: float,
-    *,
-    groups: Groups | None = None,
-    share: bool = True,
-    same: Groups | None = None,
-    max_iter: int = 100,
-    tol: float = 1e-3,
-    **_: Any,
-) -> Solution:
-    """Solve tasks with prototypes that start at names and absorb labelled rows and queries.
-
-    The options are those of `classify`, and all probabilities are returned; groups and things are
-    those of a single task.
-    """
-    options: Any = {"max_iter": max_iter, "tol": tol}
+def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
+    """Solve with prototypes that start at names and absorb all rows; groups are of one task."""
+    groups, same, logits = options.get("groups"), options.get("same"), task.logits
     if same is not None:  # a thing is the mean of its rows
-        logits = None if task.logits is None else same.means(task.logits[0])[None]
-        means = replace(task, query=same.means(unit_rows(task.query[0]))[None], logits=logits)
-        of_things = None if groups is None else groups.of_things(same)
-        found = solve_by_rounds(means, logit_scale, groups=of_things, share=share, **options)
-        return of_rows(found, same, groups)
-    if groups is not None and (len(groups.names) == 1 or not share):
+        query = same.means(unit_rows(task.query[0]))[None]
+        logits = None if logits is None else same.means(logits[0])[None]
+        own = {"same": None, "groups": groups and groups.of_things(same)}
+        means = replace(task, query=query, logits=logits)
+        return of_rows(solve_by_rounds(means, logit_scale, options | own), same, groups)
+    if groups is not None and (len(groups.names) == 1 or not options.get("share", True)):
 
-        def solve(index: Tensor, places: Tensor) -> Solution:
-            own, logits = task.measures, task.logits
-            if own is not None and len(own) > 1:
-                own = own[places]
-            logits = None if logits is None else logits[0, index]
-            part = replace(task, query=task.query[0, index], logits=logits, measures=own)
-            return solve_named(part, "auto", logit_scale, **options)
+        def solve(rows: Tensor, places: Tensor) -> Solution:
+            own = task.measures
+            own = own if own is None or len(own) == 1 else own[places]
+            added = None if task.logits is None else task.logits[0, rows]
+            part = replace(task, query=task.query[0, rows], logits=added, measures=own)
+            return solve_named(part, "auto", logit_scale, **options | {"groups": None})
 
         return each_alone(groups, solve)
+    max_iter, tol = options.get("max_iter", 100), options.get("tol", 1e-3)
     logits, likely, measures = last_logits(task, logit_scale, groups, max_iter, tol)
     (Q, M), K = logits.shape[-2:], task.num_classes
-    most = min(ROUND_ITERATIONS, max_iter)
-    solution = proportions(logits, TELLING * K, most, tol, measures, groups)
+    steps = {"max_iter": min(ROUND_ITERATIONS, max_iter), "tol": tol}
+    solution = proportions(logits, TELLING * K, measures, groups, **steps)
     if groups is None:
         held = solution.probabilities.sum(1)
         shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
@@ -389,7 +372,8 @@ def last_logits(
     logits, likely, enough = first_logits(start, names), rows.shots, TELLING * K
     most = FIRST_ITERATIONS
     for joint in [False] * ROUNDS + [True] * (ROUNDS * (enough < Q)):
-        found = proportions(logits, enough, min(most, max_iter), tol, measures, groups)
+        steps = {"max_iter": min(most, max_iter), "tol": tol}
+        found = proportions(logits, enough, measures, groups, **steps)
         u, most = found.probabilities, ROUND_ITERATIONS
         if u.shape[-1] > M:
             order = u.mean(1)
@@ -406,22 +390,17 @@ def last_logits(
 
 @on_cpu_without_gpu_code
 def proportions(
-    logits: Tensor,
-    enough: int,
-    max_iter: int,
-    tol: float,
-    measures: Tensor | None,
-    groups: Groups | None,
+    logits: Tensor, enough: int, measures: Tensor | None, groups: Groups | None, **steps: Any
 ) -> Solution:
     """`adapt` with queries of which no more than `enough` count, or the same for each group."""
     if groups is None:
         weight = min(1.0, enough / logits.shape[-2])
-        return solution_of(call_adapt(logits, weight, max_iter, tol, measures, None), measures)
+        found = call_adapt(logits, weight, measures=measures, top=None, **steps)
+        return solution_of(found, measures)
     weights = (enough / groups.sizes.double()).clamp(max=1)
-    steps: Any = {"max_iter": max_iter, "tol": tol}
     shared = shared_proportions(logits[0], groups, weights, enough / 2, measures, **steps)
-    found = solution_of_groups(groups, shared, None, None)
-    return found._replace(labels=found.labels[None], probabilities=found.probabilities[None])
+    own = solution_of_groups(groups, shared, None, None)
+    return own._replace(labels=own.labels[None], probabilities=own.probabilities[None])
 
 
 def narrowed(x: Tensor, likely: Tensor) -> Tensor:
@@ -511,10 +490,7 @@ class RowLogits:
 def row_logits(
     task: Task, solution: Solution | None, *, logit_scale: float, **options: Any
 ) -> RowLogits:
-    """Those of one task with prototypes; without a solution its queries are its labelled rows.
-
-    The solution has no batch dimension, and no groups.
-    """
+    """Those of a task with prototypes; without a solution [Q, ..] its queries are labelled rows."""
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     assert names.away is not None

@@ -205,10 +205,7 @@ def posterior_of_groups(
     tol: float = 1e-3,
     added: float | Tensor = 0.0,
 ) -> Solution:
-    """`paddle_ext.adaptive` with groups that share, from what labelled rows determine.
-
-    Further logits are `added`, [Q, K].
-    """
+    """`paddle_ext.adaptive` with groups that share, from labelled rows; `added` are logits."""
     found = Members.of(groups)
     Q, K, S, n = len(query), len(known.shots), known.rows, found.sizes
     z = centred(query, known.centre)

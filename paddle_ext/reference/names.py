@@ -29,6 +29,8 @@ class NamedTask(NamedTuple):
     num_classes: int
     prototypes: Tensor | None  # [K, D]
     logits: Tensor | None  # [Q, K]
+    groups: Tensor | None = None  # [Q] of queries that share
+    prior: Tensor | None = None  # [K] or [G, K]
 
 
 class NameLogits:
@@ -147,32 +149,25 @@ def round_logits(rows: Rows, u: Tensor, joint: bool) -> Tensor:
     return -(mass / (mass - u)).square() * d / 2
 
 
-def by_rounds(
-    task: NamedTask,
-    logit_scale: float,
-    max_iter: int,
-    tol: float,
-    groups: Tensor | None = None,
-    prior: Tensor | None = None,
-) -> Tensor:
+def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -> Tensor:
     names = NameLogits(task, logit_scale)
     rows, (Q, K) = centred_rows(task, names), names.query.shape
 
     def adapted(logits: Tensor, most: int, prior: Tensor | None) -> Tensor:
         steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
-        if groups is None:
+        if task.groups is None:
             return adapt(logits, weight=min(1.0, 8 * K / Q), prior=prior, **steps).probabilities
-        own = Members.of(groups)
+        own = Members.of(task.groups)
         weights = (8 * K / own.sizes).clamp(max=1)
         return shared(logits, own, weights, 4 * K, prior, **steps)[0].u
 
-    u = adapted(names.query + first_logits(rows), 3, prior)
+    u = adapted(names.query + first_logits(rows), 3, task.prior)
     found = torch.nn.functional.one_hot(u.argmax(1), K).sum(0)
     order = u.mean(0) + (found + rows.known.sum(0) > 0)
     kept = order.topk(min(K, max(128, len(rows.every)))).indices.sort().values
     rows = rows._replace(known=rows.known[:, kept], anchors=rows.anchors[kept])
     u = u[:, kept] / u[:, kept].sum(1, keepdim=True)
-    prior = None if prior is None else prior[..., kept]
+    prior = None if task.prior is None else task.prior[..., kept]
     for joint in [False] * 2 + [True] * (2 if Q > 8 * K else 0):
         logits = names.query[:, kept] + round_logits(rows, u, joint)
         u = adapted(logits, 10, prior)
@@ -184,15 +179,7 @@ def by_rounds(
 # --- every class has labelled rows ------------------------------------------------------------
 
 
-def by_rows(
-    task: NamedTask,
-    metric: str,
-    logit_scale: float,
-    max_iter: int,
-    tol: float,
-    groups: Tensor | None = None,
-    prior: Tensor | None = None,
-) -> Tensor:
+def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol: float) -> Tensor:
     names, labels = NameLogits(task, logit_scale), task.labels
     known = likelihood(task.support, labels, task.num_classes, metric)
     share, factor = 1.0, 1.0
@@ -210,10 +197,11 @@ def by_rows(
         factor = min(factor, 1.0)
     known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
     added = factor * share * names.query
-    if groups is None:
-        return posterior(known, task.query, max_iter, tol, added, prior).probabilities
+    query, prior = task.query, task.prior
+    if task.groups is None:
+        return posterior(known, query, max_iter, tol, added, prior).probabilities
     steps: Any = {"max_iter": max_iter, "tol": tol, "added": added}
-    return posterior_of_groups(known, task.query, groups, prior=prior, **steps).probabilities
+    return posterior_of_groups(known, query, task.groups, prior=prior, **steps).probabilities
 
 
 def names(
@@ -261,9 +249,9 @@ def names(
     for b in range(len(query) if query.dim() == 3 else 1):
         labels = own(support_labels, b, 2).long()
         rows = [own(x, b, 3) for x in (support, query, prototypes, logits)]
-        task = NamedTask(rows[0], labels, rows[1], K, rows[2], rows[3])
+        task = NamedTask(rows[0], labels, rows[1], K, rows[2], rows[3], groups, prior)
         if len(labels) >= 3 * K and bool((shots_of(task) > 0).all()):
-            results.append(by_rows(task, metric, logit_scale, max_iter, tol, groups, prior))
+            results.append(by_rows(task, metric, logit_scale, max_iter, tol))
         else:
-            results.append(by_rounds(task, logit_scale, max_iter, tol, groups, prior))
+            results.append(by_rounds(task, logit_scale, max_iter, tol))
     return torch.stack(results) if query.dim() == 3 else results[0]
