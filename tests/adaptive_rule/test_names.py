@@ -232,16 +232,16 @@ def accuracy(scene: dict[str, Tensor], **options: Any) -> float:
 
 
 def test_the_batch_helps_the_names() -> None:
-    """Whether one class is present or all, names with a batch beat names alone."""
-    for present in (1, 3, 12):
+    """Whether one class is present or all, names with a batch beat names alone; two rows do not."""
+    for present, Q in ((1, 60), (3, 60), (12, 60), (1, 2)):
         scenes = [
-            towers((0,) * 12, present=present, Q=60, D=32, noise=0.9, seed=s) for s in range(8)
+            towers((0,) * 12, present=present, Q=Q, D=32, noise=0.9, seed=s) for s in range(8)
         ]
         alone = methods.create("zero_shot")
         before = [
             float((alone.predict(**given(s)).labels == s["truth"]).double().mean()) for s in scenes
         ]
-        assert sum(map(accuracy, scenes)) > sum(before)
+        assert sum(map(accuracy, scenes)) >= sum(before) + 0.01 * (Q > 2)
 
 
 def test_a_large_batch_knows_its_classes() -> None:
