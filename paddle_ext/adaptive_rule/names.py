@@ -166,9 +166,9 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
         deviation = torch.maximum(deviation, apart.mean(1, keepdim=True))
     # Dividing by the spread of rows and of names makes encoders with narrow embeddings comparable.
     length = lengths(away)
-    reach = (ANCHOR * deviation * inverse(length)).expand(len(inner), -1, 1)
+    reach = ANCHOR * deviation * inverse(length)
     scale = NAME_SHARPNESS / (deviation * length.mean(-2, keepdim=True))
-    scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
+    scale = scale.clamp(max=logit_scale)
     calibration = None
     if len(rows.index):
         calibration = products(rows.calibration(rows.support), away) * scale
