@@ -1,7 +1,7 @@
 """Tasks with class names, given as prototypes or zero-shot logits, besides labelled rows.
 
 Letters: B tasks, S labelled rows, Q queries, K classes, D features, R calibration rows, which are
-labelled too. The equations are in docs/names.md. If every class has a labelled row, and two on
+labelled too. The equations are in docs/names.md. If every class has a labelled row, and three on
 average, the logits of the names are added to the likelihoods of `adaptive`; otherwise prototypes
 start at the names and absorb the batch in rounds.
 """
