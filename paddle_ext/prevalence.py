@@ -88,7 +88,7 @@ def counts_of(labels: Tensor, counts: Tensor, among: Tensor | None = None) -> Te
 def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> Tensor:
     """The estimated shares of the classes, [.., K]: a mean of label and probability counts."""
     # Label counts are better if few classes are present.
-    labelled_share = (counted > 0).to(counted.dtype).mean(-1, keepdim=True)
+    labelled_share = counted.sign().mean(-1, keepdim=True)
     return torch.lerp(counted, held, labelled_share) / queries
 
 

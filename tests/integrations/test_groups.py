@@ -114,13 +114,15 @@ def test_invalid_groups(groups: Any, message: str) -> None:
 
 
 def test_groups_and_names() -> None:
-    model, message = PaddleClassifier(), "groups must be None with prototypes"
-    with pytest.raises(ValueError, match=message):
-        model.fit(QUERY, None, prototypes=CENTRES, groups=PLACES)
-    with pytest.raises(ValueError, match=message):
-        model.fit(QUERY, None, prototypes=CENTRES).predict_batch(QUERY, PLACES)
-    with pytest.raises(ValueError, match="group must be None with prototypes, got 'place'"):
-        BatchClassifier(None, None, prototypes=CENTRES, group="place")
+    model, known = PaddleClassifier(device="cpu"), {"prototypes": CENTRES, "classes": NAMES}
+    labels = model.fit(QUERY, None, groups=PLACES, **known).transduction_
+    assert right(labels) > right(model.predict(QUERY)) > 0.9
+    assert model.predict_batch(QUERY, PLACES).tolist() == labels.tolist()
+    assert model.group_prevalence_.estimate.shape == (12, K)
+    batches = BatchClassifier(None, None, NAMES, prototypes=CENTRES, group="place", device="cpu")
+    assert batches({"place": PLACES, "embedding": QUERY})["label"].tolist() == labels.tolist()
+    same = np.arange(60) // 5
+    assert len({*model.fit(QUERY, None, same=same, **known).transduction_[:5]}) == 1
 
 
 def test_batches() -> None:
