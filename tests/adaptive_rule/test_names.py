@@ -188,7 +188,7 @@ def test_groups_agree_with_the_reference(device: str, kind: str, by: str, prior:
         found = together(there, prior, groups=SITES)
         assert float((found.probabilities.cpu() - want).abs().max()) < tolerance
         assert found.proportions.shape == (5, 6)
-        assert found.over_all().proportions.sum() == pytest.approx(1)
+        assert float(found.over_all().proportions.sum()) == pytest.approx(1)
     text = together(there, prior, groups=[f"{10 + site}" for site in SITES])
     if prior is None:
         assert torch.equal(text.labels, found.labels)
