@@ -5,6 +5,7 @@ Letters: Q rows, G groups, T things.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,6 +48,10 @@ class Groups(NamedTuple):
     def means(self, x: Tensor) -> Tensor:
         """Means of rows [Q, N] by group, [G, N]."""
         return self.sums(x) / self.sizes.to(x.dtype).unsqueeze(-1)
+
+    def scatter(self, x: Tensor) -> Tensor:
+        """The squared distances of rows [Q, N] to the means of their groups, summed."""
+        return (x - self.means(x)[self.of_row]).square().sum()
 
     def of_things(self, things: Groups) -> Groups:
         """The groups of things, whose rows are each in one group."""
@@ -111,11 +116,11 @@ def check_length(shape: tuple[int, ...], rows: int, name: str) -> None:
 
 
 def groups_and_things(
-    groups: Any, same: Any, rows: int, device: torch.device
+    groups: Any, same: Any, rows: int, device: torch.device, name: str = "same", kind: str = "group"
 ) -> tuple[Groups | None, Groups | None]:
-    """Check the groups and the things of rows, if given, as `groups_of` does; together too."""
+    """Check the groups of this `kind` and the things of rows as `groups_of` does; together too."""
     grouped = None if groups is None else groups_of(groups, rows, device)
-    things = None if same is None else groups_of(same, rows, device, "same")
+    things = None if same is None else groups_of(same, rows, device, name)
     if grouped is None or things is None:
         return grouped, things
     apart = grouped.of_row != grouped.of_row[things.first][things.of_row]
@@ -124,22 +129,23 @@ def groups_and_things(
         thing = int(things.of_row[row])
         found = [grouped.names[int(grouped.of_row[x])] for x in (things.first[thing], row)]
         raise ValueError(
-            f"same must have the rows of a thing in one group, got {things.names[thing]!r} in "
+            f"{name} must have the rows of a thing in one {kind}, got {things.names[thing]!r} in "
             f"{found[0]!r} and {found[1]!r}"
         )
     return grouped, things
 
 
-def thing_logits(logits: Tensor, things: Groups) -> Tensor:
+def thing_logits(logits: Tensor, things: Groups, known: tuple[Any, float] = (0.0, 0)) -> Tensor:
     """The logits of things [T, K] from those of their rows [Q, K], in float64.
 
-    If rows of a thing correlate by r within their class, the mean of n is worth
+    If rows of a thing correlate by r within their class, n of them are worth
     ``n / (1 + (n - 1) r)`` independent rows. Things are of the classes that the means of their rows
-    say; with no more things than classes nothing is known of r, and it is 1. docs/groups.md has the
-    equations.
+    say; `known` is r as labelled rows say it, and from how many. If neither can tell, it is 1.
+    docs/groups.md has the equations.
     """
     x, n = logits.double(), things.sizes.double().unsqueeze(-1)
     mean = things.means(x)
+    p = x.log_softmax(-1).clamp(min=torch.finfo(x.dtype).min)
     finite = x.isfinite().all(0)
     x = torch.where(finite, x, 0.0)
     x = x - finite * (x.sum(-1, keepdim=True) / finite.sum().clamp(min=1))
@@ -147,11 +153,17 @@ def thing_logits(logits: Tensor, things: Groups) -> Tensor:
     own, u = things.means(x), mean.softmax(-1)
     held = u.sum(0)
     centres = (u.mT @ own) / held.clamp(min=1e-300).unsqueeze(-1)
-    within = (x - own[things.of_row]).square().sum() / max(len(x) - len(n), 1)
+    within = things.scatter(x) / max(len(x) - len(n), 1)
     freedom = len(n) - held.clamp(max=1).sum()
     between = (u * torch.cdist(own, centres).square()).sum() / freedom.clamp(min=1)
     # A mean of n rows varies by within / n more than what they have in common.
     variance = between + within * (1 - 1 / n).mean()
-    known = (freedom >= 1) & (variance > 0)
-    r = torch.where(known, 1 - within / variance, 1.0).clamp(0, 1)
-    return mean * n / (1 + (n - 1) * r)
+    freedom = torch.where((freedom >= 1) & (variance > 0), freedom, 0.0)
+    r = freedom * (1 - within / variance.clamp(min=1e-300)).clamp(0, 1) + known[1] * known[0]
+    freedom = freedom + known[1]
+    r = torch.where(freedom > 0, r / freedom.clamp(min=1), 1.0)
+    # Between the geometric mean of likelihoods, of independent rows, and their arithmetic mean.
+    power, place = r.clamp(min=1e-12), things.of_row.unsqueeze(-1).expand_as(p)
+    most = torch.full_like(mean, -math.inf).scatter_reduce(0, place, p, "amax")
+    likely = things.means((power * (p - most[things.of_row])).expm1()).log1p() / power + most
+    return likely.masked_fill(mean.isneginf(), -math.inf) * n / (1 + (n - 1) * r)

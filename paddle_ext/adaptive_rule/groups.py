@@ -5,6 +5,8 @@ Letters: Q rows, G groups, K classes, D features.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from ..large.passes import Queries
 from ..large.sources import TensorRows
 from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
+from ..rows import unit_rows
 from ..solution import Solution
 from ..solvers.groups import Shared, shared_proportions, solution_of_groups
 from .large import FEW, SOFTER, AbsorbedScores, LikelihoodScores, trust_in_queries
@@ -33,13 +36,30 @@ def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> T
     return logits if added is None else logits.add_(added)
 
 
+def ties_of(rows: Tensor, likelihood: Likelihood, things: Groups) -> Tensor:
+    """How far rows [Q, D] are from the means of their things, as `Likelihood.ties`, [1, 3]."""
+    x = likelihood.centred(rows.to(likelihood.bias.dtype)[None])[0] * likelihood.scale.sqrt()
+    n = things.sizes.double()
+    numbers = things.scatter(x).double(), (n - 1).sum(), (1 - 1 / n).mean()
+    return torch.stack(numbers).unsqueeze(0)
+
+
 @on_cpu_without_gpu_code
 def by_thing(
     query: Tensor, likelihood: Likelihood, added: Tensor | None, things: Groups
 ) -> tuple[Tensor, Tensor]:
     """Things as rows: means [T, D] of the query [Q, D], and what their logits lack, [T, K]."""
-    rows = things.means(query.to(likelihood.bias.dtype))
-    of_things = thing_logits(all_logits(query, likelihood, added), things)
+    rows = things.means(unit_rows(query.to(likelihood.bias.dtype)))
+    known: tuple[Any, int] = (0.0, 0)
+    if (labelled := likelihood.rows - likelihood.bias.shape[-1]) > 0:
+        # Rows of different things vary like labelled rows around the mean of their class.
+        own = ties_of(query, likelihood, things)[0]
+        tied = torch.zeros_like(own) if likelihood.ties is None else likelihood.ties[0]
+        squares, freedom, _ = own + tied
+        within = squares / freedom.clamp(min=1)
+        variance = likelihood.variance[0].double() + within * tied[2]
+        known = (1 - within / variance.clamp(min=1e-300)).clamp(0, 1), labelled
+    of_things = thing_logits(all_logits(query, likelihood, added), things, known)
     return rows, of_things.to(rows.dtype) - all_logits(rows, likelihood, None)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..groups import Groups, groups_of
+from ..groups import Groups, groups_and_things, groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from ..text import plural
@@ -122,21 +122,39 @@ def is_missing(label: object) -> bool:
     )
 
 
+def column_of(given: Any) -> Array:
+    # NumPy would turn numbers into text in a list that contains both.
+    return np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
+
+
 def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array | None:
     """The groups of the rows in `of_batch` [n] bool, maybe of none; the others' are ignored."""
-    if given is None or not of_batch.any():
+    if given is None:
         return None
-    # NumPy would turn numbers into text in a list that contains both.
-    column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
+    column = column_of(given)
     if column.shape != of_batch.shape:
         raise ValueError(
             f"{name} must have shape [{len(of_batch)}], one for each row, got {list(column.shape)}"
         )
+    if not of_batch.any():
+        return None
     # The others get a group of the batch, so that an error names the row as the caller counts.
     column = np.where(of_batch, column, column[of_batch][0])
     groups_of(column, len(column), torch.device("cpu"), name)
     inside: Array = column[of_batch]
     return inside
+
+
+def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:
+    """Which labelled rows, of these classes [S], are the same thing; None: no two of them.
+
+    A row without a value, -1, None or NaN, is a thing of its own.
+    """
+    own = [] if same is None else column_of(same)[has_label].tolist()
+    names = [f"\0{i}" if is_missing(x) else str(x) for i, x in enumerate(own)]
+    if len(set(names)) == len(names):
+        return None
+    return groups_and_things(classes.astype(str), names, len(names), device, kind="class")[1]
 
 
 def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:

@@ -13,8 +13,9 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext.groups import groups_of
 from paddle_ext.large import passes
-from paddle_ext.reference.adaptive import likelihood
+from paddle_ext.reference.adaptive import centred, likelihood, posterior
 from paddle_ext.reference.groups import adapt_groups, posterior_of_groups
+from paddle_ext.rows import unit_rows
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7}
 STEPS: dict[str, Any] = {"max_iter": 15, "tol": 0.0}
@@ -329,8 +330,13 @@ def test_groups_that_do_not_fit(tmp_path: Any) -> None:
 # --- rows that are the same thing -----------------------------------------------------------------
 
 
-def logits_by_hand(logits: np.ndarray, same: np.ndarray) -> np.ndarray:
-    """What `adapt` makes of rows [Q, K] of things, in numpy, thing by thing."""
+def logits_by_hand(
+    logits: np.ndarray, same: np.ndarray, known: float = 0.0, labelled: int = 0
+) -> np.ndarray:
+    """What `adapt` makes of rows [Q, K] of things, in numpy, thing by thing.
+
+    `known` is how alike rows of a thing are by that many labelled rows beyond the classes.
+    """
     rows = [logits[same == name] for name in sorted(set(same.tolist()))]
     mean = np.stack([own.mean(0) for own in rows])
     u = np.exp(mean - mean.max(1, keepdims=True))
@@ -343,11 +349,18 @@ def logits_by_hand(logits: np.ndarray, same: np.ndarray) -> np.ndarray:
         centre = (u[:, k, None] * means).sum(0) / share
         between += (u[:, k] * ((means - centre) ** 2).sum(1)).sum()
     freedom = len(rows) - np.minimum(held, 1).sum()
-    r = 1.0
+    r = known if labelled else 1.0
     if freedom >= 1:
         variance = between / freedom + within * np.mean([1 - 1 / len(own) for own in rows])
         r = min(max(1 - within / variance, 0), 1)
-    return np.stack([m * len(own) / (1 + (len(own) - 1) * r) for m, own in zip(mean, rows)])  # noqa: B905
+        r = (freedom * r + labelled * known) / (freedom + labelled)
+    likely = []
+    for own in rows:
+        p = np.exp(own - own.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        mean_p = np.log((p**r).mean(0)) / r if r > 1e-5 else np.log(p).mean(0)
+        likely.append(mean_p * len(own) / (1 + (len(own) - 1) * r))
+    return np.stack(likely)
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.6, 1.0])
@@ -364,6 +377,56 @@ def test_things_by_hand(place: Place, alike: float) -> None:
         assert got.same is not None
         assert largest(got.probabilities.cpu() - want.probabilities[same]) < TOLERANCE[place.dtype]
         assert torch.equal(got.labels, got.labels[got.same.first][got.same.of_row])
+
+
+@at_places("alike, tied", [(0.0, False), (0.6, False), (0.6, True), (1.0, True)])
+def test_things_of_labelled_rows(place: Place, alike: float, tied: bool) -> None:
+    """Labelled rows tell how alike rows of a thing are, and a labelled thing is one row."""
+    random, (K, D) = torch.Generator().manual_seed(0), (4, 12)
+    centres = torch.randn(K, D, generator=random, dtype=torch.float64)
+
+    def draw(things: int, rows: int) -> Tensor:
+        own, noise = (torch.randn(things, n, D, generator=random).double() for n in (1, rows))
+        classes = centres[torch.arange(things) % K].unsqueeze(1)
+        return (classes + alike**0.5 * own + (1 - alike) ** 0.5 * noise).flatten(0, 1)
+
+    labels, same = torch.arange(20) % K, torch.arange(9).repeat_interleave(3)
+    of_label = torch.arange(20).repeat_interleave(2 if tied else 1)
+    support, query = draw(20, 2 if tied else 1), draw(9, 3)
+    more: dict[str, Any] = {"support_same": of_label} if tied else {}
+    more |= {"same": same, "metric": "diagonal", **STEPS}
+    put = [x.to(place.device, place.dtype) for x in (support, query)]
+    got = paddle_ext.adaptive(put[0], labels[of_label].to(place.device), put[1], **more)
+    mean, scatter = torch.zeros(20, D).double(), torch.zeros(2).double()
+    mean.index_add_(0, of_label, unit_rows(support)).div_(2 if tied else 1)
+    known = likelihood(mean, labels, K, "diagonal")
+    for rows, of_row in ((query, same), (support, of_label)):
+        x = centred(rows, known.centre)
+        for thing in of_row.unique():
+            own = x[of_row == thing]
+            off = own - own.mean(0)
+            scatter += torch.tensor([float(((off @ known.metric) * off).sum()), len(own) - 1])
+    within = float(scatter[0] / scatter[1])
+    r = 1 - within / (known.variance + within * (0.5 if tied else 0.0))
+    logits = known.logits(known.distances(centred(query, known.centre))).numpy()
+    want = torch.from_numpy(logits_by_hand(logits, same.numpy(), min(max(r, 0), 1), 16))
+    rows = unit_rows(query).view(9, 3, D).mean(1)
+    added = want - known.logits(known.distances(centred(rows, known.centre)))
+    want = posterior(known, rows, STEPS["max_iter"], STEPS["tol"], added).probabilities
+    assert largest(got.probabilities.cpu() - want[same]) < TOLERANCE[place.dtype]
+
+
+def test_copies_of_labelled_rows_are_one(device: str) -> None:
+    support, labels, query = make_problem(Q=9, K=5, D=8, shots=(3, 3), B=None).to(device).inputs()
+    one = paddle_ext.adaptive(support, labels, query)
+    copies = torch.arange(15).repeat(3)
+    many = support[copies], labels[copies], query
+    found = paddle_ext.adaptive(*many, support_same=copies)
+    assert largest(found.probabilities - one.probabilities) < 1e-4
+    with pytest.raises(ValueError, match="support_same must have the rows of a thing in one class"):
+        paddle_ext.adaptive(*many, support_same=torch.arange(45) // 9)
+    with pytest.raises(ValueError, match="support_same must be None for a batch of supports"):
+        paddle_ext.adaptive(*(x[None] for x in many), support_same=copies)
 
 
 @at_places("grouped, share", [(False, True), (True, True), (True, False)])
