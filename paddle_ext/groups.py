@@ -80,8 +80,9 @@ def groups_of(groups: Any, rows: int, device: torch.device, name: str = "groups"
             place = int(wrong.nonzero()[0])
             got = f"{values[place].item():g} in row {place}"
             raise ValueError(f"{name} must be integers or strings, got {got}")
-    names, of_row, sizes = torch.unique(values.long(), return_inverse=True, return_counts=True)
-    return Groups(names.tolist(), of_row, sizes, of_row.argsort(stable=True))
+    values, order = values.long().sort(stable=True)
+    names, place, sizes = torch.unique_consecutive(values, return_inverse=True, return_counts=True)
+    return Groups(names.tolist(), torch.empty_like(place).scatter_(0, order, place), sizes, order)
 
 
 def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Groups:
