@@ -5,7 +5,6 @@ Letters: Q rows, G groups, T things.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -48,10 +47,6 @@ class Groups(NamedTuple):
     def means(self, x: Tensor) -> Tensor:
         """Means of rows [Q, N] by group, [G, N]."""
         return self.sums(x) / self.sizes.to(x.dtype).unsqueeze(-1)
-
-    def scatter(self, x: Tensor) -> Tensor:
-        """The squared distances of rows [Q, N] to the means of their groups, summed."""
-        return (x - self.means(x)[self.of_row]).square().sum()
 
     def of_things(self, things: Groups) -> Groups:
         """The groups of things, whose rows are each in one group."""
@@ -136,12 +131,12 @@ def groups_and_things(
     return grouped, things
 
 
-def thing_logits(logits: Tensor, things: Groups, known: tuple[Any, float] = (0.0, 0)) -> Tensor:
+def thing_logits(logits: Tensor, things: Groups, known: Any = 0.0, labelled: int = 0) -> Tensor:
     """The logits of things [T, K] from those of their rows [Q, K], in float64.
 
     If rows of a thing correlate by r within their class, n of them are worth
     ``n / (1 + (n - 1) r)`` independent rows. Things are of the classes that the means of their rows
-    say; `known` is r as labelled rows say it, and from how many. If neither can tell, it is 1.
+    say; `known` is r as `labelled` rows beyond the classes say it. If neither can tell, it is 1.
     docs/groups.md has the equations.
     """
     x, n = logits.double(), things.sizes.double().unsqueeze(-1)
@@ -154,17 +149,16 @@ def thing_logits(logits: Tensor, things: Groups, known: tuple[Any, float] = (0.0
     own, u = things.means(x), mean.softmax(-1)
     held = u.sum(0)
     centres = (u.mT @ own) / held.clamp(min=1e-300).unsqueeze(-1)
-    within = things.scatter(x) / max(len(x) - len(n), 1)
+    within = (x - own[things.of_row]).square().sum() / max(len(x) - len(n), 1)
     freedom = len(n) - held.clamp(max=1).sum()
     between = (u * torch.cdist(own, centres).square()).sum() / freedom.clamp(min=1)
     # A mean of n rows varies by within / n more than what they have in common.
     variance = between + within * (1 - 1 / n).mean()
     freedom = torch.where((freedom >= 1) & (variance > 0), freedom, 0.0)
-    r = freedom * (1 - within / variance.clamp(min=1e-300)).clamp(0, 1) + known[1] * known[0]
-    freedom = freedom + known[1]
-    r = torch.where(freedom > 0, r / freedom.clamp(min=1), 1.0)
+    r = freedom * (1 - within / variance.clamp(min=1e-300)).clamp(0, 1) + labelled * known
+    r = torch.where(freedom + labelled > 0, r / (freedom + labelled).clamp(min=1), 1.0)
     # Between the geometric mean of likelihoods, of independent rows, and their arithmetic mean.
     power, place = r.clamp(min=1e-12), things.of_row.unsqueeze(-1).expand_as(p)
-    most = torch.full_like(mean, -math.inf).scatter_reduce(0, place, p, "amax")
+    most = torch.full_like(mean, -torch.inf).scatter_reduce(0, place, p, "amax")
     likely = things.means((power * (p - most[things.of_row])).expm1()).log1p() / power + most
-    return likely.masked_fill(mean.isneginf(), -math.inf) * n / (1 + (n - 1) * r)
+    return likely.masked_fill(mean.isneginf(), -torch.inf) * n / (1 + (n - 1) * r)

@@ -5,8 +5,6 @@ Letters: Q rows, G groups, K classes, D features.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -37,11 +35,13 @@ def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> T
 
 
 def ties_of(rows: Tensor, likelihood: Likelihood, things: Groups) -> Tensor:
-    """How far rows [Q, D] are from the means of their things, as `Likelihood.ties`, [1, 3]."""
+    """Of rows [Q, D] of things with n rows: their squared distances to the means of their things,
+
+    times the scale of the likelihood; the sum of n - 1; and the mean of 1 - 1/n. [1, 3] float64.
+    """
     x = likelihood.centred(rows.to(likelihood.bias.dtype)[None])[0] * likelihood.scale.sqrt()
-    n = things.sizes.double()
-    numbers = things.scatter(x).double(), (n - 1).sum(), (1 - 1 / n).mean()
-    return torch.stack(numbers).unsqueeze(0)
+    squares, n = (x - things.means(x)[things.of_row]).square().sum(), things.sizes.double()
+    return torch.stack([squares.double(), (n - 1).sum(), (1 - 1 / n).mean()]).unsqueeze(0)
 
 
 @on_cpu_without_gpu_code
@@ -50,16 +50,14 @@ def by_thing(
 ) -> tuple[Tensor, Tensor]:
     """Things as rows: means [T, D] of the query [Q, D], and what their logits lack, [T, K]."""
     rows = things.means(unit_rows(query.to(likelihood.bias.dtype)))
-    known: tuple[Any, int] = (0.0, 0)
-    if (labelled := likelihood.rows - likelihood.bias.shape[-1]) > 0:
-        # Rows of different things vary like labelled rows around the mean of their class.
-        own = ties_of(query, likelihood, things)[0]
-        tied = torch.zeros_like(own) if likelihood.ties is None else likelihood.ties[0]
-        squares, freedom, _ = own + tied
-        within = squares / freedom.clamp(min=1)
-        variance = likelihood.variance[0].double() + within * tied[2]
-        known = (1 - within / variance.clamp(min=1e-300)).clamp(0, 1), labelled
-    of_things = thing_logits(all_logits(query, likelihood, added), things, known)
+    own = ties_of(query, likelihood, things)[0]
+    tied = torch.zeros_like(own) if likelihood.ties is None else likelihood.ties[0]
+    within = (own + tied)[0] / (own + tied)[1].clamp(min=1)
+    # Rows of different things vary like labelled rows around the mean of their class.
+    variance = likelihood.variance[0].double() + within * tied[2]
+    r = (1 - within / variance.clamp(min=1e-300)).clamp(0, 1)
+    labelled = max(likelihood.rows - likelihood.bias.shape[-1], 0)
+    of_things = thing_logits(all_logits(query, likelihood, added), things, r, labelled)
     return rows, of_things.to(rows.dtype) - all_logits(rows, likelihood, None)
 
 

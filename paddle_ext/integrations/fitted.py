@@ -197,9 +197,8 @@ def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
         options["label_noise"],
         inverse_regularisation=examples.inverse_regularisation,
     )
-    if tied is None:
-        return likelihood
-    return replace(likelihood, ties=ties_of(examples.support, likelihood, tied))
+    ties = None if tied is None else ties_of(examples.support, likelihood, tied)
+    return replace(likelihood, ties=ties)
 
 
 def of_names(options: dict[str, Any]) -> dict[str, Any]:

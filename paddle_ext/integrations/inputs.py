@@ -6,6 +6,7 @@ import difflib
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -122,16 +123,12 @@ def is_missing(label: object) -> bool:
     )
 
 
-def column_of(given: Any) -> Array:
-    # NumPy would turn numbers into text in a list that contains both.
-    return np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
-
-
 def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array | None:
     """The groups of the rows in `of_batch` [n] bool, maybe of none; the others' are ignored."""
     if given is None:
         return None
-    column = column_of(given)
+    # NumPy would turn numbers into text in a list that contains both.
+    column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
     if column.shape != of_batch.shape:
         raise ValueError(
             f"{name} must have shape [{len(of_batch)}], one for each row, got {list(column.shape)}"
@@ -146,12 +143,10 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
 
 
 def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:
-    """Which labelled rows, of these classes [S], are the same thing; None: no two of them.
-
-    A row without a value, -1, None or NaN, is a thing of its own.
-    """
-    own = [] if same is None else column_of(same)[has_label].tolist()
-    names = [f"\0{i}" if is_missing(x) else str(x) for i, x in enumerate(own)]
+    """Which labelled rows, of these classes [S], are one thing; None if no two are."""
+    values = [] if same is None else same.tolist() if isinstance(same, Tensor) else same
+    own = enumerate(compress(values, has_label))
+    names = [f"\0{i}" if is_missing(x) else str(x) for i, x in own]
     if len(set(names)) == len(names):
         return None
     return groups_and_things(classes.astype(str), names, len(names), device, kind="class")[1]

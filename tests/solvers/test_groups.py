@@ -379,54 +379,48 @@ def test_things_by_hand(place: Place, alike: float) -> None:
         assert torch.equal(got.labels, got.labels[got.same.first][got.same.of_row])
 
 
-@at_places("alike, tied", [(0.0, False), (0.6, False), (0.6, True), (1.0, True)])
-def test_things_of_labelled_rows(place: Place, alike: float, tied: bool) -> None:
-    """Labelled rows tell how alike rows of a thing are, and a labelled thing is one row."""
-    random, (K, D) = torch.Generator().manual_seed(0), (4, 12)
-    centres = torch.randn(K, D, generator=random, dtype=torch.float64)
+@at_places("alike, rows", [(0.0, 1), (0.6, 1), (0.6, 2), (1.0, 2)])
+def test_labelled_rows_tell_how_alike_rows_are(place: Place, alike: float, rows: int) -> None:
+    """Labelled things of so many rows, and things of three."""
+    random, K, D = torch.Generator().manual_seed(0), 4, 12
+    centres = torch.randn(K, 1, D, generator=random)
 
-    def draw(things: int, rows: int) -> Tensor:
-        own, noise = (torch.randn(things, n, D, generator=random).double() for n in (1, rows))
-        classes = centres[torch.arange(things) % K].unsqueeze(1)
-        return (classes + alike**0.5 * own + (1 - alike) ** 0.5 * noise).flatten(0, 1)
+    def draw(things: int, n: int) -> Tensor:
+        own, noise = (torch.randn(things, m, D, generator=random) for m in (1, n))
+        x = centres[torch.arange(things) % K] + alike**0.5 * own + (1 - alike) ** 0.5 * noise
+        return unit_rows(x.double())
 
-    labels, same = torch.arange(20) % K, torch.arange(9).repeat_interleave(3)
-    of_label = torch.arange(20).repeat_interleave(2 if tied else 1)
-    support, query = draw(20, 2 if tied else 1), draw(9, 3)
-    more: dict[str, Any] = {"support_same": of_label} if tied else {}
-    more |= {"same": same, "metric": "diagonal", **STEPS}
-    put = [x.to(place.device, place.dtype) for x in (support, query)]
-    got = paddle_ext.adaptive(put[0], labels[of_label].to(place.device), put[1], **more)
-    mean, scatter = torch.zeros(20, D).double(), torch.zeros(2).double()
-    mean.index_add_(0, of_label, unit_rows(support)).div_(2 if tied else 1)
-    known = likelihood(mean, labels, K, "diagonal")
-    for rows, of_row in ((query, same), (support, of_label)):
-        x = centred(rows, known.centre)
-        for thing in of_row.unique():
-            own = x[of_row == thing]
-            off = own - own.mean(0)
-            scatter += torch.tensor([float(((off @ known.metric) * off).sum()), len(own) - 1])
-    within = float(scatter[0] / scatter[1])
-    r = 1 - within / (known.variance + within * (0.5 if tied else 0.0))
-    logits = known.logits(known.distances(centred(query, known.centre))).numpy()
-    want = torch.from_numpy(logits_by_hand(logits, same.numpy(), min(max(r, 0), 1), 16))
-    rows = unit_rows(query).view(9, 3, D).mean(1)
-    added = want - known.logits(known.distances(centred(rows, known.centre)))
-    want = posterior(known, rows, STEPS["max_iter"], STEPS["tol"], added).probabilities
+    support, query, labels = draw(20, rows), draw(9, 3), torch.arange(20) % K
+    given = [x.flatten(0, 1).to(place.device, place.dtype) for x in (support, query)]
+    tied, same = torch.arange(20 * rows) // rows, torch.arange(27) // 3
+    more: dict[str, Any] = {"support_same": tied} if rows > 1 else {}
+    of_labelled = labels[tied].to(place.device)
+    got = paddle_ext.adaptive(
+        given[0], of_labelled, given[1], same=same, metric="diagonal", **more, **STEPS
+    )
+    known, squares = likelihood(support.mean(1), labels, K, "diagonal"), 0.0
+    for x in (support, query):
+        off = centred(x, known.centre)
+        off = off - off.mean(1, keepdim=True)
+        squares += float(((off @ known.metric) * off).sum())
+    within = squares / (20 * (rows - 1) + 18)
+    r = min(max(1 - within / (known.variance + within * (1 - 1 / rows)), 0), 1)
+
+    def logits(x: Tensor) -> Tensor:
+        return known.logits(known.distances(centred(x, known.centre)))
+
+    by_hand = logits_by_hand(logits(query.flatten(0, 1)).numpy(), same.numpy(), r, 16)
+    added = torch.from_numpy(by_hand) - logits(query.mean(1))
+    want = posterior(known, query.mean(1), 15, 0.0, added).probabilities
     assert largest(got.probabilities.cpu() - want[same]) < TOLERANCE[place.dtype]
 
 
-def test_copies_of_labelled_rows_are_one(device: str) -> None:
-    support, labels, query = make_problem(Q=9, K=5, D=8, shots=(3, 3), B=None).to(device).inputs()
-    one = paddle_ext.adaptive(support, labels, query)
-    copies = torch.arange(15).repeat(3)
-    many = support[copies], labels[copies], query
-    found = paddle_ext.adaptive(*many, support_same=copies)
-    assert largest(found.probabilities - one.probabilities) < 1e-4
+def test_wrong_labelled_things() -> None:
+    given = torch.eye(4), torch.arange(4) // 2, torch.ones(4, 4)
     with pytest.raises(ValueError, match="support_same must have the rows of a thing in one class"):
-        paddle_ext.adaptive(*many, support_same=torch.arange(45) // 9)
+        paddle_ext.adaptive(*given, support_same=[1, 2, 2, 3])
     with pytest.raises(ValueError, match="support_same must be None for a batch of supports"):
-        paddle_ext.adaptive(*(x[None] for x in many), support_same=copies)
+        paddle_ext.adaptive(*(x[None] for x in given), support_same=[1, 1, 2, 3])
 
 
 @at_places("grouped, share", [(False, True), (True, True), (True, False)])

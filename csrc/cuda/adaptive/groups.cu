@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
     float *const total = memory.total + group * K, *const factor = memory.factor + group * K;
     const double *const prior = p.prior + group * K, weight = p.weight[group];
     double* const counts = p.counts + group * K;
-    const float* last = rows;  // the probabilities, but for the share of each row
+    const float* last = rows;  // probabilities before rows are multiplied by their share
     for (int64_t i = threadIdx.x; i < n; i += kThreads) share[i] = 1;
     for (int steps = 0, most = int(min(int64_t(p.max_iter), n - 1));; ++steps) {
         __syncthreads();
