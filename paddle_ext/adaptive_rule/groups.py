@@ -35,10 +35,7 @@ def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> T
 
 
 def ties_of(rows: Tensor, likelihood: Likelihood, things: Groups) -> Tensor:
-    """Of rows [Q, D] of things with n rows: their squared distances to the means of their things,
-
-    times the scale of the likelihood; the sum of n - 1; and the mean of 1 - 1/n. [1, 3] float64.
-    """
+    """Of rows [Q, D], [1, 3]: |x - mean of its thing|^2 and n - 1, summed; the mean of 1 - 1/n."""
     x = likelihood.centred(rows.to(likelihood.bias.dtype)[None])[0] * likelihood.scale.sqrt()
     squares, n = (x - things.means(x)[things.of_row]).square().sum(), things.sizes.double()
     return torch.stack([squares.double(), (n - 1).sum(), (1 - 1 / n).mean()]).unsqueeze(0)

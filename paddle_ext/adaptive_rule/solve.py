@@ -150,8 +150,7 @@ def adaptive(
     tied = None
     if support_same is not None:
         if support.dim() != 2:
-            got = f"got shape {list(support.shape)}"
-            raise ValueError(f"support_same must be None for a batch of supports, {got}")
+            raise ValueError(f"support_same must be None for [B, S, D], got {[*support.shape]}")
         known = support_labels, support_same, len(support), support.device
         tied = groups_and_things(*known, "support_same", "class")[1]
     if batch == [0]:

@@ -330,13 +330,8 @@ def test_groups_that_do_not_fit(tmp_path: Any) -> None:
 # --- rows that are the same thing -----------------------------------------------------------------
 
 
-def logits_by_hand(
-    logits: np.ndarray, same: np.ndarray, known: float = 0.0, labelled: int = 0
-) -> np.ndarray:
-    """What `adapt` makes of rows [Q, K] of things, in numpy, thing by thing.
-
-    `known` is how alike rows of a thing are by that many labelled rows beyond the classes.
-    """
+def logits_by_hand(logits: Any, same: Any, known: float = 0.0, labelled: int = 0) -> np.ndarray:
+    """What `adapt` makes of rows [Q, K] of things; labelled rows know how alike they are."""
     rows = [logits[same == name] for name in sorted(set(same.tolist()))]
     mean = np.stack([own.mean(0) for own in rows])
     u = np.exp(mean - mean.max(1, keepdims=True))
@@ -356,8 +351,7 @@ def logits_by_hand(
         r = (freedom * r + labelled * known) / (freedom + labelled)
     likely = []
     for own in rows:
-        p = np.exp(own - own.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
+        p = torch.from_numpy(own).softmax(1).numpy()
         mean_p = np.log((p**r).mean(0)) / r if r > 1e-5 else np.log(p).mean(0)
         likely.append(mean_p * len(own) / (1 + (len(own) - 1) * r))
     return np.stack(likely)
@@ -393,11 +387,9 @@ def test_labelled_rows_tell_how_alike_rows_are(place: Place, alike: float, rows:
     support, query, labels = draw(20, rows), draw(9, 3), torch.arange(20) % K
     given = [x.flatten(0, 1).to(place.device, place.dtype) for x in (support, query)]
     tied, same = torch.arange(20 * rows) // rows, torch.arange(27) // 3
-    more: dict[str, Any] = {"support_same": tied} if rows > 1 else {}
-    of_labelled = labels[tied].to(place.device)
-    got = paddle_ext.adaptive(
-        given[0], of_labelled, given[1], same=same, metric="diagonal", **more, **STEPS
-    )
+    more: dict[str, Any] = {"support_same": tied if rows > 1 else None, "metric": "diagonal"}
+    given.insert(1, labels[tied].to(place.device))
+    got = paddle_ext.adaptive(*given, same=same, **more, **STEPS)
     known, squares = likelihood(support.mean(1), labels, K, "diagonal"), 0.0
     for x in (support, query):
         off = centred(x, known.centre)
@@ -405,22 +397,13 @@ def test_labelled_rows_tell_how_alike_rows_are(place: Place, alike: float, rows:
         squares += float(((off @ known.metric) * off).sum())
     within = squares / (20 * (rows - 1) + 18)
     r = min(max(1 - within / (known.variance + within * (1 - 1 / rows)), 0), 1)
-
-    def logits(x: Tensor) -> Tensor:
-        return known.logits(known.distances(centred(x, known.centre)))
-
-    by_hand = logits_by_hand(logits(query.flatten(0, 1)).numpy(), same.numpy(), r, 16)
-    added = torch.from_numpy(by_hand) - logits(query.mean(1))
+    of_rows, of_means = (
+        known.logits(known.distances(centred(x, known.centre)))
+        for x in (query.flatten(0, 1), query.mean(1))
+    )
+    added = torch.from_numpy(logits_by_hand(of_rows.numpy(), same.numpy(), r, 16)) - of_means
     want = posterior(known, query.mean(1), 15, 0.0, added).probabilities
     assert largest(got.probabilities.cpu() - want[same]) < TOLERANCE[place.dtype]
-
-
-def test_wrong_labelled_things() -> None:
-    given = torch.eye(4), torch.arange(4) // 2, torch.ones(4, 4)
-    with pytest.raises(ValueError, match="support_same must have the rows of a thing in one class"):
-        paddle_ext.adaptive(*given, support_same=[1, 2, 2, 3])
-    with pytest.raises(ValueError, match="support_same must be None for a batch of supports"):
-        paddle_ext.adaptive(*(x[None] for x in given), support_same=[1, 1, 2, 3])
 
 
 @at_places("grouped, share", [(False, True), (True, True), (True, False)])
@@ -449,5 +432,9 @@ def test_wrong_things() -> None:
     known = torch.eye(3), torch.arange(3), torch.ones(4, 3)
     with pytest.raises(ValueError, match="of a thing in one group, got 7 in 'x' and 'y'"):
         paddle_ext.adaptive(*known, groups=["x", "x", "y", "x"], same=[7, 8, 7, 8])
+    with pytest.raises(ValueError, match="support_same must have the rows of a thing in one class"):
+        paddle_ext.adaptive(*known, support_same=[1, 2, 2])
+    with pytest.raises(ValueError, match=r"support_same must be None for \[B, S, D\], got \[1, 3"):
+        paddle_ext.adaptive(*(x[None] for x in known), support_same=[1, 2, 3])
     with pytest.raises(ValueError, match="must have a possible class in every thing, got"):
         paddle_ext.adapt(torch.eye(2).log(), same=[1, 1])
