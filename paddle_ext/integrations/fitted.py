@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelihood
+from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
@@ -191,15 +192,20 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
 
 
 def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
-    """The likelihood of labelled rows without names."""
-    return corrected_likelihood(
-        examples.support,
-        examples.labels,
+    """The likelihood of labelled rows without names; those that are `tied` count as one."""
+    rows, labels, tied = examples.support, examples.labels, options.get("tied")
+    if tied is not None:
+        rows, labels = tied.means(unit_rows(rows)), labels[tied.first]
+    likelihood = corrected_likelihood(
+        rows,
+        labels,
         examples.num_classes,
         examples.weights,
         options["label_noise"],
         inverse_regularisation=examples.inverse_regularisation,
     )
+    ties = None if tied is None else ties_of(examples.support, likelihood, tied)
+    return replace(likelihood, ties=ties)
 
 
 def of_names(options: dict[str, Any]) -> dict[str, Any]:

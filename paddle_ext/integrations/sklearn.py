@@ -42,6 +42,7 @@ from .fitted import (
 from .inputs import (
     checked_weights,
     labelled,
+    labelled_things,
     named_classes,
     prior_weights,
     row_groups,
@@ -244,7 +245,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             count for all groups, are ignored.
         same : array or Series [n], optional
             Which rows are the same thing, as in `paddle_ext.adaptive`: unlabelled ones get one
-            label.
+            label, and labelled ones, of one class, count as one row. A labelled row with -1, None
+            or NaN is a thing of its own.
 
         Returns
         -------
@@ -274,7 +276,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             self.classes_, places = sorted_classes(y[has_label])
         options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
-        rows = to_tensor(X, device)
+        tied = labelled_things(same, self.classes_[places], has_label, device)
+        if tied is not None and sample_weight is not None:
+            raise ValueError("sample_weight must be None with labelled things, got weights")
+        options["tied"], rows = tied, to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask, labels = (torch.from_numpy(x).to(device) for x in (has_label, places))
@@ -339,7 +344,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _together(self, given: dict[str, Any], of_batch: Array, device: Any) -> dict[str, Any]:
         """The groups and the things of the rows that are in the batch, as options of its rule."""
-        own = {name: row_groups(value, of_batch, name) for name, value in given.items()}
+        own: Any = {name: row_groups(value, of_batch, name) for name, value in given.items()}
         grouped, things = groups_and_things(**own, rows=int(of_batch.sum()), device=device)
         return {"groups": grouped, "same": things, "share": self.share}
 

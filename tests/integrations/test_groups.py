@@ -91,6 +91,21 @@ def test_things_priors_and_share() -> None:
     assert found.tolist() == NAMES[alone.labels.numpy()].tolist()
 
 
+def test_labelled_things() -> None:
+    """Copies of labelled rows are one row, for further batches too."""
+    model, rows = PaddleClassifier(device="cpu"), np.concatenate([X, SUPPORT])
+    y, same = np.concatenate([Y, NAMES[KNOWN]]), np.r_[:60, 100:136, 100:136]
+    want = model.fit(X, Y).transduction_[:60]
+    found = model.fit(rows, y, same=same.astype(str)).transduction_[:60]
+    assert found.tolist() == model.predict_batch(QUERY, same=same[:60]).tolist() == want.tolist()
+    with pytest.raises(ValueError, match="rows of a thing in one class, got '9' in"):
+        model.fit(rows, y, same=np.where(same < 100, same, 9))
+    with pytest.raises(ValueError, match="sample_weight must be None with labelled things"):
+        model.fit(rows, y, np.ones(len(y)), same=same)
+    with pytest.raises(ValueError, match=r"same must have shape \[36\]"):
+        model.fit(SUPPORT, KNOWN, same=same)
+
+
 def test_metadata_routing() -> None:
     usual = PaddleClassifier(device="cpu").fit(X, Y, groups=GROUPS).transduction_
     with config_context(enable_metadata_routing=True):
