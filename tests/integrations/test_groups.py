@@ -95,9 +95,11 @@ def test_labelled_things() -> None:
     """Copies of labelled rows are one row, for further batches too."""
     model, rows = PaddleClassifier(device="cpu"), np.concatenate([X, SUPPORT])
     y, same = np.concatenate([Y, NAMES[KNOWN]]), np.r_[:60, 100:136, 100:136]
-    want = model.fit(X, Y).transduction_[:60]
-    found = model.fit(rows, y, same=same.astype(str)).transduction_[:60]
-    assert found.tolist() == model.predict_batch(QUERY, same=same[:60]).tolist() == want.tolist()
+    for names in ({}, {"prototypes": CENTRES, "classes": NAMES}):
+        want = model.fit(X, Y, **names).transduction_[:60]
+        found = model.fit(rows, y, same=same.astype(str), **names).transduction_[:60]
+        again = model.predict_batch(QUERY, same=same[:60])
+        assert found.tolist() == again.tolist() == want.tolist()
     with pytest.raises(ValueError, match="rows of a thing in one class, got '9' in"):
         model.fit(rows, y, same=np.where(same < 100, same, 9))
     with pytest.raises(ValueError, match="sample_weight must be None with labelled things"):
