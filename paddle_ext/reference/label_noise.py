@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDS = 2
 OCTAVES = [i / 2 for i in range(-4, 9)]  # of the sharpness, relative to the prior's
 SHARPNESS, SPREAD = 16.0, math.log(2.0)
-HALVINGS, LEAST, TINY, KEPT = 12, 1e-3, 1e-30, 1e-3
+RATES = [(i / 16) ** 2 for i in range(17)]  # of wrong labels, relative to the largest
+MANY = 0.25  # a larger share of wrong labels is estimated again
+LEAST, TINY, KEPT = 1e-3, 1e-30, 1e-3
 MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric to try, in addition to 0
 STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
 MOST_ROWS = 2**17  # more labelled rows weigh like this many in the full metric
@@ -67,17 +68,15 @@ def distances(
     of_rows = []
     for i, y in enumerate(labels.tolist()):
         w, away = weights[i], x[i] - means
-        cut = w * mass[y] / ((mass[y] - w).clamp(min=LEAST) * length)
+        cut = w / ((1 - w / mass[y]).clamp(min=LEAST) * length)
         along = A @ off[i]
         kept = (1 - cut * (off[i] @ along)).clamp(min=KEPT)
         by_scale = ((away @ plain) * away).sum(-1)
         by_full = ((away @ A) * away).sum(-1) + cut / kept * (away @ along).square()
-        seen = (mass[y] - w).square() + (squares[y] - w.square()).clamp(min=0)
-        if seen > 0:
-            farther = (mass[y].square() + squares[y]) / seen
-            by_scale[y] *= farther
-            by_full[y] *= farther
+        seen = 1 - 2 * w * mass[y] / (mass[y].square() + squares[y])
+        by_full[y] = off[i] @ along / kept
         of_rows.append(torch.stack([by_scale, by_full]))
+        of_rows[-1][:, y] /= seen.clamp(min=LEAST**2)
     return *torch.stack(of_rows, 1), A
 
 
@@ -96,35 +95,37 @@ def joint_probabilities(own: Tensor, e: float, trusted: Tensor, K: int) -> tuple
     return (1 - rates) * own, rates / (K - 1) * (1 - own)
 
 
-def rate_of(own: Tensor, K: int) -> float:
-    """The share of wrong labels that makes those that may be wrong most likely, by bisection."""
-    low, high = 0.0, 1 - 1 / K
-    difference = (1 - own) / (K - 1) - own
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        slope = (difference / (own + middle * difference).clamp(min=TINY)).sum()
-        low, high = (middle, high) if slope > 0 else (low, middle)
-    return low
+def top(fits: list[float]) -> tuple[int, float, float]:
+    """The best of fits at 0, 1, .. but not the first or last; the top of a parabola there."""
+    best = min(max(fits.index(max(fits)), 1), len(fits) - 2)
+    low, middle, high = fits[best - 1 : best + 2]
+    bend = min(low - 2 * middle + high, -TINY)
+    beyond = min(max((low - high) / (2 * bend), -1.0), 1.0)
+    return best, best + beyond, middle - (low - high) * beyond / 4
+
+
+def rate_of(own: Tensor, trusted: Tensor, rate: float | None, K: int) -> tuple[float, float]:
+    """The share of wrong labels that makes labels of these probabilities [R] most likely."""
+    fits = []
+    for e in [share * (1 - 1 / K) for share in RATES] if rate is None else [rate]:
+        right, wrong = joint_probabilities(own, e, trusted, K)
+        fits.append((float((right + wrong).clamp(min=TINY).log().sum()), -e))
+    return -max(fits)[1], max(fits)[0]
 
 
 def sharpness_of(
     d: Tensor, own: Tensor, trusted: Tensor, rate: float | None
-) -> tuple[float, float]:
-    """The most likely sharpness, and the log-likelihood there."""
-    K, fits = d.shape[1], []
+) -> tuple[float, float, float]:
+    """The most likely sharpness, the share of wrong labels near it, and the log-likelihood."""
+    K, rates, fits = d.shape[1], [], []
     for octave in OCTAVES:
         f = SHARPNESS * 2**octave
         p = (-f / 2 * d).softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
-        e = rate_of(p[~trusted], K) if rate is None else rate
-        right, wrong = joint_probabilities(p, e, trusted, K)
-        fit = (right + wrong).clamp(min=TINY).log().sum()
-        fits.append(float(fit) - (octave * math.log(2)) ** 2 / (2 * SPREAD**2))
-    best = min(max(fits.index(max(fits)), 1), len(fits) - 2)
-    low, middle, high = fits[best - 1 : best + 2]
-    bend = low - 2 * middle + high
-    beyond = min(max((low - high) / (2 * bend), -1.0), 1.0) if bend < 0 else 0.0
-    f = float(SHARPNESS * 2 ** (OCTAVES[best] + beyond / 2))
-    return f, middle - (low - high) * beyond / 4
+        e, fit = rate_of(p, trusted, rate, K)
+        rates.append(e)
+        fits.append(fit - (octave * math.log(2)) ** 2 / (2 * SPREAD**2))
+    best, at, fit = top(fits)
+    return SHARPNESS * 2 ** (OCTAVES[0] + at / 2), rates[best], fit
 
 
 def mixture_of(
@@ -139,10 +140,10 @@ def mixture_of(
     """The mixture of the distances [R, K] of the judges in the two metrics."""
     near = [(d.gather(1, own.unsqueeze(1)).squeeze(1) * weights).sum() for d in (plain, full)]
     kappa = float((near[1] + TINY) / (near[0] + TINY))
-    best, t = sharpness_of(plain - excess, own, trusted, rate)[1], 0.0
+    best, t = sharpness_of(plain - excess, own, trusted, rate)[2], 0.0
     for more in MIXTURES:
         mixed = Mixture(more, kappa).of(plain, full) - excess
-        fit = sharpness_of(mixed, own, trusted, rate)[1]
+        fit = sharpness_of(mixed, own, trusted, rate)[2]
         if fit <= best - STANDARD_ERROR:
             break
         best, t = max(best, fit), more
@@ -173,7 +174,7 @@ def weigh_labels(
     own = labels[judges]
     rate = None if label_noise == "auto" else float(label_noise)
     weights, mixture = x.new_ones(S), before or Mixture(0.0, 1.0)
-    for step in range(ROUNDS + 1):
+    for step in range(3):
         means, mass, squares = weighted_means(x, labels, weights, K)
         excess = variance * (squares / mass.square() - K / S)
         by_scale, by_full, A = distances(x, labels, weights, plain)
@@ -181,16 +182,16 @@ def weigh_labels(
             judged = by_scale[judges], by_full[judges], own, weights[judges]
             mixture = mixture_of(*judged, excess, trusted[judges], rate)
         d = mixture.of(by_scale, by_full) - excess
-        f = sharpness_of(d[judges], own, trusted[judges], rate)[0]
+        f, e, _ = sharpness_of(d[judges], own, trusted[judges], rate)
         p = (-f / 2 * d).softmax(-1)
         given = p.gather(1, labels.unsqueeze(1)).squeeze(1)
-        e = rate_of(given[judges][~trusted[judges]], K) if rate is None else rate
         if step == 0 and e == 0:
             return None
         right, wrong = joint_probabilities(given, e, trusted, K)
         right, wrong = (part / (right + wrong).clamp(min=TINY) for part in (right, wrong))
-        if step < ROUNDS:
-            weights = torch.where(has_peers & ~trusted, right.clamp(min=LEAST), 1.0)
+        if step == 2 or (step == 1 and e <= MANY):
+            break
+        weights = torch.where(has_peers & ~trusted, right.clamp(min=LEAST), 1.0)
     belongs = p * (wrong / (1 - given).clamp(min=TINY)).unsqueeze(1)
     belongs = belongs.scatter(1, labels.unsqueeze(1), right.unsqueeze(1))
     drawn = (p * (1 - belongs).clamp(min=0))[judges].sum(0)
