@@ -404,3 +404,12 @@ def test_a_team_of_blocks_finds_what_one_block_finds(D: int) -> None:
         alone = labelled(support[b : b + 1], labels[b : b + 1], 9, 64)
         for x, y in zip(together, alone, strict=True):
             assert torch.equal(x[b], y[0])
+
+
+@pytest.mark.parametrize(("K", "D"), [(2, 15), (3, 31), (5, 15), (33, 8)])
+def test_one_shot_tasks_do_not_depend_on_their_batch(K: int, D: int) -> None:
+    """Torch adds up products of few rows in another order for a batch than for a matrix."""
+    rows, labels = torch.randn(9, K, D), torch.arange(K).expand(9, K)
+    together = likelihood_of(rows, labels, K).bias
+    alone = [likelihood_of(rows[b : b + 1], labels[b : b + 1], K).bias for b in range(9)]
+    assert torch.equal(together, torch.cat(alone))
