@@ -127,7 +127,7 @@ def names(Q: int) -> object:
 
 
 def known(shape: torch.Size, K: int) -> Call:
-    """What a call may know of its queries beside their features."""
+    """What a call may know of its queries besides their features."""
     *batch, Q, _ = shape
     often = 0.1 if batch else 0.5
     found: Call = {name: names(Q) for name in ("groups", "same") if random.random() < often}
