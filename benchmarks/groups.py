@@ -109,7 +109,11 @@ def accuracy(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) ->
                         right[way].append(found.labels == truth)
                 row: dict[str, Any] = {"bank": name, "rows": size, "classes": present}
                 row |= {way: 100 * float(torch.cat(right[way]).double().mean()) for way in WAYS}
-                row["gain"] = row["shared"] - max(row["alone"], row["one batch"])
+                better = max(WAYS[:2], key=lambda way: float(row[way]))
+                row["gain"] = row["shared"] - row[better]
+                pairs = zip(right["shared"], right[better], strict=True)
+                drawn = torch.stack([(a.double() - b.double()).mean() for a, b in pairs])
+                row["error"] = 100 * float(drawn.std()) / len(drawn) ** 0.5
                 table.append(row)
     harness.progress("")
     means = [
@@ -134,23 +138,33 @@ def accuracy(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) ->
     harness.write_csv(given.output / "groups.csv", table)
 
 
-def things_of(bank: FeatureBank, size: int, alike: float, seed: int) -> tuple[Tensor, ...]:
+def things_of(
+    bank: FeatureBank, size: int, alike: float, seed: int, labelled: int = 1
+) -> tuple[Tensor, ...]:
     """Labelled rows, their labels, 150 things of `size` rows, their classes, and the things.
 
     With m the mean of a class and v the differences of its rows from it, the rows of a thing are
     m + sqrt(alike) v_0 + sqrt(1 - alike) v_i: at 0 different rows of the class, at 1 copies.
+    Labelled things have `labelled` rows, or are one row of the bank.
     """
     random = torch.Generator().manual_seed(1000 * seed + 10 * size)
     x, K = torch.nn.functional.normalize(bank.features, dim=-1), bank.num_classes
     of_class = [shuffled(bank.labels == c, random) for c in range(K)]
-    rows, truth = [], torch.randint(K, (150,), generator=random).repeat_interleave(size)
-    for c in truth[::size].tolist():
-        left = of_class[c][SHOTS:]
+    each = 1 if labelled == 1 else labelled + 1  # rows of the bank that a labelled thing is made of
+    known = [own[: SHOTS * each] for own in of_class]
+
+    def thing(c: int, left: Tensor, size: int) -> Tensor:
         own = x[left[torch.randperm(len(left), generator=random)[: size + 1]]]
         m = x[of_class[c]].mean(0)
-        rows.append(m + alike**0.5 * (own[0] - m) + (1 - alike) ** 0.5 * (own[1:] - m))
-    labels = torch.arange(K).repeat_interleave(SHOTS)
-    support = x[torch.cat([own[:SHOTS] for own in of_class])]
+        return m + alike**0.5 * (own[0] - m) + (1 - alike) ** 0.5 * (own[1:] - m)
+
+    truth = torch.randint(K, (150,), generator=random).repeat_interleave(size)
+    rows = [thing(c, of_class[c][SHOTS * each :], size) for c in truth[::size].tolist()]
+    labels = torch.arange(K).repeat_interleave(SHOTS * labelled)
+    support = x[torch.cat(known)]
+    if labelled > 1:
+        parts = [(c, own) for c in range(K) for own in known[c].split(each)]
+        support = torch.cat([thing(c, own, labelled) for c, own in parts])
     return support, labels, torch.cat(rows), truth, torch.arange(150).repeat_interleave(size)
 
 
@@ -177,6 +191,31 @@ def ties(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) -> Non
                             row[name_of] = row.get(name_of, 0.0) + over / given.n_tasks
                 table.append(row)
     harness.print_table("rows of 150 things, per cent right", table)
+    harness.print_table("with five labelled things of three rows", labelled_ties(banks, given))
+
+
+def labelled_ties(
+    banks: list[tuple[str, FeatureBank]], given: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The same where labelled rows are things too: as if they were not, and with `support_same`."""
+    table: list[dict[str, Any]] = []
+    for name, bank in banks:
+        for alike in (0.0, 0.5, 0.9, 1.0):
+            row: dict[str, Any] = {"bank": name, "of": 3, "alike": alike}
+            for seed in range(given.n_tasks):
+                *task, truth, same = things_of(bank, 3, alike, seed, labelled=3)
+                for way in ("same", "support_same"):
+                    more = (
+                        {"support_same": torch.arange(len(task[1])) // 3} if way != "same" else {}
+                    )
+                    K = bank.num_classes
+                    found = paddle_ext.adaptive(*task, num_classes=K, same=same, **more)
+                    right = 100 * float((found.labels == truth).double().mean())
+                    over = 100 * float(found.probabilities.amax(-1).double().mean()) - right
+                    for column, x in {way: right, f"{way}: too sure by": over}.items():
+                        row[column] = row.get(column, 0.0) + x / given.n_tasks
+            table.append(row)
+    return table
 
 
 def mean_of(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -8,6 +8,9 @@ classes present have fewer rows than the requested queries, a cell has fewer que
 
 A method gets names and labelled rows, as far as it can use them; METHOD@names has no labelled rows,
 METHOD@shots no names. The baselines are compared with their references before timing.
+
+With --groups: names only, 600 rows in groups of such sizes, each of K_eff classes; `adaptive` with
+groups, for each group alone, and for all rows as one batch.
 """
 
 from __future__ import annotations
@@ -20,15 +23,17 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
 import torch
+from groups import draw as draw_groups
 from torch import Tensor
 
-from paddle_ext import methods, reference
+from paddle_ext import PaddleClassifier, methods, reference
 from paddle_ext.methods import Method, Prediction
 
 EXAMPLES = """\
@@ -36,6 +41,7 @@ EXAMPLES = """\
   python benchmarks/names.py whurs19_*.npz --k-eff all --n-query all --methods transclip,stata
   python benchmarks/names.py caltech47_lvis_vitb32.npz:lvis1203_text_vitb32.npz --k-eff 2,5,10,20
   python benchmarks/names.py whurs19_rn50.npz --shots 0,1,4 --methods transclip,adaptive@shots
+  python benchmarks/names.py whurs19_rn50.npz --groups 2,5,20 --k-eff 1,2,5 --n-tasks 6
 """
 
 SPARE = 10  # rows that a class needs in addition to its shots to be present
@@ -52,6 +58,7 @@ def options() -> argparse.Namespace:
     add("--k-eff", default="1,2,4,8,half,all", help="default: 1,2,4,8,half,all")
     add("--n-query", default="64,300", help="numbers, or all; default: 64,300")
     add("--n-tasks", type=int, default=40, help="per cell (default: 40)")
+    add("--groups", help="sizes of groups, for names only")
     add("--rotate", type=int, default=0, help="give each class the name this many further on")
     add("--logit-scale", type=float, default=100.0, help="if a bank has none (default: 100)")
     return parser.parse_args()
@@ -273,6 +280,30 @@ def cells(bank: Bank, device: torch.device, chosen: Any) -> list[dict[str, Any]]
     return rows
 
 
+def group_cells(bank: Bank, chosen: Any) -> list[dict[str, Any]]:
+    """The accuracy of names in groups of rows, by size and classes of a group."""
+    rows, names = [], {"prototypes": bank.text, "classes": list(range(bank.num_classes))}
+    for size, k_eff in product(*(map(int, x.split(",")) for x in (chosen.groups, chosen.k_eff))):
+        right: dict[str, list[float]] = {}
+        for seed in range(chosen.n_tasks):
+            _, _, query, truth, groups = draw_groups(bank, size, k_eff, None, seed)
+            z = torch.nn.functional.normalize(query, dim=-1) @ bank.text.mT
+            found = {"zero-shot": z.argmax(-1)}
+            for way, share, own in (
+                ("each alone", False, groups),
+                ("one batch", True, None),
+                ("groups", True, groups),
+            ):
+                model = PaddleClassifier(share=share, logit_scale=bank.logit_scale, device="cpu")
+                labels = model.fit_predict(query, None, groups=own, **names)
+                found[way] = torch.as_tensor(labels)
+            for way, labels in found.items():
+                right.setdefault(way, []).append(100 * float((labels == truth).double().mean()))
+        cell = {"bank": bank.name, "rows": size, "classes": k_eff}
+        rows.append(cell | {way: sum(own) / len(own) for way, own in right.items()})
+    return rows
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
@@ -297,11 +328,16 @@ def main() -> None:
         bank = load(argument, chosen.logit_scale)
         if chosen.rotate and bank.text is not None:
             bank = replace(bank, text=bank.text.roll(chosen.rotate, 0))
+        if chosen.groups:
+            every += group_cells(bank, chosen)
+            continue
         rows = cells(bank, device, chosen)
         for shots in sorted({row["shots"] for row in rows}):
             title = f"{bank.name}, {bank.num_classes} classes, {shots} shots: accuracy by K_eff/Q"
             harness.print_table(title, table([row for row in rows if row["shots"] == shots]))
         every += rows
+    if chosen.groups:
+        harness.print_table("names in groups of rows, per cent right", every)
     path = chosen.output / "names.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(every, indent=1) + "\n")

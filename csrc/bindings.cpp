@@ -1,12 +1,10 @@
 // The Python module: the arguments of each function, and the code it runs.
 
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "calls.h"
 #include "common/adapt.h"
 #include "common/adaptive.h"
-#include "common/parallel.h"
 
 namespace py = pybind11;
 using namespace paddle_ext;
@@ -21,9 +19,6 @@ void add_target(py::module_& module) {
     py::class_<Target>(module, "Target")
         .def(py::init(make), py::kw_only(), py::arg("cuda"), py::arg("threads"), py::arg("device"),
              py::arg("stream"))
-        .def_readonly("cuda", &Target::cuda)
-        .def_readonly("threads", &Target::threads)
-        .def_readonly("device", &Target::device)
         .def_property_readonly(
             "stream", [](const Target& t) { return reinterpret_cast<uintptr_t>(t.stream); });
 }
@@ -42,10 +37,7 @@ void add_calls(py::module_& module){
 #define CALL(Name, name, cpu, cuda) AddedCall<Name##Params>{module, #name} = [](auto& all)
 #define MAKE(type, ...) all.make.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
 #define RUN(type, ...) all.run.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
-#define MAKE_AS(type, field, keyword) all.make.template add<FIELDS(field)>(#keyword)
 #define OWN(type, name) static_assert(true)
-#define PART(field, name) \
-    all.make.template add_as<FIELDS(field), &decltype(ParamsOf<decltype(all)>::field)::name>(#name)
 #define MEMORY() RUN(void*, workspace, workspace_bytes)
 #define ONE_BY_ONE(...) static_assert(true)
 #include "common/calls.inl"

@@ -26,9 +26,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/parallel.h"
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cpu/levels.h"
 
 namespace paddle_ext {
@@ -79,10 +76,10 @@ void read(PyObject* value, Item (&items)[Count]) {
 }
 
 // The sizes of a task, as one tuple.
-inline void read(PyObject* value, PaddleSizes& sizes) {
-    int64_t n[6];
+inline void read(PyObject* value, TaskSizes& sizes) {
+    int64_t n[7];
     read(value, n);
-    sizes = {n[0], n[1], n[2], n[3], n[4], n[5], sizes.support_shared};
+    sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6] != 0};
 }
 
 inline void read(PyObject* value, PosteriorSizes& sizes) {
@@ -96,9 +93,8 @@ template <typename Field>
 std::string type_of() {
     if constexpr (std::is_same_v<Field, Target>) {
         return "Target";
-    } else if constexpr (std::is_same_v<Field, PaddleSizes>) {
-        return "tuple[int, int, int, int, int, int]";
-    } else if constexpr (std::is_same_v<Field, PosteriorSizes>) {
+    } else if constexpr (std::is_same_v<Field, TaskSizes> ||
+                         std::is_same_v<Field, PosteriorSizes>) {
         return "tuple[int, int, int, int, int, int, int]";
     } else if constexpr (std::is_array_v<Field>) {
         return "Sequence[" + type_of<std::remove_extent_t<Field>>() + "]";
@@ -106,15 +102,6 @@ std::string type_of() {
         return std::is_same_v<Field, bool>       ? "bool"
                : std::is_floating_point_v<Field> ? "float"
                                                  : "int";
-    }
-}
-
-template <auto First, auto... Rest, typename Struct>
-auto& member(Struct& at) {
-    if constexpr (sizeof...(Rest) == 0) {
-        return at.*First;
-    } else {
-        return member<Rest...>(at.*First);
     }
 }
 
@@ -128,18 +115,7 @@ class Keywords {
     // Keywords with the given names, separated by commas.
     template <auto... Fields>
     void add(std::string_view names) {
-        (add_as<Fields>(take_name(names)), ...);
-    }
-
-    // A keyword of another name; pointers to members lead to its field.
-    template <auto... Path>
-    Keywords& add_as(const std::string& name) {
-        PyObject* const interned = PyUnicode_InternFromString(name.c_str());
-        if (interned == nullptr) throw py::error_already_set();
-        using Field = std::remove_reference_t<decltype(member<Path...>(std::declval<Struct&>()))>;
-        const auto set = [](PyObject* value, Struct& to) { read(value, member<Path...>(to)); };
-        list_.push_back({name, interned, type_of<Field>(), set});
-        return *this;
+        (add_one<Fields>(take_name(names)), ...);
     }
 
     // All keywords are required and no others are allowed; fastest in the order of `add`.
@@ -185,6 +161,15 @@ class Keywords {
         std::string type;
         void (*set)(PyObject*, Struct&);
     };
+
+    template <auto Field>
+    void add_one(const std::string& name) {
+        PyObject* const interned = PyUnicode_InternFromString(name.c_str());
+        if (interned == nullptr) throw py::error_already_set();
+        using Type = std::remove_reference_t<decltype(std::declval<Struct&>().*Field)>;
+        const auto set = [](PyObject* value, Struct& to) { read(value, to.*Field); };
+        list_.push_back({name, interned, type_of<Type>(), set});
+    }
 
     static std::string take_name(std::string_view& names) {
         const std::string_view first = names.substr(0, names.find(','));

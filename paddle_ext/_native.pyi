@@ -8,7 +8,7 @@ takes the sizes and options of a call and returns an object whose method `run` t
 
 Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes, units and
 the parameters of a call are those of `csrc/common/calls.inl`; the numbers of enumerations and the
-order of `sizes` are those of `csrc/common/params.h`. Numbers in capitals are constants of C++ that
+order in `size` are those of `csrc/common/params.h`. Numbers in capitals are constants of C++ that
 Python shares.
 """
 
@@ -28,12 +28,6 @@ class Target:
 
     def __init__(self, *, cuda: bool, threads: int, device: int, stream: int) -> None: ...
     @property
-    def cuda(self) -> bool: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def device(self) -> int: ...
-    @property
     def stream(self) -> int: ...
 
 COVARIANCE_ROWS: float
@@ -50,8 +44,8 @@ STANDARD_ERROR: float
 VALUES_ROWS: int
 
 def paddle_call(
-    *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int], support_shared: bool,
-    lam: float, scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float,
+    *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], lam: float,
+    scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float,
     wants_prototypes: bool,
 ) -> PaddleCall: ...
 
@@ -87,9 +81,9 @@ class ValuesCall:
     def run(self, *, labels: int, numbers: Sequence[int], found: int) -> None: ...
 
 def tim_call(
-    *, target: Target, dtype: int, B: int, Q: int, S: int, K: int, D: int, support_shared: bool,
-    solver: int, normalize: bool, temperature: float, weights: Sequence[float],
-    alphas: Sequence[float], learning_rate: float, max_iter: int,
+    *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], solver: int,
+    normalize: bool, temperature: float, weight: Sequence[float], alpha: Sequence[float],
+    learning_rate: float, max_iter: int,
 ) -> TimCall: ...
 
 @final
@@ -176,7 +170,7 @@ class LikelihoodCall:
     ) -> None: ...
 
 def posterior_call(
-    *, target: Target, dtype: int, sizes: tuple[int, int, int, int, int, int, int], weight: float,
+    *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], weight: float,
     temper: float, mean_shots: float, max_iter: int, tol: float, added: int, factor: int,
     solved: int, shares: int, squares: int, bias: int, shots: int, variance: int, sharpness: int,
     priors: int, measures: int,

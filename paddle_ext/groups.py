@@ -70,8 +70,9 @@ def groups_of(groups: Any, rows: int, device: torch.device, name: str = "groups"
     if values.is_floating_point() or values.dtype is torch.uint64:
         return named_groups(values.tolist(), rows, device, name)
     values = values.detach().to(device)
-    names, of_row, sizes = torch.unique(values.long(), return_inverse=True, return_counts=True)
-    return Groups(names.tolist(), of_row, sizes, of_row.argsort(stable=True))
+    values, order = values.long().sort(stable=True)
+    names, place, sizes = torch.unique_consecutive(values, return_inverse=True, return_counts=True)
+    return Groups(names.tolist(), torch.empty_like(place).scatter_(0, order, place), sizes, order)
 
 
 def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Groups:
@@ -106,11 +107,11 @@ def check_length(shape: tuple[int, ...], rows: int, name: str) -> None:
 
 
 def groups_and_things(
-    groups: Any, same: Any, rows: int, device: torch.device
+    groups: Any, same: Any, rows: int, device: torch.device, name: str = "same", kind: str = "group"
 ) -> tuple[Groups | None, Groups | None]:
-    """Check the groups and the things of rows, if given, as `groups_of` does; together too."""
+    """Check the groups of this `kind` and the things of rows as `groups_of` does; together too."""
     grouped = None if groups is None else groups_of(groups, rows, device)
-    things = None if same is None else groups_of(same, rows, device, "same")
+    things = None if same is None else groups_of(same, rows, device, name)
     if grouped is None or things is None:
         return grouped, things
     apart = grouped.of_row != grouped.of_row[things.first][things.of_row]
@@ -119,22 +120,23 @@ def groups_and_things(
         thing = int(things.of_row[row])
         found = [grouped.names[int(grouped.of_row[x])] for x in (things.first[thing], row)]
         raise ValueError(
-            f"same must have the rows of a thing in one group, got {things.names[thing]!r} in "
+            f"{name} must have the rows of a thing in one {kind}, got {things.names[thing]!r} in "
             f"{found[0]!r} and {found[1]!r}"
         )
     return grouped, things
 
 
-def thing_logits(logits: Tensor, things: Groups) -> Tensor:
+def thing_logits(logits: Tensor, things: Groups, known: Any = 0.0, labelled: int = 0) -> Tensor:
     """The logits of things [T, K] from those of their rows [Q, K], in float64.
 
-    If rows of a thing correlate by r within their class, the mean of n is worth
+    If rows of a thing correlate by r within their class, n of them are worth
     ``n / (1 + (n - 1) r)`` independent rows. Things are of the classes that the means of their rows
-    say; with no more things than classes nothing is known of r, and it is 1. docs/groups.md has the
-    equations.
+    say; `known` is r as `labelled` rows beyond the classes say it. If neither can tell, it is 1.
+    docs/groups.md has the equations.
     """
     x, n = logits.double(), things.sizes.double().unsqueeze(-1)
     mean = things.means(x)
+    p = x.log_softmax(-1).clamp(min=torch.finfo(x.dtype).min)
     finite = x.isfinite().all(0)
     x = torch.where(finite, x, 0.0)
     x = x - finite * (x.sum(-1, keepdim=True) / finite.sum().clamp(min=1))
@@ -147,6 +149,11 @@ def thing_logits(logits: Tensor, things: Groups) -> Tensor:
     between = (u * torch.cdist(own, centres).square()).sum() / freedom.clamp(min=1)
     # A mean of n rows varies by within / n more than what they have in common.
     variance = between + within * (1 - 1 / n).mean()
-    known = (freedom >= 1) & (variance > 0)
-    r = torch.where(known, 1 - within / variance, 1.0).clamp(0, 1)
-    return mean * n / (1 + (n - 1) * r)
+    freedom = torch.where((freedom >= 1) & (variance > 0), freedom, 0.0)
+    r = freedom * (1 - within / variance.clamp(min=1e-300)).clamp(0, 1) + labelled * known
+    r = torch.where(freedom + labelled > 0, r / (freedom + labelled).clamp(min=1), 1.0)
+    # Between the geometric mean of likelihoods, of independent rows, and their arithmetic mean.
+    power, place = r.clamp(min=1e-12), things.of_row.unsqueeze(-1).expand_as(p)
+    most = torch.full_like(mean, -torch.inf).scatter_reduce(0, place, p, "amax")
+    likely = things.means((power * (p - most[things.of_row])).expm1()).log1p() / power + most
+    return likely.masked_fill(mean.isneginf(), -torch.inf) * n / (1 + (n - 1) * r)

@@ -4,18 +4,21 @@ With u the probability of a class for each query, the class holds ``N = sum_q u`
 class proportions, this count has the variance ``V = sum_q u (1 - u)``. docs/presence.md says why
 three errors add to it:
 
-- The proportions are estimated from the same batch: with ``C = N (Q - N) / Q``, ``r = V / C`` and a
-  flat prior on the share, V becomes ``W = V (1 + r / (1 - r + 12 C / Q^2))``.
-- A shift of all logits of a class by d changes N by d W; a standard deviation s adds ``(s W)^2``.
+- The proportions are estimated from the same batch, so that any error d in the count of labels
+  moves N by ``g d``. With ``C = N (Q - N) / Q``, ``r = V / C`` and a flat prior on the share,
+  ``g = 1 + r / (1 - r + 12 C / Q^2)``, and V becomes ``g V``.
+- A shift of all logits of a class by d changes N by d g V: a standard deviation s adds
+  ``(s g V)^2``.
 - Few labelled rows, n of the class and R in all, do not say which share e of the labels is wrong:
-  it has the variance ``e (1 - e) / (n + 3)``, even where all probabilities are near 0 or 1.
+  it has the variance ``e (1 - e) / (n + 2)``, even where all probabilities are near 0 or 1. What
+  this moves from class to class, g moves further.
 
-The interval lies between quantiles of a gamma distribution with that variance and the mean N, moved
-towards ``Q / K`` by the weight of the prior, ``1 / (R + 2)``. The variance is at most twice that of
-a share of which nothing is known, ``N (Q - N) / (k + 1)`` with k as the number of classes present:
-estimate and truth are then two draws. If N > Q / 2, the interval for Q - N is computed and
-mirrored, so that it stays within 0 and Q. The ends are rounded inwards to whole counts, as in mid-P
-intervals: rounded outwards, the interval would cover more than it should.
+The interval lies between quantiles of a beta distribution with that variance and the mean N, moved
+towards ``Q / K`` by the weight of the prior, ``1 / (2 R + 2)``. The variance is at most that of a
+share of which nothing is known, ``N (Q - N) / (k + 1)`` with k as the number of classes present. If
+N > Q / 2, the interval for Q - N is computed and mirrored, so that it stays within 0 and Q. The
+ends are rounded inwards to whole counts, as in mid-P intervals: rounded outwards, the interval
+would cover more than it should.
 
 Queries of no known class are counted by their novelty, which is even in [0, 1] for all others.
 """
@@ -85,7 +88,7 @@ def counts_of(labels: Tensor, counts: Tensor, among: Tensor | None = None) -> Te
 def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> Tensor:
     """The estimated shares of the classes, [.., K]: a mean of label and probability counts."""
     # Label counts are better if few classes are present.
-    labelled_share = (counted > 0).to(counted.dtype).mean(-1, keepdim=True)
+    labelled_share = counted.sign().mean(-1, keepdim=True)
     return torch.lerp(counted, held, labelled_share) / queries
 
 
@@ -126,7 +129,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
         raise check.ArgumentValueError(
             "sums", f"must be [.., 4, K] or [.., 9, K + 1], got {list(sums.shape)}"
         )
-    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(coverage).double()))
+    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(coverage, dtype=torch.float64)))
     sums = sums.double()
     Q = sums[..., 0, :].sum(-1, keepdim=True).clamp(min=1)
     strange = None
@@ -138,16 +141,17 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     held = torch.lerp(held, held.mean(-1, keepdim=True), prior)
     # The inverse of Simpson's index counts a class by how much it holds.
     present = Q.square() / held.square().sum(-1, keepdim=True).clamp(min=1)
-    variance = torch.minimum(variance, 2 * held * (Q - held) / (present + 1))
+    variance = torch.minimum(variance, held * (Q - held) / (present + 1))
     if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
         held = (held + 0.5) * Q / (Q + 1)
         variance = variance + held * (Q - held) / (Q + 2)
     mirrored = held > Q / 2
     mean = torch.where(mirrored, Q - held, held).clamp(min=0)
-    low, high = (gamma_quantile(mean, variance, x) for x in (-z, z))
+    low, high = (count_quantile(mean, variance, Q, x) for x in (-z, z))
     if not sampling:
         nearest = mean.round()
-        low, high = torch.minimum(low.ceil(), nearest), torch.maximum(high.floor(), nearest)
+        low, high = low.ceil() * (low >= 0.5), high.floor()  # less than half a query may be none
+        low, high = torch.minimum(low, nearest), torch.maximum(high, nearest)
         # A class whose expected count is not tiny may hold at least one query.
         high = torch.maximum(high, (mean > 1 - coverage).double())
     low, high = torch.where(mirrored, Q - high, low) / Q, torch.where(mirrored, Q - low, high) / Q
@@ -162,14 +166,14 @@ def count_variance(N: Tensor, V: Tensor, inexact: Tensor, Q: Tensor) -> tuple[Te
     """The variance of each class's count [.., K], and the weight of the prior mean [.., 1]."""
     complete = (N * (Q - N) / Q).clamp(min=1e-9)
     missing = (V / complete).clamp(max=1)
-    unknown_shares = V * (1 + missing / (1 - missing + 12 * complete / Q.square()))
+    gain = 1 + missing / (1 - missing + 12 * complete / Q.square())
     one_row = 1 / (1 / inexact).sum(-1, keepdim=True)  # 1 / R
-    wrong = (V.sum(-1, keepdim=True) / Q + one_row) / (1 + 2 * one_row)
-    moved = N.square() * inexact / (1 + 3 * inexact) * wrong * (1 - wrong)
+    wrong = (V.sum(-1, keepdim=True) / Q + one_row / 2) / (1 + one_row)  # Jeffreys' prior
+    moved = N.square() * inexact / (1 + 2 * inexact) * wrong * (1 - wrong)
     others = moved.sum(-1, keepdim=True) - moved
     moved = moved * (N.shape[-1] > 1) + others / max(1, N.shape[-1] - 1)
-    variance = unknown_shares + (LOGIT_ERROR * unknown_shares).square() + moved
-    return variance, one_row / (1 + 2 * one_row)
+    variance = gain * V + gain.square() * ((LOGIT_ERROR * V).square() + moved)
+    return variance, one_row / (2 + 2 * one_row)
 
 
 def without_strangers(
@@ -189,7 +193,7 @@ def without_strangers(
     number = ((seen - RATE * n) / (1 - RATE)).clamp(min=0)
     known = (n - number).clamp(min=0)
     spread = RATE * (1 - RATE) * known * (1 + known / (rows + 2))
-    low = torch.minimum(seen - gamma_quantile(RATE * known, spread, z), number).clamp(min=0)
+    low = torch.minimum(seen - count_quantile(RATE * known, spread, Q, z), number).clamp(min=0)
     half = (n / 4 * (1 + n / (rows + 2))).sqrt()
     high = torch.maximum(n - 2 * (familiar - z * half), number).minimum(n)
     real = number / seen.clamp(min=1)  # the share of those seen
@@ -205,13 +209,25 @@ def without_strangers(
     return torch.stack([*rest, inexact], -2), Prevalence._make(x / Q for x in (number, *ends))
 
 
-def gamma_quantile(mean: Tensor, variance: Tensor, z: float) -> Tensor:
-    """The quantile of a gamma distribution, by Wilson and Hilferty's approximation.
+def count_quantile(mean: Tensor, variance: Tensor, Q: Tensor, z: float) -> Tensor:
+    """The quantile of a count whose share of Q has a beta distribution; `mean` is at most Q / 2.
 
-    `z` is that of the normal distribution. Upper quantiles do not fall where the variance is so
-    large that those of the gamma distribution do: all but a few counts would then be near 0.
+    By Paulson's approximation: of a ratio of gamma variables, the cube root is that of two normal
+    ones. `z` is the quantile of the normal distribution. Upper quantiles do not fall where the
+    variance is so large that those of the beta distribution do: all but a few counts would then be
+    near 0.
     """
-    relative = variance.sqrt() / mean.clamp(min=1e-12)  # standard deviation
+    share = (mean / Q).clamp(min=1e-12)
+    relative = (variance.sqrt() / mean.clamp(min=1e-12)).clamp(min=1e-9)  # standard deviation
     if z > 0:
         relative = relative.clamp(max=1.5 * z)
-    return mean * (1 - relative.square() / 9 + z * relative / 3).clamp(min=0) ** 3
+    a = ((1 - share) / relative.square() - share).clamp(min=1e-12)  # the parameters
+    b = a * (1 / share - 1)
+    A, B = (1 - 1 / (9 * b)).clamp(min=0), (1 - 1 / (9 * a)).clamp(min=0)
+    s, t = z * z / (9 * b), z * z / (9 * a)
+    root = (A * A * t + B * B * s - s * t).clamp(min=0).sqrt()
+    if z > 0:
+        cube_root = ((A * B + root) / (A * A - s)).where(s < A * A, torch.inf)
+    else:
+        cube_root = (B * B - t).clamp(min=0) / (A * B + root).clamp(min=1e-12)
+    return Q / (1 + b / (a * cube_root**3))

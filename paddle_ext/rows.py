@@ -23,7 +23,7 @@ def computing_dtype(features: Tensor) -> torch.dtype:
 def unit_rows(x: Tensor) -> Tensor:
     """Rows of norm 1, [.., D]; a zero row stays zero."""
     largest = x.abs().amax(-1, keepdim=True)  # scale to at most 1, so that squares cannot overflow
-    x = x / torch.where(largest > 0, largest, 1)
+    x = x / torch.threshold(largest, 0, 1)
     return x.div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1))  # 0 or >= 1
 
 

@@ -79,7 +79,8 @@ class Solution(NamedTuple):
         """Whether the probabilities are calibrated.
 
         Those of `adapt` are if its logits are; the method `adaptive` calibrates its probabilities
-        on labelled rows. PADDLE's are overconfident, and only good for ranking.
+        on labelled rows, of which fewer than 20 leave too little (docs/presence.md). PADDLE's are
+        overconfident, and only good for ranking.
         """
         return self.concentration is not None
 

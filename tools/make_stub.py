@@ -23,7 +23,7 @@ takes the sizes and options of a call and returns an object whose method `run` t
 
 Pointers are `Tensor.data_ptr()`, 0 if absent; all arrays are contiguous. Letters, shapes, units and
 the parameters of a call are those of `csrc/common/calls.inl`; the numbers of enumerations and the
-order of `sizes` are those of `csrc/common/params.h`. Numbers in capitals are constants of C++ that
+order in `size` are those of `csrc/common/params.h`. Numbers in capitals are constants of C++ that
 Python shares.
 """
 
@@ -42,12 +42,6 @@ class Target:
     """Where to run: on the CPU with this many threads, or on a stream of a CUDA device."""
 
     def __init__(self, *, cuda: bool, threads: int, device: int, stream: int) -> None: ...
-    @property
-    def cuda(self) -> bool: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def device(self) -> int: ...
     @property
     def stream(self) -> int: ...
 '''

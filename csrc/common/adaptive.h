@@ -66,7 +66,7 @@ PADDLE_EXT_HD double length_factor(double squares, double scales, double scaled,
 // --- calibration ---------------------------------------------------------------------------------
 //
 // Finds the sharpness f that maximises the likelihood of the labels of some rows, given their
-// squared distances d to the classes: the algebra shared by CPU and CUDA.
+// squared distances d to the classes.
 //
 //   F(f) = sum_i CE_i( softmax(-f/2 d_i.) ) + (ln f - ln centre)^2 / (2 spread^2)
 //
@@ -213,8 +213,6 @@ PADDLE_EXT_HD Real absorb_share(Real a) {
 PADDLE_EXT_HD bool has_gram(double Q, double D, double K) { return Q * (D + K) <= 2 * D * K; }
 
 // --- the absorb step -----------------------------------------------------------------------------
-//
-// The absorb step of `adaptive`: the algebra shared by CPU and CUDA.
 //
 // Query q of class k with probability u has weight W = trust u^2, trust = Q / (Q + K). With n
 // labelled rows in the class, s the weighted sum of all rows and m = n + sum_q W their mass, the

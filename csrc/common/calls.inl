@@ -7,8 +7,6 @@
 //                                         own run_cpu (CPU), or none (NO_CPU); likewise on CUDA.
 //   MAKE(type, names..)                   given to name_call: sizes and options
 //   RUN(type, names..)                    given to `run`: mostly pointers
-//   MAKE_AS(type, field, keyword)         given under another name
-//   PART(field, name)                     a part of a struct, given to name_call
 //   OWN(type, name)                       set by native code, not from Python
 //   MEMORY()                              given to `run`: as many bytes of memory as `workspace` says
 //
@@ -18,8 +16,7 @@
 
 CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the features
-    MAKE_AS(PaddleSizes, size, sizes);
-    PART(size, support_shared);
+    MAKE(TaskSizes, size);
     MAKE(double, lam);
     MAKE(Scaling, scaling);
     MAKE(double, temperature, epsilon);
@@ -72,20 +69,13 @@ CALL(Values, values, CPU, CUDA) {
 
 CALL(Tim, tim, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the features
-    OWN(TimSizes, size);
-    PART(size, B);
-    PART(size, Q);
-    PART(size, S);
-    PART(size, K);
-    PART(size, D);
-    PART(size, support_shared);
+    MAKE(TaskSizes, size);
     MAKE(TimSolver, solver);
     MAKE(bool, normalize);  // normalise rows to unit length first
     MAKE(double, temperature);
     // Of the support's cross-entropy, the marginal, the conditional entropy; an order of 1 is
     // Shannon's.
-    MAKE_AS(TimTerms, weight, weights);
-    MAKE_AS(TimTerms, alpha, alphas);
+    MAKE(TimTerms, weight, alpha);
     MAKE(double, learning_rate);  // of Adam, or the step fraction towards the closed form
     MAKE(int, max_iter);
     RUN(const void*, support);            // [B, S, D], or [S, D] when shared
@@ -223,7 +213,7 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
 // Probabilities of queries under these likelihoods: coordinates, proportions, absorb step.
 CALL(Posterior, posterior, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE_AS(PosteriorSizes, size, sizes);
+    MAKE(PosteriorSizes, size);
     MAKE(double, weight);      // of a query in the counts
     MAKE(double, temper);      // factor on the logits of the absorb step
     MAKE(double, mean_shots);  // see excess_distance

@@ -24,14 +24,9 @@ enum class Sampling : int { kUniform = 0, kBalanced = 1, kDirichlet = 2 };
 // Returned instead of a workspace size: a task does not fit this code.
 constexpr int64_t kTooLarge = -1;
 
-struct PaddleSizes {
+struct TaskSizes {
     int64_t B, Q, S, K, D;
     int64_t N;            // rows of the bank; 0 when support and query are given directly
-    bool support_shared;  // one support set for all tasks
-};
-
-struct TimSizes {
-    int64_t B, Q, S, K, D;
     bool support_shared;  // one support set for all tasks
 };
 using TimTerms = double[3];
@@ -79,9 +74,7 @@ struct ParamsList;
         : On<PADDLE_EXT_HAS_##cpu, PADDLE_EXT_HAS_##cuda>
 #define MAKE(type, ...) type __VA_ARGS__
 #define RUN(type, ...) type __VA_ARGS__
-#define MAKE_AS(type, field, keyword) type field
 #define OWN(type, name) type name
-#define PART(...) static_assert(true)
 #define MEMORY()     \
     void* workspace; \
     int64_t workspace_bytes
@@ -90,9 +83,7 @@ struct ParamsList;
 #undef CALL
 #undef MAKE
 #undef RUN
-#undef MAKE_AS
 #undef OWN
-#undef PART
 #undef MEMORY
 #undef ONE_BY_ONE
 

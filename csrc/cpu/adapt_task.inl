@@ -78,13 +78,7 @@ static double exact_row(const AdaptTask<T>& t, int64_t q) {
         t.row[k] = k < t.K ? std::max(l[k], t.kLowest) - t.offset[q] + t.e[k] : t.kLowest;
         most = t.row[k] > most ? t.row[k] : most;
     }
-    Vec<T> sums = splat(T(0));
-    for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
-        const Vec<T> value = vexp<T>(load(t.row + k) - most);
-        store(t.row + k, value);
-        sums += value;
-    }
-    const T sum = horizontal_sum<T>(sums), share = 1 / sum;
+    const T sum = exponentials(t.row, most, t.Kp), share = 1 / sum;
     for (int64_t k = 0; k < t.Kp; ++k) t.row[k] *= share;
     return double(t.offset[q]) + double(most) + std::log(double(sum));
 }
@@ -315,10 +309,3 @@ static Work adapt_work(const AdaptParams& p) {
     const double iteration = 2.0 * entries + 100.0 * double(p.K);
     return {p.B, 20.0 * entries + iteration * iterations, 0};
 }
-
-constexpr TaskKernels<AdaptParams> kAdaptKernels = {
-    "logits",
-    adapt_work,
-    {bytes_of<AdaptTask<float>>, bytes_of<AdaptTask<double>>},
-    {adapt_task<float>, adapt_task<double>},
-};

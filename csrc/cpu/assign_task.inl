@@ -28,18 +28,6 @@ static T row_logits(const T* __restrict__ products, const T* __restrict__ bias, 
     return most;
 }
 
-// row = exp(row - most); returns the sum.
-template <typename T>
-static T row_exponentials(T* row, T most, int64_t Kp) {
-    Vec<T> total = {};
-    for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
-        const Vec<T> x = vexp<T>(load(row + k) - most);
-        store<T>(row + k, x);
-        total += x;
-    }
-    return horizontal_sum<T>(total);
-}
-
 // The largest classes of a row, times a factor; of equal ones, the smaller first.
 template <typename T>
 static void take_top(const T* row, int64_t K, T factor, int64_t top, T* probabilities,
@@ -103,7 +91,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
             sums.leads[1] += lead - 2 * double(most);
             continue;
         }
-        const T sum = row_exponentials(row, most, Kp);
+        const T sum = exponentials(row, most, Kp);
         sums.log_sums += double(most) + __builtin_log(double(sum));
         T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
         if (p.squared) {

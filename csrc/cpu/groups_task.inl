@@ -16,9 +16,10 @@ struct GroupTask {
 // The evidence of each chance that two rows are one draw. All pairs have the same weight, so that
 // one logarithm does for the product of many.
 template <typename T>
-static void pair_evidence(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n) {
+static void pair_evidence(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n,
+                          const T* inverse) {
     const GroupsParams& p = t.p;
-    const T *const rows = static_cast<const T*>(p.rows), *const inverse = t.factor;
+    const T* const rows = static_cast<const T*>(p.rows);
     const int64_t partners = std::min(p.partners, n - 1);
     double* const sums = p.evidence + group * p.C;
     std::fill_n(sums, p.C, 0.0);
@@ -49,10 +50,7 @@ static void group_task(const GroupsParams& p, int64_t group, void* scratch, int 
     const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
     const int64_t* const order = p.order + p.starts[group];
     const T* const inverse = static_cast<const T*>(p.inverse) + group * K;
-    if (p.C > 0) {
-        std::copy_n(inverse, K, t.factor);
-        return pair_evidence(t, group, order, n);
-    }
+    if (p.C > 0) return pair_evidence(t, group, order, n, inverse);
     double *const counts = p.counts + group * K, weight = p.weight[group], moved = 0;
     const double* const prior = p.prior + group * K;
     std::fill_n(counts, K, 0.0);
@@ -105,10 +103,3 @@ static Work groups_work(const GroupsParams& p) {
     const double entries = double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B);
     return {p.B, entries * double(p.C > 0 ? p.partners : 30), 0};
 }
-
-constexpr TaskKernels<GroupsParams> kGroupsKernels = {
-    "rows",
-    groups_work,
-    {bytes_of<GroupTask<float>>, bytes_of<GroupTask<double>>},
-    {group_task<float>, group_task<double>},
-};

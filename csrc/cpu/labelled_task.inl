@@ -236,16 +236,7 @@ static Work labelled_work(const LabelledParams& p) {
     return {p.B, 6.0 * double(p.S + p.R) * double(p.D), 0};
 }
 
-constexpr TaskKernels<LabelledParams> kLabelledKernels = {
-    "support",
-    labelled_work,
-    {bytes_of<LabelledTask<float>>, bytes_of<LabelledTask<double>>},
-    {labelled_task<float>, labelled_task<double>},
-};
-
 // --- calibrate -----------------------------------------------------------------------------------
-//
-// `calibrate` for one SIMD level: one task on one thread. The algebra is in common/adaptive.h.
 //
 // Distances are packed, a row in each lane, so that no sum over classes runs across lanes.
 
@@ -369,10 +360,3 @@ static Work calibrate_work(const CalibrateParams& p) {
     constexpr double kSteps = 8;  // typical; each costs about 20 per distance
     return {p.B, 20.0 * kSteps * double(p.R) * double(p.K), 0};
 }
-
-constexpr TaskKernels<CalibrateParams> kCalibrateKernels = {
-    "distances",
-    calibrate_work,
-    {bytes_of<CalibrateScratch<float>>, bytes_of<CalibrateScratch<double>>},
-    {calibrate_task<float>, calibrate_task<double>},
-};

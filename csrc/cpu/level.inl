@@ -6,10 +6,7 @@
 #include <cstdint>
 
 #include "common/adapt.h"
-#include "common/workspace.h"
 #include "common/adaptive.h"
-#include "common/math.h"
-#include "common/parallel.h"
 #include "common/large.h"
 #include "common/sinkhorn.h"
 #include "common/tim.h"
@@ -32,11 +29,21 @@ static int64_t bytes_of(const Params& p) {
     return arena.used();
 }
 
+// The kernels of tasks that take their memory as Memory<float> or Memory<double>.
+template <template <typename> class Memory, typename Params, typename Solve>
+static constexpr TaskKernels<Params> task_kernels(const char* array, Work (*work)(const Params&),
+                                                  Solve* with_float, Solve* with_double) {
+    return {array,
+            work,
+            {bytes_of<Memory<float>, Params>, bytes_of<Memory<double>, Params>},
+            {with_float, with_double}};
+}
+
+#include "cpu/matrix.inl"
 #include "cpu/paddle_task.inl"
 #include "cpu/sinkhorn_task.inl"
 #include "cpu/tim_task.inl"
 #include "cpu/adapt_task.inl"
-#include "cpu/matrix.inl"
 #include "cpu/labelled_task.inl"
 #include "cpu/likelihood_task.inl"
 #include "cpu/posterior_task.inl"
@@ -47,8 +54,19 @@ constexpr CpuKernels kKernels = {
     PADDLE_EXT_LEVEL_NAME,
     kAssignKernels,
     {coordinates_rows<float>, coordinates_rows<double>},
-    {kPaddleKernels, kSinkhornKernels, kTimKernels, kAdaptKernels, kLabelledKernels,
-     kCalibrateKernels, kLikelihoodKernels, kPosteriorKernels, kGroupsKernels},
+    {kPaddleKernels,
+     task_kernels<SinkhornTask>("cost", sinkhorn_work, sinkhorn_task<float>, sinkhorn_task<double>),
+     task_kernels<TimMemory>("features", tim_work, tim_task<float>, tim_task<double>),
+     task_kernels<AdaptTask>("logits", adapt_work, adapt_task<float>, adapt_task<double>),
+     task_kernels<LabelledTask>("support", labelled_work, labelled_task<float>,
+                                labelled_task<double>),
+     task_kernels<CalibrateScratch>("distances", calibrate_work, calibrate_task<float>,
+                                    calibrate_task<double>),
+     task_kernels<LikelihoodMemory>("support", likelihood_work, likelihood_task<float>,
+                                    likelihood_task<double>),
+     task_kernels<PosteriorScratch>("query", posterior_work, posterior_task<float>,
+                                    posterior_task<double>),
+     task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>)},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -2,9 +2,6 @@
 #include <atomic>
 #include <cmath>
 
-#include "common/parallel.h"
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cpu/levels.h"
 
 #if defined(_WIN32)  // as in processthreadsapi.h
@@ -65,23 +62,16 @@ void set_simd_level(const std::string& name) {
     require(false, "SIMD level '", name, "' is not available here");
 }
 
-// --- PADDLE --------------------------------------------------------------------------------------
-
-namespace {
-
 template <typename Real>
-Real nth(Real* values, int64_t count, int64_t rank) {
+Real select_rank(Real* values, int64_t count, int64_t rank) {
     // nth_element needs an order, and NaN has none.
     if (std::any_of(values, values + count, [](Real x) { return std::isnan(x); })) return NAN;
     std::nth_element(values, values + rank, values + count);
     return values[rank];
 }
 
-}  // namespace
-
-float select_rank(float* values, int64_t count, int64_t rank) { return nth(values, count, rank); }
-
-double select_rank(double* values, int64_t count, int64_t rank) { return nth(values, count, rank); }
+template float select_rank(float* values, int64_t count, int64_t rank);
+template double select_rank(double* values, int64_t count, int64_t rank);
 
 // --- coordinates ---------------------------------------------------------------------------------
 //

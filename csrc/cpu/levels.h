@@ -41,8 +41,8 @@ struct TaskTables<ParamsList<Params...>> {
 };
 
 // The element of rank `rank` of `values` in ascending order; reorders them. NaN if any is NaN.
-float select_rank(float* values, int64_t count, int64_t rank);
-double select_rank(double* values, int64_t count, int64_t rank);
+template <typename Real>
+Real select_rank(Real* values, int64_t count, int64_t rank);
 
 // --- rows of large tasks -------------------------------------------------------------------------
 

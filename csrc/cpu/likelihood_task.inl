@@ -226,10 +226,7 @@ static void mix(const JudgedScratch<T>& s, int64_t row, T share, T* __restrict__
     for (int64_t k = 0; k < s.K; ++k) to[k] = plain[k] + share * (full[k] - plain[k]);
 }
 
-// --- likelihood ----------------------------------------------------------------------------------
-//
-// `likelihood` for one SIMD level: one task, its products on several threads. The algebra is in
-// common/adaptive.h.
+// --- likelihood: one task, its products on several threads --------------------------------------
 
 template <typename T>
 struct LikelihoodScratch {
@@ -242,41 +239,38 @@ struct LikelihoodScratch {
     int64_t* count;
     void *labelled_scratch, *calibrate_scratch;
 
-    LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task);
+    LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task) {
+        const int64_t S = p.S, K = p.K, D = p.D, R = p.R;
+        const auto of_task = [&](void* base, int64_t size) {
+            return static_cast<T*>(base) + task * size;
+        };
+        shots = of_task(p.shots, K);
+        distances = arena.take<T>(R * K);
+        drawn = arena.take<T>(2 * K);
+        trial = arena.take<T>(2);
+        count = arena.take<int64_t>(1);
+        labelled.B = 1, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
+        labelled.support = static_cast<const T*>(p.support) + task * S * D;
+        labelled.labels = p.labels + task * S;
+        labelled.first = arena.take<T>(S);
+        labelled.second = arena.take<T>(S);
+        labelled.centre = of_task(p.centre, D);
+        labelled.means = of_task(p.means, K * D), labelled.shots = shots;
+        labelled.scale = of_task(p.scale, D);
+        labelled.own = arena.take<int64_t>(R);
+        labelled.count = count;
+        calibrate.B = 1, calibrate.R = R, calibrate.K = K;
+        calibrate.distances = distances;
+        calibrate.labels = labelled.own;
+        calibrate.count = count;
+        calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
+        calibrate.sharpness = of_task(p.sharpness, 1);
+        calibrate.objective = arena.take<T>(1);
+        calibrate.drawn = drawn;
+        labelled_scratch = arena.take<char>(bytes_of<LabelledTask<T>>(labelled));
+        calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
+    }
 };
-
-template <typename T>
-LikelihoodScratch<T>::LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task) {
-    const int64_t S = p.S, K = p.K, D = p.D, R = p.R;
-    const auto of_task = [&](void* base, int64_t size) {
-        return static_cast<T*>(base) + task * size;
-    };
-    shots = of_task(p.shots, K);
-    distances = arena.take<T>(R * K);
-    drawn = arena.take<T>(2 * K);
-    trial = arena.take<T>(2);
-    count = arena.take<int64_t>(1);
-    labelled.B = 1, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
-    labelled.support = static_cast<const T*>(p.support) + task * S * D;
-    labelled.labels = p.labels + task * S;
-    labelled.first = arena.take<T>(S);
-    labelled.second = arena.take<T>(S);
-    labelled.centre = of_task(p.centre, D);
-    labelled.means = of_task(p.means, K * D), labelled.shots = shots;
-    labelled.scale = of_task(p.scale, D);
-    labelled.own = arena.take<int64_t>(R);
-    labelled.count = count;
-    calibrate.B = 1, calibrate.R = R, calibrate.K = K;
-    calibrate.distances = distances;
-    calibrate.labels = labelled.own;
-    calibrate.count = count;
-    calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
-    calibrate.sharpness = of_task(p.sharpness, 1);
-    calibrate.objective = arena.take<T>(1);
-    calibrate.drawn = drawn;
-    labelled_scratch = arena.take<char>(bytes_of<LabelledTask<T>>(labelled));
-    calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
-}
 
 // Whether every row is plainly finite and has a class, and every class has a row.
 template <typename T>
@@ -319,10 +313,20 @@ static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& jud
 }
 
 template <typename T>
+struct LikelihoodMemory {
+    Arena& arena;
+    const LikelihoodParams& p;
+    int64_t task = 0;
+    LikelihoodScratch<T> s{arena, p, task};
+    JudgedScratch<T> judged{arena, p, task};
+};
+
+template <typename T>
 static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
-    const LikelihoodScratch<T> s(arena, p, task);
-    const JudgedScratch<T> judged{arena, p, task};
+    const LikelihoodMemory<T> memory{arena, p, task};
+    const LikelihoodScratch<T>& s = memory.s;
+    const JudgedScratch<T>& judged = memory.judged;
     const int64_t K = p.K;
     T* const squares = static_cast<T*>(p.squares) + task * K;
     labelled_task<T>(s.labelled, 0, s.labelled_scratch);
@@ -356,14 +360,6 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     }
 }
 
-template <typename T>
-static int64_t likelihood_scratch_bytes(const LikelihoodParams& p) {
-    Arena arena(nullptr);
-    static_cast<void>(LikelihoodScratch<T>(arena, p, 0));
-    static_cast<void>(JudgedScratch<T>{arena, p, 0});
-    return arena.used();
-}
-
 static Work likelihood_work(const LikelihoodParams& p) {
     const double S = double(p.S), K = double(p.K), D = double(p.D), R = double(p.R);
     const double M = std::min(S, D), N = p.every || (p.full && S < D) ? S : R;
@@ -377,10 +373,3 @@ static Work likelihood_work(const LikelihoodParams& p) {
     // A calibration takes about 8 steps of 20 per distance.
     return {p.B, products + 6.0 * S * D + 160.0 * calibrations * R * K, products / parts};
 }
-
-constexpr TaskKernels<LikelihoodParams> kLikelihoodKernels = {
-    "support",
-    likelihood_work,
-    {likelihood_scratch_bytes<float>, likelihood_scratch_bytes<double>},
-    {likelihood_task<float>, likelihood_task<double>},
-};

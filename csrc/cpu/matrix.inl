@@ -66,10 +66,11 @@ constexpr int64_t kRowsAtOnce = 60;  // a multiple of every row tile
 template <typename T>
 static void multiply_rows(const MatrixRows<T>& a, int64_t first, int64_t end, const T* panels,
                           int64_t inner, int64_t count, const MatrixOut<T>& out, bool add) {
-    const T* from[kRowsAtOnce];
-    T* to[kRowsAtOnce];
-    for (; first < end; first += kRowsAtOnce) {
-        const int64_t rows = std::min(end - first, kRowsAtOnce);
+    constexpr int64_t kPointers = 4 * kRowsAtOnce;
+    const T* from[kPointers];
+    T* to[kPointers];
+    for (; first < end; first += kPointers) {
+        const int64_t rows = std::min(end - first, kPointers);
         for (int64_t i = 0; i < rows; ++i) {
             from[i] = a.row(first + i);
             to[i] = out.base + (first + i) * out.step;
@@ -127,8 +128,7 @@ static void multiply_closed(const T* a, int64_t a_step, int64_t N, const T* pane
 
 // --- Cholesky factors and substitution -----------------------------------------------------------
 //
-// Cholesky factors and substitution for one SIMD level, in the blocks of common/adaptive.h, so that
-// nearly all work is matrix products.
+// In the blocks of common/adaptive.h, so that nearly all work is matrix products.
 
 // The lower triangle of a symmetric block becomes the inverse of its Cholesky factor; above it, zero.
 template <typename T>

@@ -34,27 +34,20 @@ struct GramState {
     int64_t* live = arena.take<int64_t>(K);  // classes in the softmax
     int64_t live_count = 0;
     int64_t* moved = arena.take<int64_t>(K);
-    const T** from = arena.take<const T*>(std::max(K, Q));  // row pointers of a product
-    T** to = arena.take<T*>(std::max(K, Q));
+    const T** from = arena.take<const T*>(K);  // row pointers of a product
+    T** to = arena.take<T*>(K);
 };
 
 // G, C = M at the start, and P: the only work that depends on D.
 template <typename T>
-static void gram_products(const Prepared<T>& task, const PaddleSizes& n, GramState<T>& s) {
+static void gram_products(const Prepared<T>& task, const TaskSizes& n, GramState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const int64_t panels = s.Qp / kPanel;
-    for (int64_t q = 0; q < s.Q; ++q) {
-        s.from[q] = task.z + q / kPanel * n.D * kPanel + q % kPanel;
-        s.to[q] = s.gram + q * kPanel;
-    }
-    product(s.from, kPanel, s.Q, task.z, n.D, panels, s.to, s.Q * kPanel);
+    multiply_rows<T>({task.z, 0, kPanel, nullptr, n.D}, 0, s.Q, task.z, n.D, panels,
+                     {s.gram, kPanel, s.Q * kPanel}, false);
+    multiply_rows<T>({task.sums, n.D, 1}, 0, s.K, task.z, n.D, panels, {s.m, s.Qp, kPanel}, false);
     for (int64_t k = 0; k < s.K; ++k) {
-        s.from[k] = task.sums + k * n.D;
-        s.to[k] = s.m + k * s.Qp;
-    }
-    product(s.from, int64_t(1), s.K, task.z, n.D, panels, s.to, kPanel);
-    for (int64_t k = 0; k < s.K; ++k) {
-        s.norm[k] = dot(s.from[k], s.from[k], n.D);
+        s.norm[k] = dot(task.sums + k * n.D, task.sums + k * n.D, n.D);
         s.mass[k] = safe_mass(task.count[k]);
         s.held[k] = 0;
     }
@@ -65,21 +58,25 @@ static void gram_products(const Prepared<T>& task, const PaddleSizes& n, GramSta
     }
 }
 
-// Squared factor of scaling="auto": see math.h.
+// Squared factor of scaling="auto", from mean distances to the nearest and the median class: see
+// math.h.
 template <typename T>
 static double auto_factor(const GramState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     T* distance = s.dm;
-    Leads<T> leads;
+    double gap = 0, median = 0;
     for (int64_t q = 0; q < s.Q; ++q) {
         const double own = s.gram[q / kPanel * s.Q * kPanel + q * kPanel + q % kPanel];
         for (int64_t k = 0; k < s.K; ++k) {
             const double at = 1.0 / s.mass[k];
             distance[k] = T(own + at * (at * s.norm[k] - 2.0 * s.m[k * s.Qp + q]));
         }
-        leads.add(distance, s.K);
+        const double nearest = *std::min_element(distance, distance + s.K);
+        const double middle = select_rank(distance, s.K, s.K / 2);
+        median += middle;
+        gap += middle - nearest;
     }
-    return leads.factor_squared(s.Q);
+    return auto_factor_squared(gap / double(s.Q), median / double(s.Q));
 }
 
 template <typename T>

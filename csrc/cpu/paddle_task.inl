@@ -20,20 +20,22 @@ struct Rows {
 };
 
 template <typename T>
+static Rows<T> rows_of(const void* features, const int64_t* index, int64_t task, int64_t rows,
+                       const TaskSizes& n) {
+    const T* const base = static_cast<const T*>(features);
+    if (index != nullptr) return {base, index + task * rows, n.D, n.N};
+    return {base + task * rows * n.D, nullptr, n.D, n.N};
+}
+
+template <typename T>
 static Rows<T> query_rows(const PaddleParams& p, int64_t task) {
-    const auto& n = p.size;
-    const T* base = static_cast<const T*>(p.query);
-    if (p.query_index != nullptr) return {base, p.query_index + task * n.Q, n.D, n.N};
-    return {base + task * n.Q * n.D, nullptr, n.D, n.N};
+    return rows_of<T>(p.query, p.query_index, task, p.size.Q, p.size);
 }
 
 template <typename T>
 static Rows<T> support_rows(const PaddleParams& p, int64_t task) {
-    const auto& n = p.size;
-    const T* base = static_cast<const T*>(p.support);
-    const int64_t own = n.support_shared ? 0 : task;
-    if (p.support_index != nullptr) return {base, p.support_index + own * n.S, n.D, n.N};
-    return {base + own * n.S * n.D, nullptr, n.D, n.N};
+    const int64_t own = p.size.support_shared ? 0 : task;
+    return rows_of<T>(p.support, p.support_index, own, p.size.S, p.size);
 }
 
 // 1 / ||x||; 0 for a zero row, which therefore stays zero; at most the largest number, so that rows
@@ -59,7 +61,7 @@ static T inverse_norm(const T* x, int64_t D) {
 // sums[k] = sum over the support rows of class k of (row - shift); rows are first normalised on
 // request.
 template <typename T>
-static void class_sums(const Rows<T>& row, const int64_t* labels, const PaddleSizes& n,
+static void class_sums(const Rows<T>& row, const int64_t* labels, const TaskSizes& n,
                        bool unit_norm, const T* shift, T* sums, double* count) {
     __builtin_memset(sums, 0, sizeof(T) * n.K * n.D);
     for (int64_t k = 0; k < n.K; ++k) count[k] = 0;
@@ -80,7 +82,7 @@ template <typename T>
 struct SupportSummary {
     Arena& arena;
     const PaddleParams& p;
-    const PaddleSizes& n = p.size;
+    const TaskSizes& n = p.size;
     T* shift = arena.take<T>(n.D);
     T* sums = arena.take<T>(n.K * n.D);
     double* count = arena.take<double>(n.K);
@@ -111,30 +113,11 @@ static void summarise_support(const PaddleParams& p) {
     class_sums(row, p.support_labels, n, unit_norm, summary.shift, summary.sums, summary.count);
 }
 
-// The input of scaling="auto" for a task: mean distances to the nearest and the median class.
-template <typename T>
-struct Leads {
-    double gap = 0, median = 0;
-
-    // Takes the squared distances of one query to the K classes; reorders them.
-    void add(T* distance, int64_t K) {
-        T nearest = distance[0];
-        for (int64_t k = 1; k < K; ++k) nearest = distance[k] < nearest ? distance[k] : nearest;
-        const double middle = select_rank(distance, K, K / 2);
-        median += middle;
-        gap += middle - double(nearest);
-    }
-
-    double factor_squared(int64_t Q) const {
-        return auto_factor_squared(gap / double(Q), median / double(Q));
-    }
-};
-
 // The task in scaled coordinates: queries in panels and class sums, both centred at the query mean.
 template <typename T>
 struct Prepared {
     Arena& arena;
-    const PaddleSizes& n;
+    const TaskSizes& n;
     int64_t Qp;
     T* mean = arena.take<T>(n.D);    // in the coordinates of the rows (unit-norm ones for "auto")
     T* scale = arena.take<T>(n.D);   // factor on a centred row
@@ -146,7 +129,7 @@ struct Prepared {
 };
 
 template <typename T>
-static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepared<T>& out) {
+static void scale_queries(const PaddleParams& p, int64_t task, Prepared<T>& out) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& n = p.size;
     const auto row = query_rows<T>(p, task);
@@ -184,16 +167,12 @@ static void scale_queries(const PaddleParams& p, int64_t task, int64_t Qp, Prepa
     //    vanish. "auto" is near one already.
     out.unit = 1.0;
     if (!unit_norm && largest > 0 && largest < __builtin_inf()) {
-        int exponent;
-        __builtin_frexp(double(largest), &exponent);
-        exponent = exponent < Range<T>::kMinExponent ? Range<T>::kMinExponent : exponent;
-        const double down = __builtin_ldexp(1.0, -exponent);
-        out.unit = __builtin_ldexp(1.0, exponent);
-        for (int64_t d = 0; d < n.D; ++d) out.scale[d] = T(out.scale[d] * down);
+        out.unit = unit_for<T>(double(largest));
+        for (int64_t d = 0; d < n.D; ++d) out.scale[d] = T(out.scale[d] / out.unit);
     }
 
     // 3) Queries into panels; the padding is zero.
-    __builtin_memset(out.z, 0, sizeof(T) * Qp * n.D);
+    __builtin_memset(out.z, 0, sizeof(T) * out.Qp * n.D);
     for (int64_t q = 0; q < n.Q; ++q) {
         const T* x = row(q);
         const T norm = unit_norm ? out.norms[q] : T(1);
@@ -211,7 +190,7 @@ static T bounded(T value, T most) {
 
 // The distance of the nearest prototype; `most` is the largest coordinate of all.
 template <typename T>
-static double nearest_prototype(const PaddleSizes& n, T most, const Prepared<T>& task) {
+static double nearest_prototype(const TaskSizes& n, T most, const Prepared<T>& task) {
     double nearest = Range<double>::kInfinity;
     for (int64_t k = 0; k < n.K; ++k) {
         double squared = 0;
@@ -228,7 +207,7 @@ static double nearest_prototype(const PaddleSizes& n, T most, const Prepared<T>&
 // For prototypes beyond kFarAway: a larger unit if the task needs it, and a clamp for those still
 // beyond.
 template <typename T>
-static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& out) {
+static void bound_sums(const PaddleParams& p, T most, Prepared<T>& out) {
     const auto& n = p.size;
     const bool decisive = is_decisive<T>(p.temperature, out.unit);
     const double reach = decisive ? kNearFar * nearest_prototype(n, most, out) : double(most);
@@ -236,7 +215,7 @@ static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& o
     const double down = exponent > 0 ? __builtin_ldexp(1.0, -exponent) : 1.0;
     if (exponent > 0) {
         out.unit = __builtin_ldexp(out.unit, exponent);
-        for (int64_t i = 0; i < Qp * n.D; ++i) out.z[i] = T(double(out.z[i]) * down);
+        for (int64_t i = 0; i < out.Qp * n.D; ++i) out.z[i] = T(double(out.z[i]) * down);
     }
     for (int64_t k = 0; k < n.K; ++k) {
         T* const sum = out.sums + k * n.D;
@@ -246,7 +225,7 @@ static void bound_sums(const PaddleParams& p, int64_t Qp, T most, Prepared<T>& o
 }
 
 template <typename T>
-static void scale_sums(const PaddleParams& p, int64_t task, int64_t Qp, Prepared<T>& out) {
+static void scale_sums(const PaddleParams& p, int64_t task, Prepared<T>& out) {
     const auto& n = p.size;
     if (n.support_shared) {
         Arena arena(p.workspace);
@@ -275,7 +254,7 @@ static void scale_sums(const PaddleParams& p, int64_t task, int64_t Qp, Prepared
         }
         most = __builtin_fmax(most, T(largest / safe_mass(out.count[k])));
     }
-    if (most > T(Range<T>::kFarAway)) bound_sums(p, Qp, most, out);
+    if (most > T(Range<T>::kFarAway)) bound_sums(p, most, out);
 }
 
 #include "cpu/paddle_gram.inl"
@@ -362,7 +341,7 @@ static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, in
 }
 
 template <typename T>
-static int64_t padded_queries(const PaddleSizes& n) {
+static int64_t padded_queries(const TaskSizes& n) {
     return round_up(n.Q, Simd<T>::kPanel);
 }
 
@@ -383,8 +362,8 @@ static void paddle_task(const PaddleParams& p, int64_t task_number, void* scratc
     const int64_t Qp = padded_queries<T>(p.size);
     Arena arena(scratch);
     Prepared<T> task{arena, p.size, Qp};
-    scale_queries(p, task_number, Qp, task);
-    scale_sums(p, task_number, Qp, task);
+    scale_queries(p, task_number, task);
+    scale_sums(p, task_number, task);
     GramState<T> state{arena, p.size.Q, p.size.K, Qp};
     gram_products(task, p.size, state);
     double unit = task.unit;  // one scaled unit, in the coordinates of the scaling

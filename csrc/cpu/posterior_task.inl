@@ -1,15 +1,6 @@
 // `posterior` for one SIMD level: one task, its products on several threads. The algebra is in
 // common/adaptive.h.
 
-// The memory of the absorb step.
-template <typename T>
-static int64_t absorb_scratch_bytes(int64_t K) {
-    Arena arena(nullptr);
-    for (int i = 0; i < 7; ++i) arena.take<T>(round_up(K, Simd<T>::kLanes));
-    for (int i = 0; i < 2; ++i) arena.take<double>(round_up(K, Simd<T>::kLanes));
-    return arena.used();
-}
-
 template <typename T>
 struct PosteriorScratch {
     Arena& arena;
@@ -34,40 +25,39 @@ struct PosteriorScratch {
     T* gram = arena.take<T>(has_products ? Q * Qp : 0);
     T* given = arena.take<T>(Q * K);  // probabilities before the step
     T* own = arena.take<T>(Q);
-    void *adapt_scratch, *step_scratch;
+    // Of the absorb step.
+    T* step = arena.take<T>(7 * Kp);
+    double* step_sums = arena.take<double>(2 * Kp);
+    void* adapt_scratch;
 
-    PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task = 0);
-};
-
-template <typename T>
-PosteriorScratch<T>::PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task)
-    : arena(arena), p(p), task(task), at(p.size.L == 1 ? 0 : task) {
-    const auto of_task = [&](void* base, int64_t size) {
-        return static_cast<T*>(base) + task * size;
-    };
-    coordinates.B = 1, coordinates.N = 1, coordinates.D = D, coordinates.shared = true;
-    coordinates.rows = static_cast<const T*>(p.query) + task * Q * D;
-    coordinates.centre = static_cast<const T*>(p.centre) + at * D;
-    coordinates.scale = static_cast<const T*>(p.scale) + at * D;
-    coordinates.finite = p.finite + task;
-    adapt.B = 1, adapt.Q = Q, adapt.K = K;
-    adapt.logits = logits;
-    adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
-    adapt.labels = p.labels + task * Q;
-    adapt.probabilities = given;
-    adapt.proportions = of_task(p.proportions, K);
-    adapt.dual = of_task(p.dual, K);
-    adapt.iterations = p.iterations + task;
-    adapt.criterion = of_task(p.criterion, 1);
-    adapt.concentration = of_task(p.concentration, 1);
-    adapt.bound = of_task(p.bound, 1);
-    adapt.priors = p.priors, adapt.chosen = p.chosen + task;
-    if (p.measures != nullptr) {
-        adapt.measures = static_cast<const T*>(p.measures) + task * p.priors * K;
+    PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task = 0)
+        : arena(arena), p(p), task(task), at(p.size.L == 1 ? 0 : task) {
+        const auto of_task = [&](void* base, int64_t size) {
+            return static_cast<T*>(base) + task * size;
+        };
+        coordinates.B = 1, coordinates.N = 1, coordinates.D = D, coordinates.shared = true;
+        coordinates.rows = static_cast<const T*>(p.query) + task * Q * D;
+        coordinates.centre = static_cast<const T*>(p.centre) + at * D;
+        coordinates.scale = static_cast<const T*>(p.scale) + at * D;
+        coordinates.finite = p.finite + task;
+        adapt.B = 1, adapt.Q = Q, adapt.K = K;
+        adapt.logits = logits;
+        adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
+        adapt.labels = p.labels + task * Q;
+        adapt.probabilities = given;
+        adapt.proportions = of_task(p.proportions, K);
+        adapt.dual = of_task(p.dual, K);
+        adapt.iterations = p.iterations + task;
+        adapt.criterion = of_task(p.criterion, 1);
+        adapt.concentration = of_task(p.concentration, 1);
+        adapt.bound = of_task(p.bound, 1);
+        adapt.priors = p.priors, adapt.chosen = p.chosen + task;
+        if (p.measures != nullptr) {
+            adapt.measures = static_cast<const T*>(p.measures) + task * p.priors * K;
+        }
+        adapt_scratch = arena.take<char>(bytes_of<AdaptTask<T>>(adapt));
     }
-    adapt_scratch = arena.take<char>(bytes_of<AdaptTask<T>>(adapt));
-    step_scratch = arena.take<char>(absorb_scratch_bytes<T>(K));
-}
+};
 
 // The scaled queries, and Z times them.
 template <typename T>
@@ -167,17 +157,16 @@ static void absorb_step(const PosteriorScratch<T>& s) {
     const T weight = T(p.weight), trust = T(trust_of(Q, K)), count = total_count(p.weight, Q, K, a);
     const T two_classes = chance_of_two_classes(a, K);
     T* const out = static_cast<T*>(p.probabilities) + at;
-    Arena arena(s.step_scratch);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
-    T* __restrict__ square = arena.take<T>(Kp);
-    T* __restrict__ mass = arena.take<T>(Kp);
-    T* __restrict__ row = arena.take<T>(Kp);
-    T* __restrict__ left = arena.take<T>(Kp);
-    T* __restrict__ constant = arena.take<T>(Kp);
-    T* __restrict__ total = arena.take<T>(Kp);
-    T* __restrict__ prior = arena.take<T>(Kp);
-    double* __restrict__ held = arena.take<double>(Kp);     // sums of the probabilities, ...
-    double* __restrict__ counted = arena.take<double>(Kp);  // ... and numbers of labels
+    T* __restrict__ square = s.step;
+    T* __restrict__ mass = s.step + s.Kp;
+    T* __restrict__ row = s.step + 2 * s.Kp;
+    T* __restrict__ left = s.step + 3 * s.Kp;
+    T* __restrict__ constant = s.step + 4 * s.Kp;
+    T* __restrict__ total = s.step + 5 * s.Kp;
+    T* __restrict__ prior = s.step + 6 * s.Kp;
+    double* __restrict__ held = s.step_sums;            // sums of the probabilities, ...
+    double* __restrict__ counted = s.step_sums + s.Kp;  // ... and numbers of labels
 
     for (int64_t k = 0; k < Kp; ++k) left[k] = 1;
     for (int64_t k = 0; k < K; ++k) {
@@ -222,17 +211,12 @@ static void absorb_step(const PosteriorScratch<T>& s) {
         }
         for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior[k]);
         for (int64_t k = K; k < Kp; ++k) row[k] = Range<T>::kMinusInfinity;
-        Vec<T> mosts = splat(Range<T>::kMinusInfinity), sums = splat(T(0));
+        Vec<T> mosts = splat(Range<T>::kMinusInfinity);
         for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
             store(row + k, load(row + k) + temper * vlog<T>(load(left + k)));
             mosts = vmax<T>(mosts, load(row + k));
         }
-        const T most = horizontal_max<T>(mosts);
-        for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
-            store(row + k, vexp<T>(load(row + k) - most));
-            sums += load(row + k);
-        }
-        const T unit = 1 / horizontal_sum<T>(sums);
+        const T unit = 1 / exponentials<T>(row, horizontal_max<T>(mosts), Kp);
         for (int64_t k = 0; k < K; ++k) {
             out[q * K + k] = row[k] * unit;
             held[k] += double(out[q * K + k]);
@@ -279,10 +263,3 @@ static Work posterior_work(const PosteriorParams& p) {
     // The proportions and the step cost about 100 per query and class.
     return {p.size.B, products + 100.0 * Q * K, products};
 }
-
-constexpr TaskKernels<PosteriorParams> kPosteriorKernels = {
-    "query",
-    posterior_work,
-    {bytes_of<PosteriorScratch<float>>, bytes_of<PosteriorScratch<double>>},
-    {posterior_task<float>, posterior_task<double>},
-};

@@ -140,6 +140,18 @@ static inline Vec<T> vexp(Vec<T> x) {
     return reinterpret_cast<Vec<T>>(scaled & alive);
 }
 
+// row = exp(row - most) of whole vectors; returns the sum.
+template <typename T>
+static T exponentials(T* row, T most, int64_t count) {
+    Vec<T> sum = {};
+    for (int64_t k = 0; k < count; k += Simd<T>::kLanes) {
+        const Vec<T> x = vexp<T>(load(row + k) - most);
+        store<T>(row + k, x);
+        sum += x;
+    }
+    return horizontal_sum<T>(sum);
+}
+
 // Terms of the log series that exceed rounding.
 template <typename T>
 constexpr int kLogTerms = sizeof(T) == 4 ? 6 : 12;
@@ -178,14 +190,14 @@ static inline T dot(const T* a, const T* b, int64_t n) {
     return total;
 }
 
-// out[r][j] (+)= sum_i a[r][i * stride] b[i][j] for `Rows` rows r and one panel of columns j.
+// out[r][j] (+)= sum_i a[r][first + i * stride] b[i][j] for `Rows` rows r and one panel of columns j.
 template <int Rows, typename T>
-static inline void product_tile(const T* const* a, int64_t stride, const T* b, int64_t inner,
-                                T* const* out, int64_t at, bool accumulate) {
+static inline void product_tile(const T* const* a, int64_t first, int64_t stride, const T* b,
+                                int64_t inner, T* const* out, int64_t at, bool accumulate) {
     constexpr int kVecs = Simd<T>::kVecs, kLanes = Simd<T>::kLanes, kPanel = Simd<T>::kPanel;
     Vec<T> sum[Rows][kVecs] = {};
     const T* row[Rows];
-    for (int r = 0; r < Rows; ++r) row[r] = a[r];
+    for (int r = 0; r < Rows; ++r) row[r] = a[r] + first;
 #pragma GCC unroll 4
     for (int64_t i = 0; i < inner; ++i, b += kPanel) {
         Vec<T> column[kVecs];
@@ -225,22 +237,18 @@ static void product(const T* const* a, int64_t stride, int64_t rows, const T* b,
         if (work > 1e5 && interrupted()) return;
         const int64_t at = panel * out_panel_stride;
         for (int64_t start = 0; start < inner; start += kSlice) {
-            const int64_t depth = inner - start < kSlice ? inner - start : kSlice;
+            const int64_t depth = std::min(inner - start, kSlice), first = start * stride;
             const T* slice = b + (panel * inner + start) * kPanel;
-            const bool accumulate = add || start > 0;
-            const T* rows_at[kRows];
+            const bool sum = add || start > 0;
             int64_t r = 0;
             for (; r + kRows <= rows; r += kRows) {
-                for (int i = 0; i < kRows; ++i) rows_at[i] = a[r + i] + start * stride;
-                product_tile<kRows>(rows_at, stride, slice, depth, out + r, at, accumulate);
+                product_tile<kRows>(a + r, first, stride, slice, depth, out + r, at, sum);
             }
             for (; r + 2 <= rows; r += 2) {
-                for (int i = 0; i < 2; ++i) rows_at[i] = a[r + i] + start * stride;
-                product_tile<2>(rows_at, stride, slice, depth, out + r, at, accumulate);
+                product_tile<2>(a + r, first, stride, slice, depth, out + r, at, sum);
             }
             for (; r < rows; ++r) {
-                rows_at[0] = a[r] + start * stride;
-                product_tile<1>(rows_at, stride, slice, depth, out + r, at, accumulate);
+                product_tile<1>(a + r, first, stride, slice, depth, out + r, at, sum);
             }
         }
     }

@@ -30,12 +30,6 @@ struct SinkhornTask {
     double* g = arena.take<double>(K);
 };
 
-template <typename T>
-static T within(T value, T low, T high) {
-    value = value > low ? value : low;
-    return value < high ? value : high;
-}
-
 // Divides masses by their total, which it returns; zero beyond their end.
 template <typename T>
 static double normalise_mass(const T* mass, int64_t count, int64_t padded, T* out) {
@@ -73,10 +67,10 @@ static void fill(SinkhornTask<T>& s, const T* cost, double sharpness) {
 // M at the start, and the first row step, with all b equal to one.
 template <typename T>
 static void start(SinkhornTask<T>& s, const T* cost, double sharpness) {
-    constexpr int64_t kLanes = Simd<T>::kLanes;
     // Clamped to the range of T: beyond it, a difference is all or nothing.
+    using Bounds = SinkhornBounds<T>;
     const T steep =
-        T(within(sharpness, double(SinkhornBounds<T>::kTiny), double(SinkhornBounds<T>::kFinite)));
+        T(std::min(std::max(sharpness, double(Bounds::kTiny)), double(Bounds::kFinite)));
     for (int64_t i = 0; i < s.Qp * s.Kp; ++i) s.m[i] = 0;
     for (int64_t q = 0; q < s.Qp; ++q) s.a[q] = 0;
     for (int64_t k = 0; k < s.Kp; ++k) s.col_part[k] = 0;
@@ -90,13 +84,7 @@ static void start(SinkhornTask<T>& s, const T* cost, double sharpness) {
         T* __restrict__ row = s.m + q * s.Kp;
         for (int64_t k = 0; k < s.K; ++k) row[k] = (low - from[k]) * steep;
         for (int64_t k = s.K; k < s.Kp; ++k) row[k] = Lanes<T>::kLowest - 1;
-        Vec<T> sum = {};
-        for (int64_t k = 0; k < s.Kp; k += kLanes) {
-            const Vec<T> value = vexp<T>(load(row + k));
-            store<T>(row + k, value);
-            sum += value;
-        }
-        s.a[q] = s.row_mass[q] / horizontal_sum<T>(sum);
+        s.a[q] = s.row_mass[q] / exponentials(row, T(0), s.Kp);
     }
     for (int64_t q = 0; q < s.Q; ++q) s.f[q] = s.row_mass[q] > 0 ? 0.0 : kSinkhornGone;
     for (int64_t k = 0; k < s.K; ++k) s.g[k] = s.col_mass[k] > 0 ? 0.0 : kSinkhornGone;
@@ -234,38 +222,22 @@ static void absorb(const T* factor, const T* mass, int64_t count, double* potent
     }
 }
 
-// The logarithm of an element of M without the potential of its row.
-template <typename T>
-static double log_in_row(const SinkhornTask<T>& s, const T* cost, double sharpness, int64_t q,
-                         int64_t k) {
-    return s.g[k] - sharpness * (double(cost[q * s.K + k]) - s.row_low[q] - s.col_low[k]);
-}
-
-// Potentials of the rows that make the largest element of each row 1.
-template <typename T>
-static void centre_rows(SinkhornTask<T>& s, const T* cost, double sharpness) {
-    for (int64_t q = 0; q < s.Q; ++q) {
-        if (!(s.row_mass[q] > 0)) continue;
+// Potentials of the rows (or the columns) that make the largest element of each 1; those of the
+// other side are given.
+template <bool kRows, typename T>
+static void centre(SinkhornTask<T>& s, const T* cost, double sharpness) {
+    const int64_t count = kRows ? s.Q : s.K, others = kRows ? s.K : s.Q;
+    double* const potential = kRows ? s.f : s.g;
+    for (int64_t i = 0; i < count; ++i) {
+        if (!((kRows ? s.row_mass : s.col_mass)[i] > 0)) continue;
+        if (kRows) s.f[i] = 0;  // its old value would only be subtracted again
         double most = kSinkhornGone;
-        for (int64_t k = 0; k < s.K; ++k) {
-            const double log = log_in_row(s, cost, sharpness, q, k);
-            most = log > most ? log : most;
+        for (int64_t j = 0; j < others; ++j) {
+            const int64_t q = kRows ? i : j, k = kRows ? j : i;
+            const double reduced = double(cost[q * s.K + k]) - s.row_low[q] - s.col_low[k];
+            most = std::max(most, s.f[q] + (s.g[k] - sharpness * reduced));
         }
-        s.f[q] = -most;
-    }
-}
-
-// The same for columns.
-template <typename T>
-static void centre_columns(SinkhornTask<T>& s, const T* cost, double sharpness) {
-    for (int64_t k = 0; k < s.K; ++k) {
-        if (!(s.col_mass[k] > 0)) continue;
-        double most = kSinkhornGone;
-        for (int64_t q = 0; q < s.Q; ++q) {
-            const double log = s.f[q] + log_in_row(s, cost, sharpness, q, k);
-            most = log > most ? log : most;
-        }
-        s.g[k] -= most;
+        potential[i] -= most;
     }
 }
 
@@ -314,7 +286,7 @@ static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch, 
         if (given_up(iterations, work)) return;
         if (found.lost) {
             absorb(s.b, s.col_mass, s.K, s.g);
-            centre_rows(s, cost, p.sharpness);
+            centre<true>(s, cost, p.sharpness);
             fill(s, cost, p.sharpness);
             found = pass(s);
         }
@@ -324,7 +296,7 @@ static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch, 
         bool drifted = column_step(s, lost) || found.drifted;
         if (lost) {
             absorb(s.a, s.row_mass, s.Q, s.f);
-            centre_columns(s, cost, p.sharpness);
+            centre<false>(s, cost, p.sharpness);
             fill(s, cost, p.sharpness);
             sum_columns(s);
             drifted = column_step(s, lost);
@@ -344,10 +316,3 @@ static Work sinkhorn_work(const SinkhornParams& p) {
     const double iterations = p.max_iter < 20 ? p.max_iter : 20;  // typical minimum for a task
     return {p.B, double(p.Q) * double(p.K) * (20.0 + 2.0 * iterations), 0};
 }
-
-constexpr TaskKernels<SinkhornParams> kSinkhornKernels = {
-    "cost",
-    sinkhorn_work,
-    {bytes_of<SinkhornTask<float>>, bytes_of<SinkhornTask<double>>},
-    {sinkhorn_task<float>, sinkhorn_task<double>},
-};

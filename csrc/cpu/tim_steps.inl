@@ -41,7 +41,7 @@ struct TimState {
     using Int = typename Lanes<T>::Int;
 
     Arena& arena;
-    const TimSizes& n;
+    const TaskSizes& n;
     int64_t S = n.S, Q = n.Q, N = S + Q, K = n.K, D = n.D;
     int64_t Np = round_up(N, Simd<T>::kPanel), Dp = round_up(D, Simd<T>::kPanel);
     // Of p. An odd number of cache lines: rows of a panel of p must not share a cache set.
@@ -63,9 +63,6 @@ struct TimState {
     T* marginal = arena.take<T>(K);   // marginal part of a query's slope; TIM-ADM: power * c_k
     T* mass = arena.take<T>(K);       // of TIM-ADM
     double* shots = arena.take<double>(K);
-    const T** w_row = arena.take<const T*>(K);
-    const T** p_row = arena.take<const T*>(K);
-    T** pull_row = arena.take<T*>(K);
 
     int64_t panels() const { return Np / Simd<T>::kPanel; }
     int64_t query_rows() const { return Np - first_query * Simd<T>::kPanel; }

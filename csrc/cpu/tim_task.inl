@@ -11,28 +11,11 @@
 //
 // From the features of a task to its rows, centred and scaled, in the layouts of the two products.
 
-template <typename T>
-static Rows<T> tim_query_rows(const TimParams& p, int64_t task) {
-    const auto& n = p.size;
-    return {static_cast<const T*>(p.query) + task * n.Q * n.D, nullptr, n.D, 0};
-}
-
-template <typename T>
-static Rows<T> tim_support_rows(const TimParams& p, int64_t task) {
-    const auto& n = p.size;
-    const int64_t own = n.support_shared ? 0 : task;
-    return {static_cast<const T*>(p.support) + own * n.S * n.D, nullptr, n.D, 0};
-}
-
-static inline const int64_t* tim_labels(const TimParams& p, int64_t task) {
-    return p.support_labels + (p.size.support_shared ? 0 : task * p.size.S);
-}
-
 // The rows of a task, support first, then queries: N = S + Q in all, padded with zeros to Np.
 template <typename T>
 struct TimRows {
     Arena& arena;
-    const TimSizes& n;
+    const TaskSizes& n;
     int64_t Np, Dp;
     // Of the queries, in the coordinates of the (normalised) features.
     T* mean = arena.take<T>(n.D);
@@ -56,10 +39,11 @@ static T largest_centred(const Rows<T>& row, int64_t count, int64_t D, const T* 
 }
 
 template <typename T>
-static void tim_rows(const TimParams& p, int64_t task, int64_t Np, int64_t Dp, TimRows<T>& out) {
+static void tim_rows(const TimParams& p, int64_t task, TimRows<T>& out) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const auto& n = p.size;
-    const auto support = tim_support_rows<T>(p, task), query = tim_query_rows<T>(p, task);
+    const auto support = rows_of<T>(p.support, nullptr, n.support_shared ? 0 : task, n.S, n);
+    const auto query = rows_of<T>(p.query, nullptr, task, n.Q, n);
     for (int64_t i = 0; i < n.S + n.Q; ++i) {
         const T* x = i < n.S ? support(i) : query(i - n.S);
         out.norms[i] = p.normalize ? inverse_norm(x, n.D) : T(1);
@@ -72,16 +56,15 @@ static void tim_rows(const TimParams& p, int64_t task, int64_t Np, int64_t Dp, T
     out.unit = tim_unit<T>(double(largest), by_gradient ? p.learning_rate : 0.0);
 
     const T down = T(1.0 / out.unit), far = T(Range<T>::kFarAway);
-    __builtin_memset(out.by_row, 0, sizeof(T) * Np * n.D);
-    __builtin_memset(out.by_dim, 0, sizeof(T) * Np * Dp);
+    __builtin_memset(out.by_row, 0, sizeof(T) * out.Np * n.D);
+    __builtin_memset(out.by_dim, 0, sizeof(T) * out.Np * out.Dp);
     for (int64_t i = 0; i < n.S + n.Q; ++i) {
         const T* x = i < n.S ? support(i) : query(i - n.S);
         T* const to_row = out.by_row + i / kPanel * n.D * kPanel + i % kPanel;
         for (int64_t d = 0; d < n.D; ++d) {
-            const T scaled = (x[d] * out.norms[i] - out.mean[d]) * down;
-            const T value = scaled > far ? far : (scaled < -far ? -far : scaled);
+            const T value = bounded((x[d] * out.norms[i] - out.mean[d]) * down, far);
             to_row[d * kPanel] = value;
-            out.by_dim[(d / kPanel * Np + i) * kPanel + d % kPanel] = value;
+            out.by_dim[(d / kPanel * out.Np + i) * kPanel + d % kPanel] = value;
         }
     }
 }
@@ -97,12 +80,13 @@ struct TimPass {
     const TimParams& params;
     const TimRows<T>& rows;
     TimState<T>& s;
-    TimUnits<T> units;
-    TimAlternating<T> alternating;
-    TimOrder<T> order[3];
-    bool want_loss;
-    int64_t iteration;
     double* fit;  // [panels]  sums of cross-entropies
+    TimUnits<T> units{rows.unit, params.temperature, params.learning_rate, params.weight};
+    TimAlternating<T> alternating{params.weight, params.learning_rate, double(s.S), double(s.Q)};
+    TimOrder<T> order[3] = {TimOrder<T>(params.alpha[0]), TimOrder<T>(params.alpha[1]),
+                            TimOrder<T>(params.alpha[2])};
+    bool want_loss = params.losses != nullptr;
+    int64_t iteration = 0;
 
     bool by_gradient() const { return params.solver == TimSolver::kGradient; }
 };
@@ -110,15 +94,10 @@ struct TimPass {
 template <typename T>
 static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, TimState<T>& s) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
-    const int64_t* labels = tim_labels(p, task);
+    const int64_t* labels = p.support_labels + (p.size.support_shared ? 0 : task * s.S);
     T* const zero[] = {s.w, s.first, s.second, s.pull};
     for (T* x : zero) __builtin_memset(x, 0, sizeof(T) * s.K * s.Dp);
-    for (int64_t k = 0; k < s.K; ++k) {
-        s.shots[k] = 0;
-        s.w_row[k] = s.w + k * s.Dp;
-        s.p_row[k] = s.p + k * s.stride;
-        s.pull_row[k] = s.pull + k * s.Dp;
-    }
+    for (int64_t k = 0; k < s.K; ++k) s.shots[k] = 0;
     for (int64_t i = 0; i < s.S; ++i) {
         const int64_t k = labels[i];
         if (k < 0 || k >= s.K) continue;  // only without validation
@@ -129,8 +108,9 @@ static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, 
     }
     for (int64_t k = 0; k < s.K; ++k) {
         const T inverse = T(1.0 / safe_mass(s.shots[k]));
-        for (int64_t d = 0; d < s.D; ++d) s.w[k * s.Dp + d] *= inverse;
-        s.half_norm[k] = dot(s.w_row[k], s.w_row[k], s.D) / 2;
+        T* const w = s.w + k * s.Dp;
+        for (int64_t d = 0; d < s.D; ++d) w[d] *= inverse;
+        s.half_norm[k] = dot(w, w, s.D) / 2;
     }
     for (int64_t i = 0; i < s.Np; ++i) {
         s.own[i] = i < s.S ? typename Lanes<T>::Int(labels[i]) : -1;
@@ -138,24 +118,18 @@ static void tim_start(const TimParams& p, int64_t task, const TimRows<T>& rows, 
     }
 }
 
-// Scores of a group of panels, class block by class block.
+// Scores of a group of panels.
 template <typename T>
 static void tim_scores(const TimPass<T>& pass, int64_t first, int64_t count) {
     constexpr int64_t kPanel = Simd<T>::kPanel;
     const TimState<T>& s = pass.s;
-    for (int64_t k = 0; k < s.K; k += kTimClasses) {
-        T* rows[kTimClasses];
-        const int64_t block = s.K - k < kTimClasses ? s.K - k : kTimClasses;
-        for (int64_t i = 0; i < block; ++i) rows[i] = s.p + (k + i) * s.stride + first * kPanel;
-        product(s.w_row + k, int64_t(1), block, pass.rows.by_row + first * s.D * kPanel, s.D, count,
-                rows, kPanel);
-    }
+    multiply_rows<T>({s.w, s.Dp, 1}, 0, s.K, pass.rows.by_row + first * s.D * kPanel, s.D, count,
+                     {s.p + first * kPanel, s.stride, kPanel}, false);
 }
 
 // Probabilities of a group of panels, and the derivatives of those without queries.
 template <typename T>
-static void tim_assign_group(void* context, int64_t group, int) {
-    const auto& pass = *static_cast<TimPass<T>*>(context);
+static void tim_assign_group(const TimPass<T>& pass, int64_t group) {
     const TimState<T>& s = pass.s;
     const int64_t first = group * kTimPanels, rest = s.panels() - first;
     const int64_t count = rest < kTimPanels ? rest : kTimPanels;
@@ -202,18 +176,18 @@ static double tim_couple_queries(const TimPass<T>& pass) {
 
 // The step of one block of classes.
 template <typename T>
-static void tim_update_classes(void* context, int64_t block, int) {
-    const auto& pass = *static_cast<TimPass<T>*>(context);
+static void tim_update_classes(const TimPass<T>& pass, int64_t block) {
     TimState<T>& s = pass.s;
     const int64_t first = block * kTimClasses, rest = s.K - first;
     const int64_t count = rest < kTimClasses ? rest : kTimClasses;
-    product(s.p_row + first, int64_t(1), count, pass.rows.by_dim, s.Np, s.Dp / Simd<T>::kPanel,
-            s.pull_row + first, int64_t(Simd<T>::kPanel));
+    multiply_rows<T>({s.p, s.stride, 1}, first, first + count, pass.rows.by_dim, s.Np,
+                     panels_of<T>(s.D), {s.pull, s.Dp, Simd<T>::kPanel}, false);
     const TimAdam<T> adam(pass.units.rate, pass.units.epsilon, tim_bias(kAdamBeta1, pass.iteration),
                           tim_bias(kAdamBeta2, pass.iteration));
     for (int64_t k = first; k < first + count; ++k) {
         Vec<T> total{};
-        for (int64_t at = 0; at < s.Np; at += Simd<T>::kLanes) total += load(s.p_row[k] + at);
+        for (int64_t at = 0; at < s.Np; at += Simd<T>::kLanes)
+            total += load(s.p + k * s.stride + at);
         const T sum = horizontal_sum<T>(total);
         T* const w = s.w + k * s.Dp;
         if (pass.by_gradient()) {
@@ -267,41 +241,34 @@ static void tim_write(const TimPass<T>& pass, int64_t task) {
 }
 
 template <typename T>
-static int64_t tim_scratch_bytes(const TimParams& p) {
-    Arena arena;
-    const TimState<T> state{arena, p.size};
-    static_cast<void>(TimRows<T>{arena, p.size, state.Np, state.Dp});
-    arena.take<double>(state.panels());
-    return arena.used();
-}
+struct TimMemory {
+    Arena& arena;
+    const TimParams& p;
+    TimState<T> s{arena, p.size};
+    TimRows<T> rows{arena, p.size, s.Np, s.Dp};
+    double* fit = arena.take<double>(s.panels());
+};
 
 template <typename T>
 static void tim_task(const TimParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
-    TimState<T> s{arena, p.size};
-    TimRows<T> rows{arena, p.size, s.Np, s.Dp};
-    tim_rows(p, task, s.Np, s.Dp, rows);
+    TimMemory<T> memory{arena, p};
+    TimState<T>& s = memory.s;
+    TimRows<T>& rows = memory.rows;
+    tim_rows(p, task, rows);
     tim_start(p, task, rows, s);
-    TimPass<T> pass{p,
-                    rows,
-                    s,
-                    TimUnits<T>(rows.unit, p.temperature, p.learning_rate, p.weight),
-                    TimAlternating<T>(p.weight, p.learning_rate, double(s.S), double(s.Q)),
-                    {TimOrder<T>(p.alpha[0]), TimOrder<T>(p.alpha[1]), TimOrder<T>(p.alpha[2])},
-                    p.losses != nullptr,
-                    0,
-                    arena.take<double>(s.panels())};
+    TimPass<T> pass{p, rows, s, memory.fit};
     const int64_t groups = (s.panels() + kTimPanels - 1) / kTimPanels;
     const int64_t blocks = (s.K + kTimClasses - 1) / kTimClasses;
     const double work = double(s.N) * double(s.K) * double(s.D);
     while (++pass.iteration <= p.max_iter) {
         if (given_up(pass.iteration, work)) return;
-        parallel_run(groups, threads, tim_assign_group<T>, &pass);
+        parallel_for(groups, threads, [&](int64_t i, int) { tim_assign_group(pass, i); });
         const double loss = tim_couple_queries(pass);
         if (pass.want_loss) {
             static_cast<T*>(p.losses)[(pass.iteration - 1) * p.size.B + task] = T(loss);
         }
-        parallel_run(blocks, threads, tim_update_classes<T>, &pass);
+        parallel_for(blocks, threads, [&](int64_t i, int) { tim_update_classes(pass, i); });
     }
     tim_write(pass, task);
 }
@@ -311,10 +278,3 @@ static Work tim_work(const TimParams& p) {
     const double iteration = double(n.S + n.Q) * double(n.K) * double(n.D);
     return {n.B, double(p.max_iter) * iteration, iteration};
 }
-
-constexpr TaskKernels<TimParams> kTimKernels = {
-    "features",
-    tim_work,
-    {tim_scratch_bytes<float>, tim_scratch_bytes<double>},
-    {tim_task<float>, tim_task<double>},
-};

@@ -138,19 +138,18 @@ class SharedArena {
 
 // --- chunks of tasks ----------------------------------------------------------------------------
 
-// The bytes of a chunk of so many tasks: lay_out(arena, chunk, tasks) takes its arrays from an arena.
-template <auto lay_out, typename Chunk>
-int64_t layout_bytes(Chunk chunk, int64_t tasks) {
+// The bytes of a chunk of so many tasks: Chunk{setup, &arena, tasks} takes its arrays from an arena.
+template <typename Chunk, typename Setup>
+int64_t chunk_bytes(const Setup& setup, int64_t tasks) {
     Arena arena;
-    lay_out(arena, chunk, tasks);
+    static_cast<void>(Chunk{setup, &arena, tasks});
     return arena.used();
 }
 
 // As many tasks as fit into so many bytes, at least one and at most `most`.
-template <auto lay_out, typename Chunk>
-int64_t tasks_that_fit(const Chunk& chunk, int64_t bytes, int64_t most) {
-    const int64_t one = layout_bytes<lay_out>(chunk, 1),
-                  each = layout_bytes<lay_out>(chunk, 2) - one;
+template <typename Chunk, typename Setup>
+int64_t tasks_that_fit(const Setup& setup, int64_t bytes, int64_t most) {
+    const int64_t one = chunk_bytes<Chunk>(setup, 1), each = chunk_bytes<Chunk>(setup, 2) - one;
     return min(1 + max(bytes - one, int64_t(0)) / max(each, int64_t(1)), most);
 }
 

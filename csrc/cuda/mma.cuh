@@ -10,7 +10,6 @@
 
 #include <cstdint>
 
-#include "common/math.h"
 #include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 
@@ -106,6 +105,53 @@ __device__ inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], uns
         "{%8, %9}, {%0, %1, %2, %3};\n"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The products of one group of numbers of 16 Tiles rows with 8 Columns others. `a_at` and `b_at` are
+// the addresses in shared memory of a lane's row of the first 8 x 8 matrix; the other pieces of that
+// row differ in three bits of the address. With two buffers, the others are loaded one pair of
+// columns ahead.
+template <int Buffers, int Tiles, int Columns>
+__device__ inline void multiply_group(float (&sum)[Tiles][Columns][4], unsigned a_at,
+                                      unsigned b_at) {
+    constexpr int kStep = 16 * kGroupHalves * int(sizeof(__half));  // 16 rows
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        unsigned a[Tiles][2][4];  // high, low
+#pragma unroll
+        for (int tile = 0; tile < Tiles; ++tile) {
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                load_matrices(a[tile][part], (a_at ^ (part * 64 + step * 32)) + tile * kStep);
+            }
+        }
+        unsigned buffer[Buffers][2][4];
+        const auto load = [&](int pair) {
+#pragma unroll
+            for (int part = 0; part < 2 && pair < Columns / 2; ++part) {
+                load_matrices(buffer[pair % Buffers][part],
+                              (b_at ^ (part * 64 + step * 32)) + pair * kStep);
+            }
+        };
+        if (Buffers > 1) load(0);
+#pragma unroll
+        for (int pair = 0; pair < Columns / 2; ++pair) {
+            load(pair + Buffers - 1);
+            const unsigned (&b)[2][4] = buffer[pair % Buffers];
+#pragma unroll
+            for (int product = 0; product < 3; ++product) {  // low high, high low, high high
+                const int of_a = product == 0, of_b = product == 1;
+#pragma unroll
+                for (int tile = 0; tile < Tiles; ++tile) {
+#pragma unroll
+                    for (int side = 0; side < 2; ++side) {
+                        multiply_add(sum[tile][2 * pair + side], a[tile][of_a], b[of_b][2 * side],
+                                     b[of_b][2 * side + 1]);
+                    }
+                }
+            }
+        }
+    }
 }
 
 // Tensor cores truncate the bits that a sum cannot hold, always towards zero. Sums over many rows

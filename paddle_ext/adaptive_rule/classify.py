@@ -177,7 +177,7 @@ def posterior(
             x = x.expand(shape)
         tables[name] = None if x is None else packed(x), dtype, shape
     options = {
-        "sizes": (B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
+        "size": (B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
         "weight": likelihood.weight_of(Q),
         "temper": likelihood.temper,
         "mean_shots": likelihood.mean_shots,

@@ -13,6 +13,7 @@ from ..large.passes import Queries
 from ..large.sources import TensorRows
 from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
+from ..rows import unit_rows
 from ..solution import Solution
 from ..solvers.groups import Shared, shared_proportions, solution_of_groups
 from .large import FEW, SOFTER, AbsorbedScores, LikelihoodScores, trust_in_queries
@@ -33,13 +34,27 @@ def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> T
     return logits if added is None else logits.add_(added)
 
 
+def ties_of(rows: Tensor, likelihood: Likelihood, things: Groups) -> Tensor:
+    """Of rows [Q, D], [1, 3]: |x - mean of its thing|^2 and n - 1, summed; the mean of 1 - 1/n."""
+    x = likelihood.centred(rows.to(likelihood.bias.dtype)[None])[0] * likelihood.scale.sqrt()
+    squares, n = (x - things.means(x)[things.of_row]).square().sum(), things.sizes.double()
+    return torch.stack([squares.double(), (n - 1).sum(), (1 - 1 / n).mean()]).unsqueeze(0)
+
+
 @on_cpu_without_gpu_code
 def by_thing(
     query: Tensor, likelihood: Likelihood, added: Tensor | None, things: Groups
 ) -> tuple[Tensor, Tensor]:
     """Things as rows: means [T, D] of the query [Q, D], and what their logits lack, [T, K]."""
-    rows = things.means(query.to(likelihood.bias.dtype))
-    of_things = thing_logits(all_logits(query, likelihood, added), things)
+    rows = things.means(unit_rows(query.to(likelihood.bias.dtype)))
+    own = ties_of(query, likelihood, things)[0]
+    tied = torch.zeros_like(own) if likelihood.ties is None else likelihood.ties[0]
+    within = (own + tied)[0] / (own + tied)[1].clamp(min=1)
+    # Rows of different things vary like labelled rows around the mean of their class.
+    variance = likelihood.variance[0].double() + within * tied[2]
+    r = (1 - within / variance.clamp(min=1e-300)).clamp(0, 1)
+    labelled = max(likelihood.rows - likelihood.bias.shape[-1], 0)
+    of_things = thing_logits(all_logits(query, likelihood, added), things, r, labelled)
     return rows, of_things.to(rows.dtype) - all_logits(rows, likelihood, None)
 
 

@@ -70,6 +70,7 @@ class Likelihood:
     solved: Tensor | None = field(default=None, metadata=native("LKM", split=True))
     shares: Tensor | None = field(default=None, metadata=native("L3"))
     correction: Tensor | None = None  # [D + 1, K] of one task, the last row a constant
+    ties: Tensor | None = None  # [1, 3] float64, if rows are means of labelled things: `ties_of`
     # True if every class has a row and all are finite, False is inconclusive; None: checked before.
     finite: Tensor | None = field(default=None, metadata=native("L", dtype=torch.bool))
 

@@ -1,7 +1,7 @@
 """Tasks with class names, given as prototypes or zero-shot logits, besides labelled rows.
 
 Letters: B tasks, S labelled rows, Q queries, K classes, D features, R calibration rows, which are
-labelled too. The equations are in docs/names.md. If every class has a labelled row, and two on
+labelled too. The equations are in docs/names.md. If every class has a labelled row, and three on
 average, the logits of the names are added to the likelihoods of `adaptive`; otherwise prototypes
 start at the names and absorb the batch in rounds.
 """
@@ -17,10 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..groups import Groups
+from ..native.devices import on_cpu_without_gpu_code
 from ..prevalence import counts_of, estimated_shares
 from ..rows import class_sums, evenly_spread, laid_out, products, unit_rows
 from ..solution import Solution
-from ..solvers.adapt import adapt_checked
+from ..solvers.adapt import call_adapt, solution_of
+from ..solvers.groups import each_alone, of_rows, shared_proportions, solution_of_groups
 from ..task import Task, how_many, merged
 from .classify import classify
 from .learn import PRIOR_SHARPNESS, calibrate, likelihood_of
@@ -40,8 +43,9 @@ FIRST_ITERATIONS = 3
 ROUNDS, ROUND_ITERATIONS = 2, 10  # in which prototypes absorb the queries, of either kind
 # If there are more classes than this, and more than rows, only the likeliest count.
 MOST_LIKELY_CLASSES = 128
-# With more queries each has less weight, and features covary as they do in the batch.
-QUERIES_PER_CLASS = 8
+# With more queries a class each has less weight, and features covary as they do in the batch. A
+# batch of fewer rows hardly knows its own centre.
+TELLING = 8
 JITTER = 0.01  # added to a covariance matrix, relative to its mean variance
 # A unit-norm row this near to the centre counts as the centre.
 SAME = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -49,8 +53,10 @@ SAME = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 def solve_named(task: Task, metric: str, logit_scale: float, **options: Any) -> Solution:
     """Solve tasks with prototypes or logits; `options` are those of `classify`."""
-    step = how_many(bytes_per_task(task), task.query)
-    parts = [task.part(slice(i, i + step)) for i in range(0, len(task.query), step)]
+    B, step = len(task.query), how_many(bytes_per_task(task), task.query)
+    parts = [task]
+    if step < B:
+        parts = [task.part(slice(i, i + step)) for i in range(0, B, step)]
     return merged([solve_part(part, metric, logit_scale, options) for part in parts])
 
 
@@ -82,7 +88,8 @@ def tasks_with_every_class(task: Task) -> list[bool]:
 def shots_of(task: Task) -> Tensor:
     """Labelled rows of each class, [B or 1, K], in the dtype of the task."""
     labels = task.support_labels
-    return counts_of(labels, task.query.new_zeros(len(labels), task.num_classes))
+    none = task.query.new_zeros(len(labels), task.num_classes)
+    return counts_of(labels, none) if labels.numel() else none
 
 
 def bytes_per_task(task: Task) -> int:
@@ -159,13 +166,15 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
         deviation = torch.maximum(deviation, apart.mean(1, keepdim=True))
     # Dividing by the spread of rows and of names makes encoders with narrow embeddings comparable.
     length = lengths(away)
-    reach = (ANCHOR * deviation * inverse(length)).expand(len(inner), -1, 1)
+    reach = ANCHOR * deviation * inverse(length)
     scale = NAME_SHARPNESS / (deviation * length.mean(-2, keepdim=True))
-    scale = scale.clamp(max=logit_scale).expand(len(inner), 1, 1)
+    scale = scale.clamp(max=logit_scale)
     calibration = None
     if len(rows.index):
         calibration = products(rows.calibration(rows.support), away) * scale
-        weight = weight * column(fitted(calibration, rows)[0].clamp(max=1))
+        factor = column(fitted(calibration, rows)[0].clamp(max=1))
+        # Few rows do not contradict names as clearly as they deserve, so it counts twice.
+        weight, reach = weight * factor.square(), reach * factor
         calibration = calibration * weight
     scale = scale * weight
     query = (inner + products(rows.mean, away)).mul_(scale)
@@ -208,6 +217,7 @@ class Start:
     anchors: Tensor  # [B, K, D] names as rows; 0 if there are only logits
     count: int  # of all rows
     one: Tensor  # []
+    trust: float  # in distances, which depend on the centre
 
     def narrowed(self, likely: Tensor) -> Start:
         """The same for the likely classes [B, M]."""
@@ -224,32 +234,34 @@ class Start:
         query itself. The squared distances of other rows are ``offset - 2 x.weights``, up to a
         constant: also returns `offset` [B, 1, K], and the factors of `weights` [B, K, D].
         """
-        Q, K = u.shape[-2:]
+        (Q, K), by_class = u.shape[-2:], u.mT
         held = u.sum(1, keepdim=True)
         n, mass, more = (held + self.counts).chunk(3, 1)
         # The mean of the anchors becomes the centre.
         anchors = torch.sub(self.anchors, torch.bmm(n, self.anchors), alpha=1 / self.count)
         known = anchors if self.sums is None else anchors.add(self.sums, alpha=1 / ANCHOR_ROWS)
-        w = torch.baddbmm(known, u.mT, self.x, beta=ANCHOR_ROWS).div_(mass.mT)
+        w = torch.baddbmm(known, by_class, self.x, beta=ANCHOR_ROWS).div_(mass.mT)
         # n w^2 - 2 w (sum u x), where sum u x = mass w - anchors / 2
         within = torch.addcmul(anchors, w, more.mT, value=-1).mul_(w).sum(1, keepdim=True)
         variance = torch.add(self.spread, within, alpha=1 / (UNIT * self.count)).clamp_(min=0)
         least = SAME[u.dtype] ** 2 / UNIT
         mean = torch.threshold(variance.mean(-1, keepdim=True), least, math.inf)  # then metric is 0
         metric = torch.add(variance, mean, alpha=1 / self.count).reciprocal_()
-        own = torch.baddbmm(self.one, variance, metric.mT, beta=least)  # not 0, even if metric is
+        # Not 0, even if the metric is.
+        upright = metric.mT
+        own = torch.baddbmm(self.one, variance, upright, beta=least, alpha=1 / self.trust)
         # The sum of p - p ln p is one plus the entropy.
         metric.mul_(torch.special.entr(held / (math.e * Q)).sum(-1, keepdim=True).div_(own))
         weights = laid_out(w * metric)
+        of_class = weights.mT
         if joint:
             # Of the covariance inside classes only that of the products y matters. It would be
             # `scores` if features were independent, and has as many rows as classes of that.
-            y, scores = torch.bmm(self.x, weights.mT), torch.bmm(w, weights.mT)
-            apart = torch.baddbmm(scores * held.mT, u.mT, y, alpha=-1)
-            covariance = torch.bmm(y.mT, torch.baddbmm(y, u, scores, alpha=-1))
-            part = 1 / (Q + K)
+            y, scores = torch.bmm(self.x, of_class), torch.bmm(w, of_class)
+            apart = torch.baddbmm(scores * held.mT, by_class, y, alpha=-1)
+            inner, part = torch.baddbmm(y, u, scores, alpha=-1), 1 / (Q + K)
+            covariance = torch.baddbmm(scores, y.mT, inner, beta=K)
             covariance = torch.baddbmm(covariance, scores, apart, beta=part, alpha=part)
-            covariance.add_(scores, alpha=part * K)
             diagonal = covariance.diagonal(dim1=-2, dim2=-1)
             least = torch.finfo(u.dtype).tiny / JITTER
             diagonal.add_(diagonal.mean(-1, keepdim=True).clamp_(min=least), alpha=JITTER)
@@ -260,15 +272,16 @@ class Start:
                 torch.linalg.vecdot(solved, both).unsqueeze(-1).split_with_sizes((Q, K), 1)
             )
             solved, mixture = solved.split_with_sizes((Q, K), 1)
-            distances = torch.baddbmm(own + offset.mT, solved, scores, alpha=-2)
+            offset = offset.mT
+            distances = torch.baddbmm(own + offset, solved, scores, alpha=-2)
             factors = [mixture, weights]
         else:
-            own, offset = (torch.bmm(x, metric.mT) for x in (self.squares, w.square()))
-            distances = torch.baddbmm(own + offset.mT, self.x, weights.mT, alpha=-2)
+            own, offset = torch.bmm(self.squares, upright), torch.bmm(w.square(), upright).mT
+            distances = torch.baddbmm(own + offset, self.x, of_class, alpha=-2)
             factors = [weights]
         others = torch.addcdiv(self.one, u, mass, value=-1).square_()
         logits = torch.addcdiv(added, distances, others, value=-0.5)
-        return logits, offset.mT, *factors
+        return logits, offset, *factors
 
 
 def start_of(rows: UnitRows, names: NameLogits) -> Start:
@@ -288,7 +301,8 @@ def start_of(rows: UnitRows, names: NameLogits) -> Start:
         anchors = names.away * names.reach
     anchored = torch.linspace(0, 2 * ANCHOR_ROWS, 3, dtype=x.dtype, device=x.device).unsqueeze(1)
     counts, spread = rows.shots.unsqueeze(1) + anchored, spread / (UNIT * (S + Q))
-    return Start(centre, x, squares, spread, counts, sums, anchors, S + Q, x.new_ones(()))
+    one, trust = x.new_ones(()), 1 / (1 + (TELLING / (S + Q)) ** 3)
+    return Start(centre, x, squares, spread, counts, sums, anchors, S + Q, one, trust)
 
 
 def first_logits(start: Start, names: NameLogits) -> Tensor:
@@ -298,7 +312,8 @@ def first_logits(start: Start, names: NameLogits) -> Tensor:
     """
     mass, least = start.counts[:, 1:2], SAME[start.x.dtype] ** 2 / UNIT
     variance = torch.threshold(start.spread.sum(-1, keepdim=True), least, math.inf)
-    scale = SHARPNESS / UNIT * (1 + math.log(mass.shape[-1])) / (variance * mass)
+    sharpness = start.trust * SHARPNESS * (1 + math.log(mass.shape[-1]))
+    scale = sharpness / UNIT / (variance * mass)
     if start.sums is not None:
         s = torch.add(start.sums, start.anchors, alpha=ANCHOR_ROWS)
         offset = s.square().sum(-1).unsqueeze(1) / (2 * mass)
@@ -310,35 +325,87 @@ def first_logits(start: Start, names: NameLogits) -> Tensor:
 
 
 def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> Solution:
-    """Solve tasks with prototypes that start at names and absorb labelled rows and queries."""
+    """Solve with prototypes that start at names and absorb all rows; groups are of one task."""
+    groups, same, logits = options.get("groups"), options.get("same"), task.logits
+    if same is not None:  # a thing is the mean of its rows
+        query = same.means(unit_rows(task.query[0]))[None]
+        logits = None if logits is None else same.means(logits[0])[None]
+        own = {"same": None, "groups": groups and groups.of_things(same)}
+        means = replace(task, query=query, logits=logits)
+        return of_rows(solve_by_rounds(means, logit_scale, options | own), same, groups)
+    if groups is not None and (len(groups.names) == 1 or not options.get("share", True)):
+
+        def solve(rows: Tensor, places: Tensor) -> Solution:
+            own = task.measures
+            own = own if own is None or len(own) == 1 else own[places]
+            added = None if task.logits is None else task.logits[0, rows]
+            part = replace(task, query=task.query[0, rows], logits=added, measures=own)
+            return solve_named(part, "auto", logit_scale, **options | {"groups": None})
+
+        return each_alone(groups, solve)
+    max_iter, tol = options.get("max_iter", 100), options.get("tol", 1e-3)
+    logits, likely, measures = last_logits(task, logit_scale, groups, max_iter, tol)
+    (Q, M), K = logits.shape[-2:], task.num_classes
+    steps = {"max_iter": min(ROUND_ITERATIONS, max_iter), "tol": tol}
+    solution = proportions(logits, TELLING * K, measures, groups, **steps)
+    if groups is None:
+        held = solution.probabilities.sum(1)
+        shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
+        solution = solution._replace(proportions=shares)
+    if M < K:
+        solution = widened(solution, likely, K)
+    if groups is None:
+        return solution
+    labels, u = solution.labels[0], solution.probabilities[0]
+    return solution._replace(labels=labels, probabilities=u)
+
+
+@torch.inference_mode()  # a sixth less time for the host, which is what small tasks take
+def last_logits(
+    task: Task, logit_scale: float, groups: Groups | None, max_iter: int, tol: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The logits [B, Q, M] of the last round, the classes that they are of, and their measures."""
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     start, added, measures = start_of(rows, names), names.query, task.measures
-    Q, K = added.shape[-2:]
-    weight, tol = min(1.0, QUERIES_PER_CLASS * K / Q), options["tol"]
-    first, most = (min(n, options["max_iter"]) for n in (FIRST_ITERATIONS, ROUND_ITERATIONS))
-    solution = adapt_checked(first_logits(start, names), weight, first, tol, measures)
-    u = solution.probabilities
-    likely, M = None, max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
-    if M < K:
-        order = solution.proportions + (rows.shots > 0)
-        likely = order.topk(M, sorted=False).indices.sort().values
-        added, start, u = narrowed(added, likely), start.narrowed(likely), narrowed(u, likely)
-        u = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
-        measures = None if measures is None else narrowed(measures, likely)
-    for joint in [False] * ROUNDS + [True] * (ROUNDS * (weight < 1)):
-        solution = adapt_checked(start.judged(added, u, joint)[0], weight, most, tol, measures)
-        u = solution.probabilities
-    held = u.sum(1)
-    shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
-    solution = solution._replace(proportions=shares)
-    return solution if likely is None else widened(solution, likely, K)
+    (Q, K), M = added.shape[-2:], max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
+    logits, likely, enough = first_logits(start, names), rows.shots, TELLING * K
+    most = FIRST_ITERATIONS
+    for joint in [False] * ROUNDS + [True] * (ROUNDS * (enough < Q)):
+        steps = {"max_iter": min(most, max_iter), "tol": tol}
+        found = proportions(logits, enough, measures, groups, **steps)
+        u, most = found.probabilities, ROUND_ITERATIONS
+        if u.shape[-1] > M:
+            order = u.mean(1)
+            order += counts_of(found.labels, torch.zeros_like(order)).add_(rows.shots) > 0
+            likely = order.topk(M, sorted=False).indices.sort().values
+            added, start, u = narrowed(added, likely), start.narrowed(likely), narrowed(u, likely)
+            u = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+            if measures is not None:
+                measures = narrowed(measures, likely)
+                measures = measures / measures.mean(-1, keepdim=True)
+        logits = start.judged(added, u, joint)[0]
+    return logits, likely, measures
+
+
+@on_cpu_without_gpu_code
+def proportions(
+    logits: Tensor, enough: int, measures: Tensor | None, groups: Groups | None, **steps: Any
+) -> Solution:
+    """`adapt` with queries of which no more than `enough` count, or the same for each group."""
+    if groups is None:
+        weight = min(1.0, enough / logits.shape[-2])
+        found = call_adapt(logits, weight, measures=measures, top=None, **steps)
+        return solution_of(found, measures)
+    weights = (enough / groups.sizes.double()).clamp(max=1)
+    shared = shared_proportions(logits[0], groups, weights, enough / 2, measures, **steps)
+    own = solution_of_groups(groups, shared, None, None)
+    return own._replace(labels=own.labels[None], probabilities=own.probabilities[None])
 
 
 def narrowed(x: Tensor, likely: Tensor) -> Tensor:
-    """The columns of the likely classes, [B or 1, N, K] -> [B, N, M]."""
-    B, M = likely.shape
-    return x.expand(B, -1, -1).gather(-1, likely.unsqueeze(1).expand(B, x.shape[1], M))
+    """The columns of the likely classes [B, M], [B or 1, N, K] -> [B, N, M]; also for groups."""
+    return torch.take_along_dim(x, likely.unsqueeze(1), -1)
 
 
 def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
@@ -346,12 +413,13 @@ def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
     u = solution.probabilities
     B, Q, M = u.shape
     place = likely.unsqueeze(1).expand(B, Q, M)
-    lowest = solution.dual.amin(-1, keepdim=True).expand(B, K)
+    shares, dual = solution.proportions, solution.dual
+    labels, likely = likely.gather(-1, solution.labels), likely.expand_as(shares)  # of groups
     return solution._replace(
-        labels=likely.gather(-1, solution.labels),
+        labels=labels,
         probabilities=u.new_zeros(B, Q, K).scatter_(-1, place, u),
-        proportions=u.new_zeros(B, K).scatter_(-1, likely, solution.proportions),
-        dual=lowest.scatter(-1, likely, solution.dual),
+        proportions=u.new_zeros(len(shares), K).scatter_(-1, likely, shares),
+        dual=dual.amin(-1, keepdim=True).repeat(1, K).scatter_(-1, likely, dual),
     )
 
 
@@ -422,7 +490,7 @@ class RowLogits:
 def row_logits(
     task: Task, solution: Solution | None, *, logit_scale: float, **options: Any
 ) -> RowLogits:
-    """Those of one task with prototypes; without a solution its queries are its labelled rows."""
+    """Those of a task with prototypes; without a solution [Q, ..] its queries are labelled rows."""
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     assert names.away is not None
@@ -432,7 +500,7 @@ def row_logits(
         log_shares = rows.shots[0].log1p().log_softmax(-1)
         u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
     else:
-        u, log_shares = solution.probabilities, solution.dual[0]
+        u, log_shares = solution.probabilities[None], solution.dual
     if all(tasks_with_every_class(task)):
         likelihood = likelihood_of(task.support, task.support_labels, task.num_classes)
         share, factor = fitted_name_share(task, rows, likelihood, names)
@@ -445,7 +513,7 @@ def row_logits(
     if solution is None:  # the queries are the labelled rows, and count once
         rows = replace(rows, support=rows.support[:, :0], shots=torch.zeros_like(rows.shots))
     start = start_of(rows, names)
-    joint = u.shape[1] > QUERIES_PER_CLASS * u.shape[2]
+    joint = u.shape[1] > TELLING * u.shape[2]
     _, offset, *factors = start.judged(names.query, u, joint)
     w = reduce(torch.bmm, factors)[0]
     bias = log_shares - offset[0, 0] / 2 - w @ start.centre[0, 0]

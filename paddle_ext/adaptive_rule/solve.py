@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .. import check
-from ..groups import GroupNames
+from ..groups import GroupNames, groups_and_things
 from ..large.arguments import Source, check_top, comes_in_chunks, queries_of, returns_all
 from ..prior import measures_of
-from ..rows import computing_dtype
+from ..rows import computing_dtype, unit_rows
 from ..solution import Solution
 from ..solvers.adapt import groups_of_one_batch, no_tasks
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from .classify import classify
+from .groups import ties_of
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
 from .learn import calibration_count, uses_full_metric
 from .names import solve_named
@@ -35,6 +37,7 @@ def adaptive(
     groups: GroupNames | None = None,
     share: bool = True,
     same: GroupNames | None = None,
+    support_same: GroupNames | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -83,6 +86,9 @@ def adaptive(
         burst: they get one label. Their log-likelihoods add up, less so the more alike they are,
         and a thing counts once in proportions and shares. The queries are [Q, D] in a tensor; a
         thing is in one group. See docs/groups.md.
+    support_same : Tensor, array or sequence [S], optional
+        The same for labelled rows [S, D]: a thing, which is of one class, counts as one row, the
+        mean of its own, and they too tell how alike such rows are.
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -141,27 +147,32 @@ def adaptive(
         "all_classes": returns_all(return_assignments, Q, num_classes),
         "top": top,
     }
+    tied = None
+    if support_same is not None:
+        if support.dim() != 2:
+            raise ValueError(f"support_same must be None for [B, S, D], got {[*support.shape]}")
+        known = support_labels, support_same, len(support), support.device
+        tied = groups_and_things(*known, "support_same", "class")[1]
     if batch == [0]:
         none = support.new_empty(0, Q, num_classes)
         return no_tasks(none, None if options["all_classes"] else top)
     labelled = batched(detached(support, computing_dtype(support)), 3)
     labels = batched(detached(support_labels, torch.int64), 2)
+    if tied is not None:
+        labelled, labels = tied.means(unit_rows(labelled[0]))[None], labels[:, tied.first]
     with torch.no_grad(), without_autocast(support):
-        if grouped is not None or things is not None:
-            likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
-            one = cast(Tensor, rows).detach().unsqueeze(0)
-            options |= {"groups": grouped, "share": share, "same": things}
-            found = classify(likelihood, one, measures=measures, **options)[0]
-            return found if grouped is not None else without_batch(found)
-        if isinstance(rows, Tensor):
-            rows = batched(rows.detach(), 3)
+        rows = batched(rows.detach(), 3) if isinstance(rows, Tensor) else rows
+        if isinstance(rows, Tensor) and grouped is things is None:
             task = Task(labelled, labels, rows, num_classes, measures=measures)
             solution = solve_tasks(task, metric, label_noise=label_noise, **options)
         else:
             likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
-            options["validate"] = validate
+            if tied is not None:
+                likelihood = replace(likelihood, ties=ties_of(support, likelihood, tied))
+            options |= {"groups": grouped, "share": share, "same": things}
+            options["validate"] = validate and from_file
             solution, _ = classify(likelihood, rows, measures=measures, **options)
-    return solution if batch else without_batch(solution)
+    return solution if batch or grouped is not None else without_batch(solution)
 
 
 def check_options(metric: str, max_iter: int, tol: float) -> tuple[str, int, float]:

@@ -16,8 +16,8 @@ from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
 from ..adaptive_rule.likelihood import Likelihood
+from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups, groups_and_things
-from ..methods.adaptive import Adaptive
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
 from ..prevalence import RATE, add_certain, from_sums
@@ -198,23 +198,21 @@ def solver(
             return measures_of(each, K, len(each), support).values
         return None if prior is None else measures_of(prior, K, None, support).values
 
-    if labelled.prototypes is None:
+    likelihood, names = None, labelled.prototypes
+    if names is None:
         likelihood = likelihood_of(labelled, place, label_noise)
-
-        def solve_rows(rows: Tensor, samples: Batch | None) -> Solution:
-            known = (None, None) if samples is None else (samples.groups, samples.same)
-            groups, same = groups_and_things(*known, rows.shape[1], place)
-            options: Any = {"groups": groups, "same": same, "share": share}
-            return classify(likelihood, rows, measures=measures_for(groups), **options)[0]
-
-        return solve_rows
-    names = labelled.prototypes.to(place, torch.float32)
-    method = Adaptive(logit_scale=labelled.logit_scale)
+    else:
+        names = names.to(place, torch.float32)[None]
 
     def solve(rows: Tensor, samples: Batch | None) -> Solution:
-        assert samples is None
-        whole = support[None], labels[None], rows, K
-        return method.solution(Task(*whole, prototypes=names[None], measures=measures_for(None)))
+        known = (None, None) if samples is None else (samples.groups, samples.same)
+        groups, same = groups_and_things(*known, rows.shape[1], place)
+        options: Any = {"groups": groups, "same": same, "share": share}
+        measures = measures_for(groups)
+        if likelihood is not None:
+            return classify(likelihood, rows, measures=measures, **options)[0]
+        task = Task(support[None], labels[None], rows, K, prototypes=names, measures=measures)
+        return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)
 
     return solve
 

@@ -71,7 +71,7 @@ class BatchClassifier:
         Prefix of "label", "probability" and "doubt", in case a batch has such columns.
     group : str, optional
         Name of a column of groups in a batch, integers or strings: the rows of a group have
-        proportions of their own, as in `paddle_ext.adaptive`. Not with `prototypes`.
+        proportions of their own, as in `paddle_ext.adaptive`.
     share : bool
         Whether the groups of a batch learn from each other, as in `paddle_ext.adaptive`.
     prior : array [K] or mapping of class to weight, optional
@@ -152,8 +152,6 @@ class BatchClassifier:
             raise check.ArgumentValueError(
                 "prior", f"must be None with remember=True, got {check.kind(prior)}"
             )
-        if group is not None and prototypes is not None:
-            raise check.ArgumentValueError("group", f"must be None with prototypes, got {group!r}")
         self._group = group
         self._options["share"] = check.flag("share", share)
         # Rows of each class, [K] float64: in the batches since a change, and in the last alone.

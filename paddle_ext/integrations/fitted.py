@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelihood
+from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
@@ -32,6 +33,7 @@ from .columns import Columns, columns_for
 Array: TypeAlias = "npt.NDArray[Any]"
 Kept = TypeVar("Kept")
 
+TOGETHER = ("groups", "share", "same")  # the options of rows that belong together
 LARGEST_OF_ROW = 5  # probabilities kept of a row, if all would be too many
 
 
@@ -150,22 +152,28 @@ def in_columns(
 
 
 def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
-    """Classify unlabelled rows [Q, D]; groups exclude names."""
-    by_group = None
+    """Classify unlabelled rows [Q, D]."""
     if examples.names is None:
         likelihood = learned(examples, options)
-        solution = solve_batch(likelihood, query, options)
-        if solution.groups is not None:
-            by_group, solution = solution, solution.over_all()
+        found = solve_batch(likelihood, query, options)
+        solution = found.over_all()
         fitted: Fitted = FittedAdaptive.on_cpu(likelihood, solution.dual)
     else:
-        measures = measures_in(options, examples.num_classes, query)
-        task, chosen = examples.task(query, measures), of_names(options)
-        solved = solve_tasks(task, "auto", **chosen)
-        fitted = FittedNames(moved(row_logits(task, solved, **chosen), "cpu"))
-        solution = without_batch(solved)
+        found = solve_names(examples, query, options)
+        solution = found.over_all()
+        logits = row_logits(examples.task(query), solution, **of_names(options))
+        fitted = FittedNames(moved(logits, "cpu"))
+    by_group = None if found.groups is None else found
     prototypes = means_of(examples, query, solution)
     return Fit(fitted, prototypes, solution.proportions, solution, by_group)
+
+
+def solve_names(examples: Examples, query: Tensor, options: dict[str, Any]) -> Solution:
+    """Classify one batch [Q, D] by names; the options are those of `solve_batch`."""
+    task = examples.task(query, measures_in(options, examples.num_classes, query))
+    asked = {name: options[name] for name in TOGETHER if name in options}
+    solution = solve_tasks(task, "auto", **of_names(options), **asked)
+    return solution if solution.groups is not None else without_batch(solution)
 
 
 def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
@@ -184,15 +192,20 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
 
 
 def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
-    """The likelihood of labelled rows without names."""
-    return corrected_likelihood(
-        examples.support,
-        examples.labels,
+    """The likelihood of labelled rows without names; those that are `tied` count as one."""
+    rows, labels, tied = examples.support, examples.labels, options.get("tied")
+    if tied is not None:
+        rows, labels = tied.means(unit_rows(rows)), labels[tied.first]
+    likelihood = corrected_likelihood(
+        rows,
+        labels,
         examples.num_classes,
         examples.weights,
         options["label_noise"],
         inverse_regularisation=examples.inverse_regularisation,
     )
+    ties = None if tied is None else ties_of(examples.support, likelihood, tied)
+    return replace(likelihood, ties=ties)
 
 
 def of_names(options: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +226,7 @@ def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) 
     The options may have checked `groups` and `same`, and `share`.
     """
     K = likelihood.bias.shape[-1]
-    asked = ("max_iter", "tol", "groups", "share", "same")
+    asked = ("max_iter", "tol", *TOGETHER)
     solution, _ = classify(
         likelihood,
         query[None],
@@ -225,11 +238,9 @@ def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) 
 
 
 def solve_again(examples: Examples, query: Tensor, options: dict[str, Any]) -> Solution:
-    """Classify another batch [n, D] by examples that a fit has kept."""
+    """Classify another batch [n, D] by names and examples that a fit has kept."""
     examples = moved(examples, query.device)
-    solution = fit_batch(examples, query.to(examples.support.dtype), options).solution
-    assert solution is not None
-    return solution
+    return solve_names(examples, query.to(examples.support.dtype), options)
 
 
 def means_of(

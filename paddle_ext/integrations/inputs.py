@@ -6,6 +6,7 @@ import difflib
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..groups import Groups, groups_of
+from ..groups import Groups, groups_and_things, groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from ..text import plural
@@ -124,7 +125,7 @@ def is_missing(label: object) -> bool:
 
 def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array | None:
     """The groups of the rows in `of_batch` [n] bool, maybe of none; the others' are ignored."""
-    if given is None or not of_batch.any():
+    if given is None:
         return None
     # NumPy would turn numbers into text in a list that contains both.
     column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
@@ -132,11 +133,23 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
         raise ValueError(
             f"{name} must have shape [{len(of_batch)}], one for each row, got {list(column.shape)}"
         )
+    if not of_batch.any():
+        return None
     # The others get a group of the batch, so that an error names the row as the caller counts.
     column = np.where(of_batch, column, column[of_batch][0])
     groups_of(column, len(column), torch.device("cpu"), name)
     inside: Array = column[of_batch]
     return inside
+
+
+def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:
+    """Which labelled rows, of these classes [S], are one thing; None if no two are."""
+    values = [] if same is None else same.tolist() if isinstance(same, Tensor) else same
+    own = enumerate(compress(values, has_label))
+    names = [f"\0{i}" if is_missing(x) else str(x) for i, x in own]
+    if len(set(names)) == len(names):
+        return None
+    return groups_and_things(classes.astype(str), names, len(names), device, kind="class")[1]
 
 
 def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:

@@ -18,6 +18,7 @@ from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
 from ..prevalence import Prevalence
+from ..rows import unit_rows
 from ..solution import Solution, counted_shares
 from .columns import ROWS
 from .encoding import TableEncoder, frame_cells, is_frame
@@ -42,6 +43,7 @@ from .fitted import (
 from .inputs import (
     checked_weights,
     labelled,
+    labelled_things,
     named_classes,
     prior_weights,
     row_groups,
@@ -241,10 +243,11 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         groups : array or Series [n], optional
             The group of each row, an integer or a string, such as its place or its day: groups have
             proportions of their own, as in `paddle_ext.adaptive`. Those of labelled rows, which
-            count for all groups, are ignored. Not with `prototypes`.
+            count for all groups, are ignored.
         same : array or Series [n], optional
             Which rows are the same thing, as in `paddle_ext.adaptive`: unlabelled ones get one
-            label. Not with `prototypes`.
+            label, and labelled ones, of one class, count as one row. A labelled row with -1, None
+            or NaN is a thing of its own.
 
         Returns
         -------
@@ -264,8 +267,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = labelled(y)
-        together, named = {"groups": groups, "same": same}, prototypes is not None
-        options |= self._together(together, ~has_label, device, named)
+        options |= self._together({"groups": groups, "same": same}, ~has_label, device)
         if prototypes is not None:
             self.classes_, places, names = named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
@@ -275,12 +277,18 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             self.classes_, places = sorted_classes(y[has_label])
         options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
-        rows = to_tensor(X, device)
+        tied = labelled_things(same, self.classes_[places], has_label, device)
+        if tied is not None and sample_weight is not None:
+            raise ValueError("sample_weight must be None with labelled things, got weights")
+        options["tied"], rows = tied, to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask, labels = (torch.from_numpy(x).to(device) for x in (has_label, places))
         examples = Examples(rows[mask], labels, len(self.classes_))
         if prototypes is not None:
+            if tied is not None:
+                means, own = tied.means(unit_rows(examples.support)), labels[tied.first]
+                examples = replace(examples, support=means, labels=own)
             examples = replace(examples, names=to_tensor(names, device).to(rows.dtype))
         examples = self._weighted(examples, sample_weight, has_label, places)
         query = None if has_label.all() else rows[~mask]
@@ -338,14 +346,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         support, labels, weights = (x[weights > 0] for x in rows)
         return replace(examples, support=support, labels=labels, weights=weights)
 
-    def _together(
-        self, given: dict[str, Any], of_batch: Array, device: Any, named: bool
-    ) -> dict[str, Any]:
+    def _together(self, given: dict[str, Any], of_batch: Array, device: Any) -> dict[str, Any]:
         """The groups and the things of the rows that are in the batch, as options of its rule."""
-        for name, value in given.items():
-            if named and value is not None:
-                raise ValueError(f"{name} must be None with prototypes, got {check.kind(value)}")
-        own = {name: row_groups(value, of_batch, name) for name, value in given.items()}
+        own: Any = {name: row_groups(value, of_batch, name) for name, value in given.items()}
         grouped, things = groups_and_things(**own, rows=int(of_batch.sum()), device=device)
         return {"groups": grouped, "same": things, "share": self.share}
 
@@ -444,16 +447,16 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._checked_rows(X)
         options, every = self._options(), np.ones(len(rows), dtype=bool)
-        given, named = {"groups": groups, "same": same}, isinstance(self._fitted, FittedNames)
-        options |= self._together(given, every, rows.device, named)
+        options |= self._together({"groups": groups, "same": same}, every, rows.device)
         options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
         if isinstance(self._fitted, FittedAdaptive):
             likelihood = self._fitted.on(rows.device)
             query = rows.to(likelihood.weights.dtype)
-            solution = solve_batch(likelihood, query, options).over_all()
+            solution = solve_batch(likelihood, query, options)
         else:
             assert self._examples is not None
             solution = solve_again(self._examples, rows, options)
+        solution = solution.over_all()
         labels: Array = self.classes_[array(self._labels_of(solution))]
         return labels
 

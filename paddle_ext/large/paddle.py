@@ -20,7 +20,6 @@ from ..native import load as native
 from ..native.call import DTYPES, Inputs, alike, call_native, packed, prepare
 from ..rows import class_sums, laid_out, power_of_two
 from .passes import (
-    AHEAD,
     ClassSums,
     Part,
     Queries,
@@ -34,6 +33,7 @@ from .sources import IndexedRows, Rows, TensorRows
 from .steps import Moved, State, is_captured
 
 PRECISIONS = ("auto", "half")
+LOOK_EVERY = 2  # iterations on a GPU, after which the host asks whether a task still runs
 ROUGH = 1e-3  # iterations that move prototypes by more than this may use half precision
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squared distances
 LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
@@ -325,6 +325,17 @@ class DistanceScores:
         self.operand = torch.empty(shape, dtype=torch.float16, device=self.w.device)
         self.move_call([], None, None)()
 
+    def steepen(self, slope: Tensor) -> None:
+        """Multiply the logits by a factor [B], float64."""
+        self.exact_slope = self.exact_slope * slope
+        self.slope = (self.exact_slope * self.rows.form.factor).to(self.w.dtype)
+        self.bias *= slope.unsqueeze(-1)
+
+    def step_back(self, rows: PreparedRows) -> None:
+        """Return to the prototypes before the last move, and use these rows."""
+        self.w, self.before = self.before, self.w
+        self.use(rows)
+
     def move_call(
         self, sums: list[Tensor], held: Tensor | None, running: Tensor | None
     ) -> Callable[[], None]:
@@ -398,6 +409,8 @@ class Paddle:
         self.rows = PreparedRows(queries, form, K)
         rough = rough_form(form, self.total)
         self.rough = self.rows if rough is form else PreparedRows(queries, rough, K)
+        one = torch.ones_like(self.placed.unit)
+        self.scores = DistanceScores(self.rows, self.placed.means.clone(), one, self.placed)
         self.slope, self.distance_unit = slope_of(
             self.placed,
             self.total,
@@ -406,30 +419,28 @@ class Paddle:
             temperature=o.temperature,
             steepest=STEEPEST[queries.dtype],
         )
+        self.scores.steepen(self.slope)
         lam = float(self.total) if o.lam is None else o.lam
         self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
 
     def leads(self) -> Tensor:
         """Leads of the nearest class over the median one, summed over all rows; see `assign`."""
-        placed = self.placed
-        scores = DistanceScores(self.rows, placed.means, torch.ones_like(placed.unit), placed)
         leads = torch.zeros(self.queries.B, 2, dtype=torch.float64, device=self.queries.device)
-        assign_all(scores, None, leads=leads)
+        assign_all(self.scores, None, leads=leads)
         return leads
 
-    def move(self, state: State) -> tuple[Tensor, RowResults | None]:
-        """Iterate prototypes and dual, and return the prototypes behind the last probabilities.
+    def move(self, state: State) -> RowResults | None:
+        """Iterate prototypes and dual.
 
-        Also returns the results for the rows, if the last iteration could write them: those of one
-        task, computed in the dtype in which they are returned.
+        Returns the results for the rows, if the last iteration could write them: those of one task,
+        computed in the dtype in which they are returned.
         """
-        o, results, iterate = self.options, None, None
-        w = self.placed.means.clone()
-        rows = self.rows if is_captured(w) else self.rough
-        scores = DistanceScores(rows, w, self.slope, self.placed)
-        bias = scores.bias.to(w.dtype)
+        o, scores, results, iterate = self.options, self.scores, None, None
+        if self.rough is not self.rows and not is_captured(scores.w):
+            scores.use(self.rough)
+        bias = scores.bias.to(scores.w.dtype)
         writes_results = self.queries.B == 1 and self.rows.form.weight_dtype is None
-        ahead = AHEAD if w.is_cuda and self.rough is self.rows else 1
+        every = LOOK_EVERY if scores.w.is_cuda and self.rough is self.rows else 1
         for step in range(1, o.max_iter + 1):
             if step == o.max_iter and scores.rows is self.rows and writes_results:
                 results = RowResults.empty(scores, top=o.top, all_classes=o.all_classes)
@@ -440,9 +451,9 @@ class Paddle:
                 scores.use(self.rows)
                 state.running.fill_(1)  # no task stops on rounded values
                 iterate = None
-            if step % ahead == 0 and not state.any_running():
+            if step % every == 0 and not state.any_running():
                 break
-        return scores.before, results
+        return results
 
     def iteration(
         self, scores: DistanceScores, bias: Tensor, state: State, results: RowResults | None
@@ -481,11 +492,12 @@ class Paddle:
             epsilon=o.epsilon,
             tol=o.tol,
         )
-        w, results = self.move(state)
-        scores = DistanceScores(self.rows, w, self.slope, self.placed)
+        results = self.move(state)
         weighed = self.dual_weight * state.before
+        if results is None or o.prototypes:
+            self.scores.step_back(self.rows)
         if results is None:
-            results = classify_rows(scores, weighed, top=o.top, all_classes=o.all_classes)
+            results = classify_rows(self.scores, weighed, top=o.top, all_classes=o.all_classes)
         return Results(
             results.top.classes,
             results.top.probabilities,
@@ -494,13 +506,13 @@ class Paddle:
             state.dual.to(dtype),
             state.iterations,
             state.criterion.clamp(max=torch.finfo(dtype).max).to(dtype),
-            self.input_prototypes(scores, weighed) if o.prototypes else None,
+            self.input_prototypes(weighed) if o.prototypes else None,
             results.held,
         )
 
-    def input_prototypes(self, scores: DistanceScores, dual: Tensor) -> Tensor:
+    def input_prototypes(self, dual: Tensor) -> Tensor:
         """Prototypes [B, K, D] as weighted means of the input rows, not transformed."""
-        queries, dtype = self.queries, self.queries.dtype
+        queries, scores, dtype = self.queries, self.scores, self.queries.dtype
         sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
         surveyed = survey(queries, False, validate=False)
         query_means = surveyed.sums / surveyed.total

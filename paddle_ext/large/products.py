@@ -152,7 +152,7 @@ class Halves(Form):
             shape = *x.shape[:2], w.shape[1]
             out = torch.empty(shape, dtype=torch.float32, device=x.device)
         if has_float_results():
-            return torch.ops.aten.bmm.dtype_out(x, w.mT, torch.float32, out=out)  # type: ignore[no-any-return]
+            return torch.bmm(x, w.mT, out_dtype=torch.float32, out=out)
         with tensor_float():
             return torch.bmm(x.float(), w.mT.float(), out=out)
 
@@ -249,7 +249,7 @@ def has_float_results() -> bool:
 def add_half_product(to: Tensor, left: Tensor, right: Tensor, beta: int) -> None:
     """Write the product of halves to `to`, float32; with `beta` 1 it is added to what is there."""
     if has_float_results():
-        torch.ops.aten.baddbmm.dtype_out(to, left, right, torch.float32, beta=beta, out=to)
+        torch.baddbmm(to, left, right, out_dtype=torch.float32, beta=beta, out=to)
         return
     with tensor_float():
         to.baddbmm_(left.float(), right.float(), beta=beta)

@@ -260,8 +260,11 @@ class State:
         self.prior, self.total = prior, total
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         self.counts = torch.zeros(B, K, dtype=torch.float64, device=device)
-        self.measure = torch.ones_like(self.counts) if measure is None else measure.contiguous()
-        self.dual = self.measure.log().clamp(min=native.module.IMPOSSIBLE)
+        if measure is None:
+            self.measure, self.dual = torch.ones_like(self.counts), torch.zeros_like(self.counts)
+        else:
+            self.measure = measure.contiguous()
+            self.dual = self.measure.log().clamp(min=native.module.IMPOSSIBLE)
         self.least = native.module.MIN_CONCENTRATION if least is None else least
         first = native.module.FIRST_CONCENTRATION if first is None else first
         self.before = torch.empty_like(self.counts)  # the dual of the last probabilities

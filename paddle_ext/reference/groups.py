@@ -203,13 +203,14 @@ def posterior_of_groups(
     prior: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
+    added: float | Tensor = 0.0,
 ) -> Solution:
-    """`paddle_ext.adaptive` with groups that share, from what labelled rows determine."""
+    """`paddle_ext.adaptive` with groups that share, from labelled rows; `added` are logits."""
     found = Members.of(groups)
     Q, K, S, n = len(query), len(known.shots), known.rows, found.sizes
     z = centred(query, known.centre)
     weight = 2 * S / (2 * S + n)
-    logits = known.logits(known.distances(z))
+    logits = known.logits(known.distances(z)) + added
     fit, used = shared(logits, found, weight, S, prior, max_iter, tol)
     u, a, rows = fit.u, fit.a, found.of_row
     W = u.square() * Q / (Q + K)
@@ -219,7 +220,7 @@ def posterior_of_groups(
     two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
     counts = fit.counts.sum(0)
     kept = 1 - two_classes * counts / (counts + known.shots)
-    logits = known.logits(moved) * share[rows].unsqueeze(-1)
+    logits = (known.logits(moved) + added) * share[rows].unsqueeze(-1)
 
     def log_others(counts: Tensor, u: Tensor) -> Tensor:
         left = (counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)

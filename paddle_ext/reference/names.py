@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .adapt import adapt
 from .adaptive import centred, likelihood, posterior, sharpness_of, squared
+from .groups import Members, posterior_of_groups, shared
 from .paddle import unit_rows
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS = 3.0, 0.4, 0.5
@@ -28,6 +29,8 @@ class NamedTask(NamedTuple):
     num_classes: int
     prototypes: Tensor | None  # [K, D]
     logits: Tensor | None  # [Q, K]
+    groups: Tensor | None = None  # [Q] of queries that share
+    prior: Tensor | None = None  # [K] or [G, K]
 
 
 class NameLogits:
@@ -38,6 +41,7 @@ class NameLogits:
         weight = sum(min(1.0, 1.4 / (1 + float(n))) for n in shots) / len(shots)
         self.judging = evenly(len(task.support))
         self.judges: Tensor | None = None
+        self.factor = 1.0
         if task.prototypes is None:
             assert task.logits is not None
             self.query = NAME_WEIGHT * weight * (task.logits - task.logits.mean(1, keepdim=True))
@@ -51,7 +55,8 @@ class NameLogits:
         if len(s):
             self.judges = scale * s[self.judging] @ away.mT
             factor, _ = fitted(self.judges, task.labels[self.judging])
-            weight = weight * min(1.0, factor)
+            self.factor = min(1.0, factor)
+            weight = weight * self.factor**2
             self.judges = NAME_WEIGHT * weight * self.judges
         self.query = NAME_WEIGHT * weight * scale * z @ away.mT
 
@@ -94,9 +99,14 @@ def centred_rows(task: NamedTask, names: NameLogits) -> Rows:
     anchors = torch.zeros(task.num_classes, z.shape[1]).double()
     if task.prototypes is not None:
         directions = centred(task.prototypes, unit_rows(task.prototypes).mean(0))
-        anchors = ANCHOR * names.deviation * directions
+        anchors = ANCHOR * names.factor * names.deviation * directions
     known = (task.labels.unsqueeze(1) == torch.arange(task.num_classes)).double()
     return Rows(every - every.mean(0), known, anchors)
+
+
+def trust(rows: Rows) -> float:
+    """The weight of distances: few rows hardly know their own centre."""
+    return 1 / (1 + (8 / len(rows.every)) ** 3)
 
 
 def first_logits(rows: Rows) -> Tensor:
@@ -105,7 +115,8 @@ def first_logits(rows: Rows) -> Tensor:
     mass = ANCHOR_ROWS + rows.known.sum(0).unsqueeze(1)
     w = (rows.known.mT @ rows.every[Q:] + ANCHOR_ROWS * rows.anchors) / mass
     variance = float(rows.every.square().sum(1).mean())
-    scale = SHARPNESS * (1 + math.log(K)) / variance if variance > 1e-24 else 0.0
+    sharpness = trust(rows) * SHARPNESS * (1 + math.log(K))
+    scale = sharpness / variance if variance > 1e-24 else 0.0
     return -scale / 2 * squared(rows.every[:Q], w, torch.eye(w.shape[1]).double())
 
 
@@ -124,7 +135,7 @@ def round_logits(rows: Rows, u: Tensor, joint: bool) -> Tensor:
         return torch.zeros(Q, K).double()
     metric = (1 / (variance + mean / len(every))).diag()
     own = (variance * metric.diagonal()).sum()
-    sharpness = SHARPNESS * (1 + torch.special.entr(u.mean(0)).sum())
+    sharpness = trust(rows) * SHARPNESS * (1 + torch.special.entr(u.mean(0)).sum())
     if joint:
         # Products with the prototypes, and their covariance inside classes.
         y, scores = x @ metric @ w.mT, w @ metric @ w.mT
@@ -141,17 +152,25 @@ def round_logits(rows: Rows, u: Tensor, joint: bool) -> Tensor:
 def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) -> Tensor:
     names = NameLogits(task, logit_scale)
     rows, (Q, K) = centred_rows(task, names), names.query.shape
-    weight = min(1.0, 8 * K / Q)
-    logits = names.query + first_logits(rows)
-    first = adapt(logits, weight=weight, max_iter=min(3, max_iter), tol=tol)
-    order = first.proportions + (rows.known.sum(0) > 0)
+
+    def adapted(logits: Tensor, most: int, prior: Tensor | None) -> Tensor:
+        steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
+        if task.groups is None:
+            return adapt(logits, weight=min(1.0, 8 * K / Q), prior=prior, **steps).probabilities
+        own = Members.of(task.groups)
+        weights = (8 * K / own.sizes).clamp(max=1)
+        return shared(logits, own, weights, 4 * K, prior, **steps)[0].u
+
+    u = adapted(names.query + first_logits(rows), 3, task.prior)
+    found = torch.nn.functional.one_hot(u.argmax(1), K).sum(0)
+    order = u.mean(0) + (found + rows.known.sum(0) > 0)
     kept = order.topk(min(K, max(128, len(rows.every)))).indices.sort().values
     rows = rows._replace(known=rows.known[:, kept], anchors=rows.anchors[kept])
-    u = first.probabilities[:, kept]
-    u = u / u.sum(1, keepdim=True)
+    u = u[:, kept] / u[:, kept].sum(1, keepdim=True)
+    prior = None if task.prior is None else task.prior[..., kept]
     for joint in [False] * 2 + [True] * (2 if Q > 8 * K else 0):
         logits = names.query[:, kept] + round_logits(rows, u, joint)
-        u = adapt(logits, weight=weight, max_iter=min(10, max_iter), tol=tol).probabilities
+        u = adapted(logits, 10, prior)
     probabilities = torch.zeros(Q, K).double()
     probabilities[:, kept] = u
     return probabilities
@@ -178,7 +197,11 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
         factor = min(factor, 1.0)
     known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
     added = factor * share * names.query
-    return posterior(known, task.query, max_iter, tol, added).probabilities
+    query, prior = task.query, task.prior
+    if task.groups is None:
+        return posterior(known, query, max_iter, tol, added, prior).probabilities
+    steps: Any = {"max_iter": max_iter, "tol": tol, "added": added}
+    return posterior_of_groups(known, query, task.groups, prior=prior, **steps).probabilities
 
 
 def names(
@@ -192,6 +215,8 @@ def names(
     max_iter: int = 100,
     tol: float = 1e-3,
     logit_scale: float = 100.0,
+    groups: Tensor | None = None,
+    prior: Tensor | None = None,
 ) -> Tensor:
     """Classify queries by names, labelled rows and the class proportions of their batch.
 
@@ -201,6 +226,8 @@ def names(
         As in `paddle_ext.methods.Method.predict`; either `prototypes` or `logits` are given.
     metric, max_iter, tol, logit_scale
         As in `paddle_ext.methods.Adaptive`.
+    groups, prior
+        As in `paddle_ext.adaptive`; groups share.
 
     Returns
     -------
@@ -222,7 +249,7 @@ def names(
     for b in range(len(query) if query.dim() == 3 else 1):
         labels = own(support_labels, b, 2).long()
         rows = [own(x, b, 3) for x in (support, query, prototypes, logits)]
-        task = NamedTask(rows[0], labels, rows[1], K, rows[2], rows[3])
+        task = NamedTask(rows[0], labels, rows[1], K, rows[2], rows[3], groups, prior)
         if len(labels) >= 3 * K and bool((shots_of(task) > 0).all()):
             results.append(by_rows(task, metric, logit_scale, max_iter, tol))
         else:

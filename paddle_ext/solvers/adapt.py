@@ -16,7 +16,6 @@ from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import adapt_large, is_large
 from ..native import load as native
 from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
-from ..native.devices import on_cpu_without_gpu_code
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution
@@ -220,14 +219,6 @@ def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:
         classes=classes,
         held=held,
     )
-
-
-@on_cpu_without_gpu_code
-def adapt_checked(
-    logits: Tensor, weight: float, max_iter: int, tol: float, measures: Tensor | None
-) -> Solution:
-    """`adapt` for checked arguments and measures [B or 1, n, K], with all probabilities."""
-    return solution_of(call_adapt(logits, weight, max_iter, tol, measures, None), measures)
 
 
 def call_adapt(

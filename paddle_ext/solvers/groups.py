@@ -175,12 +175,12 @@ def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tens
     """
     G, count = evidence.shape
     likely = torch.exp(evidence - evidence.amax(-1, keepdim=True))
-    of_each = likely.mT / G
-    shares = likely.new_full((count,), 1 / count) if shares is None else shares
+    columns = likely.mT.contiguous()  # so that both products read neighbouring numbers
+    held = likely.new_full((count,), G / count) if shares is None else G * shares
     for _ in range(MIXTURE_STEPS):
-        shares = shares * (of_each @ (likely @ shares).reciprocal_())
-    own = likely * shares
-    return (own @ chances_on(own.device)) / own.sum(-1), shares
+        held = held * (columns @ (held @ columns).reciprocal_())
+    own = likely * held
+    return (own @ chances_on(own.device)) / own.sum(-1), held / G
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:

@@ -297,10 +297,10 @@ def call_paddle(
     of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
     of_support, D = tuple(labels.shape), query.shape[-1]
     Q, N = of_query[-1], 0 if query_index is None else len(query)
+    shared = len(of_support) < len(of_query)
     dtype = query.dtype
     options = {
-        "sizes": (of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N),
-        "support_shared": len(of_support) < len(of_query),
+        "size": (of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N, shared),
         "lam": float(Q) if lam is None else lam,
         "scaling": scaling,
         "temperature": temperature,

@@ -123,19 +123,15 @@ def tim(
         support = without_tiny(support, query)
     *batch, Q, D = query.shape
     of_support, of_query = tuple(labels.shape), (*batch, Q)
+    shared = len(of_support) < len(of_query)
     dtype, real = query.dtype, computing_dtype(query)
     options = {
-        "B": batch[0] if batch else 1,
-        "Q": Q,
-        "S": of_support[-1],
-        "K": K,
-        "D": D,
-        "support_shared": len(of_support) < len(of_query),
+        "size": (batch[0] if batch else 1, Q, of_support[-1], K, D, 0, shared),
         "solver": SOLVERS.index(solver),
         "normalize": normalize,
         "temperature": temperature,
-        "weights": weights,
-        "alphas": alphas,
+        "weight": weights,
+        "alpha": alphas,
         "learning_rate": learning_rate,
         "max_iter": max_iter,
     }

@@ -91,6 +91,23 @@ def test_things_priors_and_share() -> None:
     assert found.tolist() == NAMES[alone.labels.numpy()].tolist()
 
 
+def test_labelled_things() -> None:
+    """Copies of labelled rows are one row, for further batches too."""
+    model, rows = PaddleClassifier(device="cpu"), np.concatenate([X, SUPPORT])
+    y, same = np.concatenate([Y, NAMES[KNOWN]]), np.r_[:60, 100:136, 100:136]
+    for names in ({}, {"prototypes": CENTRES, "classes": NAMES}):
+        want = model.fit(X, Y, **names).transduction_[:60]
+        found = model.fit(rows, y, same=same.astype(str), **names).transduction_[:60]
+        again = model.predict_batch(QUERY, same=same[:60])
+        assert found.tolist() == again.tolist() == want.tolist()
+    with pytest.raises(ValueError, match="rows of a thing in one class, got '9' in"):
+        model.fit(rows, y, same=np.where(same < 100, same, 9))
+    with pytest.raises(ValueError, match="sample_weight must be None with labelled things"):
+        model.fit(rows, y, np.ones(len(y)), same=same)
+    with pytest.raises(ValueError, match=r"same must have shape \[36\]"):
+        model.fit(SUPPORT, KNOWN, same=same)
+
+
 def test_metadata_routing() -> None:
     usual = PaddleClassifier(device="cpu").fit(X, Y, groups=GROUPS).transduction_
     with config_context(enable_metadata_routing=True):
@@ -117,13 +134,15 @@ def test_invalid_groups(groups: Any, message: str) -> None:
 
 
 def test_groups_and_names() -> None:
-    model, message = PaddleClassifier(), "groups must be None with prototypes"
-    with pytest.raises(ValueError, match=message):
-        model.fit(QUERY, None, prototypes=CENTRES, groups=PLACES)
-    with pytest.raises(ValueError, match=message):
-        model.fit(QUERY, None, prototypes=CENTRES).predict_batch(QUERY, PLACES)
-    with pytest.raises(ValueError, match="group must be None with prototypes, got 'place'"):
-        BatchClassifier(None, None, prototypes=CENTRES, group="place")
+    model, known = PaddleClassifier(device="cpu"), {"prototypes": CENTRES, "classes": NAMES}
+    labels = model.fit(QUERY, None, groups=PLACES, **known).transduction_
+    assert right(labels) > right(model.predict(QUERY)) > 0.9
+    assert model.predict_batch(QUERY, PLACES).tolist() == labels.tolist()
+    assert model.group_prevalence_.estimate.shape == (12, K)
+    batches = BatchClassifier(None, None, NAMES, prototypes=CENTRES, group="place", device="cpu")
+    assert batches({"place": PLACES, "embedding": QUERY})["label"].tolist() == labels.tolist()
+    same = np.arange(60) // 5
+    assert len({*model.fit(QUERY, None, same=same, **known).transduction_[:5]}) == 1
 
 
 def test_batches() -> None:

@@ -226,6 +226,22 @@ def test_few_labels() -> None:
         few.strangers(X)
 
 
+def test_intervals_of_shares_by_three_labels_of_classes_that_overlap() -> None:
+    """Three rows of each class may look easy to tell apart by chance: intervals allow for it."""
+    covered, widths = [], []
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        second = random.random(150) > random.random()
+        kinds = np.r_[np.repeat([0, 1], 3), second]
+        X = random.normal(size=(156, 6)) + (kinds - 0.5)[:, None]
+        y = np.where(np.arange(156) < 6, kinds, -1)
+        _, low, high = PaddleClassifier(rows="table", device="cpu").fit(X, y).prevalence_
+        covered.append(low[1] <= second.mean() + 1e-9 and second.mean() <= high[1] + 1e-9)
+        widths.append(high[1] - low[1])
+    assert np.mean(covered) > 0.85
+    assert np.mean(widths) < 0.6
+
+
 def test_novelty() -> None:
     X, y, _ = batch()
     model = PaddleClassifier().fit(X, y)

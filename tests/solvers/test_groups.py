@@ -13,8 +13,9 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext.groups import groups_of
 from paddle_ext.large import passes
-from paddle_ext.reference.adaptive import likelihood
+from paddle_ext.reference.adaptive import centred, likelihood, posterior
 from paddle_ext.reference.groups import adapt_groups, posterior_of_groups
+from paddle_ext.rows import unit_rows
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7}
 STEPS: dict[str, Any] = {"max_iter": 15, "tol": 0.0}
@@ -335,8 +336,8 @@ def test_groups_that_do_not_fit(tmp_path: Any) -> None:
 # --- rows that are the same thing -----------------------------------------------------------------
 
 
-def logits_by_hand(logits: np.ndarray, same: np.ndarray) -> np.ndarray:
-    """What `adapt` makes of rows [Q, K] of things, in numpy, thing by thing."""
+def logits_by_hand(logits: Any, same: Any, known: float = 0.0, labelled: int = 0) -> np.ndarray:
+    """What `adapt` makes of rows [Q, K] of things; labelled rows know how alike they are."""
     rows = [logits[same == name] for name in sorted(set(same.tolist()))]
     mean = np.stack([own.mean(0) for own in rows])
     u = np.exp(mean - mean.max(1, keepdims=True))
@@ -349,11 +350,17 @@ def logits_by_hand(logits: np.ndarray, same: np.ndarray) -> np.ndarray:
         centre = (u[:, k, None] * means).sum(0) / share
         between += (u[:, k] * ((means - centre) ** 2).sum(1)).sum()
     freedom = len(rows) - np.minimum(held, 1).sum()
-    r = 1.0
+    r = known if labelled else 1.0
     if freedom >= 1:
         variance = between / freedom + within * np.mean([1 - 1 / len(own) for own in rows])
         r = min(max(1 - within / variance, 0), 1)
-    return np.stack([m * len(own) / (1 + (len(own) - 1) * r) for m, own in zip(mean, rows)])  # noqa: B905
+        r = (freedom * r + labelled * known) / (freedom + labelled)
+    likely = []
+    for own in rows:
+        p = torch.from_numpy(own).softmax(1).numpy()
+        mean_p = np.log((p**r).mean(0)) / r if r > 1e-5 else np.log(p).mean(0)
+        likely.append(mean_p * len(own) / (1 + (len(own) - 1) * r))
+    return np.stack(likely)
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.6, 1.0])
@@ -370,6 +377,39 @@ def test_things_by_hand(place: Place, alike: float) -> None:
         assert got.same is not None
         assert largest(got.probabilities.cpu() - want.probabilities[same]) < TOLERANCE[place.dtype]
         assert torch.equal(got.labels, got.labels[got.same.first][got.same.of_row])
+
+
+@at_places("alike, rows", [(0.0, 1), (0.6, 1), (0.6, 2), (1.0, 2)])
+def test_labelled_rows_tell_how_alike_rows_are(place: Place, alike: float, rows: int) -> None:
+    """Labelled things of so many rows, and things of three."""
+    random, K, D = torch.Generator().manual_seed(0), 4, 12
+    centres = torch.randn(K, 1, D, generator=random)
+
+    def draw(things: int, n: int) -> Tensor:
+        own, noise = (torch.randn(things, m, D, generator=random) for m in (1, n))
+        x = centres[torch.arange(things) % K] + alike**0.5 * own + (1 - alike) ** 0.5 * noise
+        return unit_rows(x.double())
+
+    support, query, labels = draw(20, rows), draw(9, 3), torch.arange(20) % K
+    given = [x.flatten(0, 1).to(place.device, place.dtype) for x in (support, query)]
+    tied, same = torch.arange(20 * rows) // rows, torch.arange(27) // 3
+    more: dict[str, Any] = {"support_same": tied if rows > 1 else None, "metric": "diagonal"}
+    given.insert(1, labels[tied].to(place.device))
+    got = paddle_ext.adaptive(*given, same=same, **more, **STEPS)
+    known, squares = likelihood(support.mean(1), labels, K, "diagonal"), 0.0
+    for x in (support, query):
+        off = centred(x, known.centre)
+        off = off - off.mean(1, keepdim=True)
+        squares += float(((off @ known.metric) * off).sum())
+    within = squares / (20 * (rows - 1) + 18)
+    r = min(max(1 - within / (known.variance + within * (1 - 1 / rows)), 0), 1)
+    of_rows, of_means = (
+        known.logits(known.distances(centred(x, known.centre)))
+        for x in (query.flatten(0, 1), query.mean(1))
+    )
+    added = torch.from_numpy(logits_by_hand(of_rows.numpy(), same.numpy(), r, 16)) - of_means
+    want = posterior(known, query.mean(1), 15, 0.0, added).probabilities
+    assert largest(got.probabilities.cpu() - want[same]) < TOLERANCE[place.dtype]
 
 
 @at_places("grouped, share", [(False, True), (True, True), (True, False)])
@@ -398,5 +438,9 @@ def test_wrong_things() -> None:
     known = torch.eye(3), torch.arange(3), torch.ones(4, 3)
     with pytest.raises(ValueError, match="of a thing in one group, got 7 in 'x' and 'y'"):
         paddle_ext.adaptive(*known, groups=["x", "x", "y", "x"], same=[7, 8, 7, 8])
+    with pytest.raises(ValueError, match="support_same must have the rows of a thing in one class"):
+        paddle_ext.adaptive(*known, support_same=[1, 2, 2])
+    with pytest.raises(ValueError, match=r"support_same must be None for \[B, S, D\], got \[1, 3"):
+        paddle_ext.adaptive(*(x[None] for x in known), support_same=[1, 2, 3])
     with pytest.raises(ValueError, match="must have a possible class in every thing, got"):
         paddle_ext.adapt(torch.eye(2).log(), same=[1, 1])

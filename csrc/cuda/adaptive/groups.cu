@@ -12,7 +12,9 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMostChances = 32;  // one for each lane
-constexpr int kAtOnce = 8;        // partners that a row is multiplied by, so that loads overlap
+// So that loads overlap: partners that a row is multiplied by, with lanes for the sum of each, and
+// classes of a lane that are read before one is written.
+constexpr int kAtOnce = 8, kEach = 32 / kAtOnce, kAhead = 4;
 
 struct GroupsWorkspace {
     Arena arena;
@@ -50,9 +52,20 @@ __global__ void __launch_bounds__(kThreads) pair_evidence_kernel(GroupsParams p)
                 for (int j = 0; j < kAtOnce; ++j) together[j] += weighed * others[j][k];
             }
 #pragma unroll
+            for (int half = kAtOnce / 2, lanes = 16; half > 0; half /= 2, lanes /= 2) {
+                const bool upper = lane & lanes;  // which sums these lanes add up from here on
+#pragma unroll
+                for (int j = 0; j < half; ++j) {
+                    const float other = upper ? together[j] : together[j + half];
+                    together[j] = upper ? together[j + half] : together[j];
+                    together[j] += __shfl_xor_sync(kAllLanes, other, lanes);
+                }
+            }
+            const float ratio = fmaxf(group_sum(together[0], kEach), 1e-30f);
+#pragma unroll
             for (int j = 0; j < kAtOnce; ++j) {
                 if (first + j >= partners) break;
-                product *= 1 + chance * (fmax(double(warp_sum(together[j])), 1e-30) - 1);
+                product *= 1 + chance * (double(__shfl_sync(kAllLanes, ratio, kEach * j)) - 1);
                 if (product > 1e-200 && product < 1e200) continue;
                 sum += log(product);
                 product = 1;
@@ -75,66 +88,55 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
     const int64_t* const order = p.order + start;
     const float* const rows = static_cast<const float*>(p.rows);
     const float* const inverse = static_cast<const float*>(p.inverse) + group * K;
-    float* const u = static_cast<float*>(p.probabilities);
+    float *const u = static_cast<float*>(p.probabilities), *const share = memory.share + start;
     float *const total = memory.total + group * K, *const factor = memory.factor + group * K;
-    float* const share = memory.share + start;
     const double *const prior = p.prior + group * K, weight = p.weight[group];
     double* const counts = p.counts + group * K;
-    const auto value = [&](int64_t at, int64_t k) {  // of a class before its row is divided
-        const float others = fmaxf(total[k] - float(weight) * u[at], float(prior[k]));
-        return rows[at] * factor[k] * others;
-    };
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        double count = 0;
-        for (int64_t i = 0; i < n; ++i) {
-            const float alone = u[order[i] * K + k] = rows[order[i] * K + k];
-            count += weight * double(alone);
-        }
-        counts[k] = count;
-    }
-    double moved = 0;
-    int steps = 0;
-    for (const int64_t most = min(int64_t(p.max_iter), n - 1); steps < most;) {
-        for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-            total[k] = float(counts[k] + prior[k]);
-            factor[k] = float(certainty(counts[k] + prior[k])) * inverse[k];
-        }
+    const float* last = rows;  // probabilities before rows are multiplied by their share
+    for (int64_t i = threadIdx.x; i < n; i += kThreads) share[i] = 1;
+    for (int steps = 0, most = int(min(int64_t(p.max_iter), n - 1));; ++steps) {
         __syncthreads();
-        for (int64_t i = warp; i < n; i += kWarps) {
-            float sum = 0;
-            for (int64_t k = lane; k < K; k += 32) {
-                const int64_t at = order[i] * K + k;
-                sum += u[at] = value(at, k);
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) share[i] = 1.0f / sum;
-        }
-        __syncthreads();
-        moved = 0;
+        double moved = 0;
         for (int64_t k = threadIdx.x; k < K; k += kThreads) {
             double count = 0;
-            for (int64_t i = 0; i < n; ++i) {
-                count += weight * double(u[order[i] * K + k] *= share[i]);
-            }
-            moved = fmax(moved, fabs(count - counts[k]));
+            for (int64_t i = 0; i < n; ++i) count += weight * (last[order[i] * K + k] * share[i]);
+            if (steps > 0) moved = fmax(moved, fabs(count - counts[k]));
             counts[k] = count;
+            total[k] = float(count + prior[k]);
+            factor[k] = float(certainty(count + prior[k])) * inverse[k];
         }
         moved = block_max(moved, scratch);
-        ++steps;
-        if (p.tol > 0 && !(moved > p.tol)) break;
+        p.criterion[group] = moved, p.iterations[group] = steps;  // the same in all threads
+        if (steps == most || (steps > 0 && p.tol > 0 && !(moved > p.tol))) break;
+        for (int64_t i = warp; i < n; i += kWarps) {
+            const int64_t row = order[i] * K;
+            const float before = float(weight) * share[i];
+            float sum = 0, values[kAhead];
+            for (int64_t first = lane; first < K; first += 32 * kAhead) {
+#pragma unroll
+                for (int j = 0; j < kAhead; ++j) {
+                    const int64_t k = min(first + 32 * j, K - 1);
+                    const float others = fmaxf(total[k] - before * last[row + k], float(prior[k]));
+                    values[j] = rows[row + k] * factor[k] * others;
+                }
+#pragma unroll
+                for (int j = 0; j < kAhead; ++j) {
+                    if (first + 32 * j < K) sum += u[row + first + 32 * j] = values[j];
+                }
+            }
+            share[i] = 1.0f / warp_sum(sum);
+        }
+        last = u;
     }
-    if (threadIdx.x != 0) return;
-    p.criterion[group] = moved;
-    p.iterations[group] = steps;
+    for (int64_t i = warp; i < n; i += kWarps) {
+        const int64_t row = order[i] * K;
+        for (int64_t k = lane; k < K; k += 32) u[row + k] = last[row + k] * share[i];
+    }
 }
 
 }  // namespace
 
-int64_t workspace_cuda(const GroupsParams& p, int) {
-    GroupsParams counted = p;
-    counted.workspace = nullptr;
-    return GroupsWorkspace(counted).arena.used();
-}
+int64_t workspace_cuda(const GroupsParams& p, int) { return GroupsWorkspace(p).arena.used(); }
 
 void run_cuda(const GroupsParams& p, int device, void* stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");

@@ -188,34 +188,36 @@ struct Step {
     int count;
 };
 
-// All live classes in turn: every tile is applied as soon as its changes are known.
-__device__ Step step_all(const Block& b, int tiles, const RowSoftmax& soft, int iteration,
-                         unsigned* full, unsigned* loud) {
+// The listed classes in turn: every tile is applied as soon as its changes are known. With kMark it is
+// not known which classes moved: tiles without any are left out.
+template <bool kMark>
+__device__ Step apply_tiles(const Block& b, const int* classes, int tiles, const RowSoftmax& soft,
+                            int iteration, unsigned* full, unsigned* loud) {
     unsigned any = 0;
     Changes next;
-    load_changes(b, b.s.live, next);
+    load_changes(b, classes, next);
     for (int first = 0; first < tiles; first += kBatch) {
         const int end = min(first + kBatch, tiles);
-        unsigned moved = 0;
+        unsigned moved = kMark ? 0 : ~0u;
         for (int tile = first; tile < end; ++tile) {
             uint4* const delta = b.s.delta + (tile % 2) * b.warps * kTilePieces;
             Changes c = next;
             find_changes(b, soft, c);
-            const bool mine = mark_classes(b, c, full + tile, loud + tile);
+            const bool mine = kMark && mark_classes(b, c, full + tile, loud + tile);
             place_changes<kTileColumns>(delta, b.warp, b.places, c.change);
-            if (tile + 1 < tiles) load_changes(b, b.s.live + (tile + 1) * kTile, next);
+            if (tile + 1 < tiles) load_changes(b, classes + (tile + 1) * kTile, next);
             // du is complete; the other buffer is free after the next such barrier.
             const bool any_loud = __syncthreads_or(mine);
-            if (b.s.state[kWake] == iteration) return {true, nullptr, 0};
-            if (!any_loud) continue;
+            if (kMark && b.s.state[kWake] == iteration) return {true, nullptr, 0};
+            if (kMark && !any_loud) continue;
             moved |= 1u << (tile - first);
             apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
         }
         if (moved != 0) __syncthreads();  // the sums of all warps are complete
-        update_classes(b, b.s.live + first * kTile, end - first, moved);
+        update_classes(b, classes + first * kTile, end - first, moved);
         any |= moved;
     }
-    return {false, b.s.live, any != 0 ? tiles * kTile : 0};
+    return {false, classes, any != 0 ? tiles * kTile : 0};
 }
 
 // First finds which classes moved, then computes only their products.
@@ -236,23 +238,8 @@ __device__ Step step_moved(const Block& b, int tiles, const RowSoftmax& soft, in
         if (b.lane == 0) b.s.state[kMovedCount] = count;
     }
     __syncthreads();  // the list is complete
-    const int count = b.s.state[kMovedCount], moved_tiles = ceil_div(count, kTile);
-    if (count > 0) load_changes(b, b.s.moved, next);
-    for (int first = 0; first < moved_tiles; first += kBatch) {
-        const int end = min(first + kBatch, moved_tiles);
-        for (int tile = first; tile < end; ++tile) {
-            uint4* const delta = b.s.delta + (tile % 2) * b.warps * kTilePieces;
-            Changes c = next;
-            find_changes(b, soft, c);
-            place_changes<kTileColumns>(delta, b.warp, b.places, c.change);
-            if (tile + 1 < moved_tiles) load_changes(b, b.s.moved + (tile + 1) * kTile, next);
-            __syncthreads();  // the list is complete
-            apply_changes(b, delta, c, b.s.part + (b.warp * kBatch + tile - first) * kTile);
-        }
-        __syncthreads();  // the sums of all warps are complete
-        update_classes(b, b.s.moved + first * kTile, end - first, ~0u);
-    }
-    return {false, b.s.moved, count};
+    const int moved_tiles = ceil_div(b.s.state[kMovedCount], kTile);
+    return apply_tiles<false>(b, b.s.moved, moved_tiles, soft, iteration, full, loud);
 }
 
 // Whether the next step should apply all live classes: finding out which ones move costs half as
@@ -359,7 +346,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
         soft = row_softmax(b, tiles, asleep);
         // None can come back if none has left: a row of NaN would ask for it forever.
         if (soft.wake && tiles < all_tiles) atomicMax(&b.s.state[kWake], iteration);
-        const Step step = all ? step_all(b, tiles, soft, iteration, full, loud)
+        const Step step = all ? apply_tiles<true>(b, b.s.live, tiles, soft, iteration, full, loud)
                               : step_moved(b, tiles, soft, iteration, full, loud);
         if (step.woken) {
             __syncthreads();  // all have read the flag
@@ -461,10 +448,10 @@ __global__ void __launch_bounds__(MaxThreads, MaxThreads > 160 ? 1 : 3)
 
 }  // namespace
 
-int block_shared_bytes(const PaddleSizes& size, bool shared_gram) {
-    int64_t bytes = 0;
-    Shared(nullptr, round_up(size.Q, int64_t(kRowsPerWarp)), size.K, shared_gram, &bytes);
-    return int(std::min<int64_t>(bytes, INT32_MAX));
+int block_shared_bytes(const TaskSizes& size, bool shared_gram) {
+    const int64_t Qp = round_up(size.Q, int64_t(kRowsPerWarp));
+    const Shared shared{SharedArena(nullptr), Qp, size.K, shared_gram};
+    return int(std::min<int64_t>(shared.arena.used(), INT32_MAX));
 }
 
 void launch_blocks(const Chunk& c) {

@@ -16,11 +16,8 @@
 
 #include <algorithm>
 
-#include "common/math.h"
-#include "cuda/device.cuh"
 #include "cuda/paddle/chunk.cuh"
 #include "cuda/paddle/gram.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 
@@ -36,58 +33,34 @@ enum State { kTask, kWake, kMovedCount, kStates };
 
 // Shared memory of a block.
 struct Shared {
-    double* norm;  // [K]  P_k
-    uint4* gram;   // [warps, warps, kStepPieces] or none
-    uint4* delta;  // [2, warps, kTilePieces]
-    float* part;   // [4, warps, kBatch * kTile]  sums of u, du, du (G du), du M per warp
-    float* mass;   // [K]  N_k
-    float* held;   // [K]  sum of the probabilities
-    float2* line;  // [K]  (slope, bias): logit = slope * M + bias, in units of log 2
-    float* shift;  // [K]  ||dw_k|| of the moved classes
-    int* live;     // [K, rounded up to tiles]  -1 beyond the end
-    int* moved;    // [K, rounded up to tiles]
+    SharedArena arena;
+    int64_t Qp, K;
+    bool shared_gram;
+    int64_t warps = Qp / kRowsPerWarp, padded = round_up(K, int64_t(kTile)), tiles = padded / kTile;
+    double* norm = arena.take<double>(K);  // P_k
+    uint4* gram = arena.take<uint4>(shared_gram ? warps * warps * kStepPieces : 0);
+    uint4* delta = arena.take<uint4>(2 * warps * kTilePieces);
+    float* part = arena.take<float>(4 * warps * kBatch * kTile);  // u, du, du (G du), du M per warp
+    float* mass = arena.take<float>(K);                           // N_k
+    float* held = arena.take<float>(K);                           // sum of the probabilities
+    float2* line = arena.take<float2>(K);  // (slope, bias): logit = slope * M + bias, base 2
+    float* shift = arena.take<float>(K);   // ||dw_k|| of the moved classes
+    int* live = arena.take<int>(padded);   // -1 beyond the end
+    int* moved = arena.take<int>(padded);
     // Bits of the classes of each live tile, by parity of the iteration:
-    unsigned* loud;  // [2, tiles]  moved
-    unsigned* full;  // [2, tiles]  holds something
-    int* state;      // [kStates]
-
-    __host__ __device__ Shared(void* base, int64_t Qp, int64_t K, bool shared_gram,
-                               int64_t* bytes) {
-        SharedArena arena(base);
-        const int64_t padded = round_up(K, int64_t(kTile));
-        const int64_t warps = Qp / kRowsPerWarp;
-        norm = arena.take<double>(K);
-        gram = arena.take<uint4>(shared_gram ? warps * warps * kStepPieces : 0);
-        delta = arena.take<uint4>(2 * warps * kTilePieces);
-        part = arena.take<float>(4 * warps * kBatch * kTile);
-        mass = arena.take<float>(K);
-        held = arena.take<float>(K);
-        line = arena.take<float2>(K);
-        shift = arena.take<float>(K);
-        live = arena.take<int>(padded);
-        moved = arena.take<int>(padded);
-        loud = arena.take<unsigned>(2 * (padded / kTile));
-        full = arena.take<unsigned>(2 * (padded / kTile));
-        state = arena.take<int>(kStates);
-        if (bytes != nullptr) *bytes = arena.used();
-    }
+    unsigned* loud = arena.take<unsigned>(2 * tiles);  // moved
+    unsigned* full = arena.take<unsigned>(2 * tiles);  // holds something
+    int* state = arena.take<int>(kStates);
 };
 
 // Probabilities too small to matter, the same for all tasks of a call.
 struct Limits {
-    float weight, epsilon;
-    float quiet, quiet_share, sleep, wake;  // thresholds: common/math.h
-
-    __device__ Limits(const PaddleParams& p) {
-        const double heavy = dual_weight<float>(p.lam, double(p.size.Q));
-        const Thresholds limit = thresholds(true, p.epsilon, heavy, double(p.size.K));
-        weight = float(heavy);
-        epsilon = bounded_epsilon(p.epsilon);
-        quiet = float(limit.quiet);
-        quiet_share = float(limit.quiet_share);
-        sleep = float(limit.sleep);
-        wake = float(limit.wake);
-    }
+    const PaddleParams& p;
+    double heavy = dual_weight<float>(p.lam, double(p.size.Q));
+    Thresholds limit = thresholds(true, p.epsilon, heavy, double(p.size.K));  // common/math.h
+    float weight = float(heavy), epsilon = bounded_epsilon(p.epsilon);
+    float quiet = float(limit.quiet), quiet_share = float(limit.quiet_share);
+    float sleep = float(limit.sleep), wake = float(limit.wake);
 };
 
 // One task in one block: number `at` of its chunk.
@@ -95,28 +68,21 @@ struct Block {
     const Chunk& c;
     const Shared& s;
     const Limits& limit;
-    int Q, Qp, K, warps;
-    int warp, lane, pair, quarter, row;  // row: first of this thread's two queries
-    const float* gram;                   // [Q, Qp]
-    uint4* halves;                       // [warps, kStepPieces]  of the rows of this warp
-    float2 unscale;                      // of the products of this thread's two rows
-    ChangePlaces places;
-    float* m;  // [K, Qp]
-    float* u;  // [K, Qp]
-    const float* count;
-    float temperature;
-
-    __device__ Block(const Chunk& chunk, const Shared& shared, int64_t at, const Limits& limits,
-                     bool shared_gram)
-        : c(chunk), s(shared), limit(limits), Q(int(c.call.size.Q)), Qp(int(c.plan.Qp)),
-          K(int(c.call.size.K)), warps(Qp / kRowsPerWarp), warp(threadIdx.x / 32),
-          lane(threadIdx.x % 32), pair(lane / 4), quarter(lane % 4),
-          row(warp * kRowsPerWarp + 2 * pair), gram(c.gram + at * Q * Qp), unscale(),
-          places(pair, quarter), m(c.m + at * K * Qp), u(c.u + at * K * Qp),
-          count(c.count + (c.call.size.support_shared ? 0 : at * K)), temperature(1.0f) {
-        halves = shared_gram ? s.gram : c.halves + at * warps * warps * kStepPieces;
-        halves += warp * warps * kStepPieces;
-    }
+    int64_t at;
+    int Q = int(c.call.size.Q), Qp = int(c.plan.Qp), K = int(c.call.size.K);
+    int warps = Qp / kRowsPerWarp, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int pair = lane / 4, quarter = lane % 4;
+    int row = warp * kRowsPerWarp + 2 * pair;  // first of this thread's two queries
+    const float* gram = c.gram + at * Q * Qp;  // [Q, Qp]
+    // [warps, kStepPieces]  of the rows of this warp
+    uint4* halves = (s.shared_gram ? s.gram : c.halves + at * warps * warps * kStepPieces) +
+                    warp * warps * kStepPieces;
+    float2 unscale = {};  // of the products of this thread's two rows
+    ChangePlaces places{pair, quarter};
+    float* m = c.m + at * K * Qp;  // [K, Qp]
+    float* u = c.u + at * K * Qp;  // [K, Qp]
+    const float* count = c.count + (c.call.size.support_shared ? 0 : at * K);
+    float temperature = 1.0f;
 };
 
 // (slope, bias) of a class from its mass N and its P.
@@ -453,18 +419,6 @@ __device__ inline double load_task(Block& b, int64_t at) {
     return sqrt(squared);
 }
 
-__device__ inline float scaled_tolerance(double tol, double unit) {
-    return float(fmin(tol / unit, double(Range<float>::kInfinity)));
-}
-
-__device__ inline void write_outcome(const PaddleParams& p, int64_t task, const Outcome& outcome,
-                                     double unit) {
-    if (threadIdx.x != 0) return;
-    p.iterations[task] = outcome.iterations;
-    static_cast<float*>(p.criterion)[task] =
-        float(fmin(outcome.criterion * unit, double(Range<float>::kInfinity)));
-}
-
 // Proportions and dual of a task.
 __device__ inline void write_classes(const Block& b, int64_t task) {
     const PaddleParams& p = b.c.call;
@@ -479,16 +433,21 @@ __device__ inline void write_classes(const Block& b, int64_t task) {
 template <bool SharedGram, typename Solve>
 __device__ __forceinline__ void solve_tasks(const Chunk& c, const Solve& solve) {
     extern __shared__ __align__(16) char memory[];
-    const Shared s(memory, c.plan.Qp, c.call.size.K, SharedGram, nullptr);
-    const Limits limits(c.call);
+    const Shared s{SharedArena(memory), c.plan.Qp, c.call.size.K, SharedGram};
+    const Limits limits{c.call};
+    constexpr double kMost = Range<float>::kInfinity;
     while (true) {
         const int64_t at = next_task(c, s);
         if (at >= c.tasks) return;
-        Block b(c, s, at, limits, SharedGram);
+        Block b{c, s, limits, at};
         const double unit = load_task(b, at);
         __syncthreads();  // the task is in shared memory
-        const Outcome outcome = solve(b, c.first + at, scaled_tolerance(c.call.tol, unit));
-        write_outcome(c.call, c.first + at, outcome, unit);
+        const Outcome outcome = solve(b, c.first + at, float(fmin(c.call.tol / unit, kMost)));
+        if (threadIdx.x == 0) {
+            c.call.iterations[c.first + at] = outcome.iterations;
+            static_cast<float*>(c.call.criterion)[c.first + at] =
+                float(fmin(outcome.criterion * unit, kMost));
+        }
         __syncthreads();  // shared memory is free for the next task
     }
 }

@@ -5,10 +5,6 @@
 // A chunk is a view of the call: its own first task, with all pointers of the call unchanged.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 
@@ -26,47 +22,57 @@ struct CudaPlan {
     int shared_bytes;  // of the block solver
 };
 
-struct Chunk {
-    PaddleParams call;
-    CudaPlan plan;
-    int64_t first, tasks;
-    int multiprocessors;
-    cudaStream_t stream;
-    const volatile int* stop;  // 1 once the call is cancelled; null if it is not watched
-
-    // for every solve; T tasks in the chunk, U = T, or 1 if the support is shared
-    float* mean;         // [T, D]      query mean, in unit-norm coordinates for "auto"
-    float* scale;        // [T, D]      factor on a centred row
-    int* exponent;       // [T]         the task is scaled down by 2^exponent
-    int* far;            // [T]         whether a prototype is beyond kFarAway
-    float* norms;        // [T, Q]      inverse norms of the queries ("auto")
-    float* z;            // [T, Q, Dp]  scaled, centred queries
-    int* order;          // [U, S]      support rows grouped by class
-    int* start;          // [U, K + 1]  where the rows of a class begin in it
-    int* histogram;      // [U, warps, K], if shared memory is too small for it
-    float* shift;        // [D]         of the shared support
-    float* shared_sums;  // [K, Dp]     of its rows - shift
-    float* count;        // [U, K]      shots
-    float* sums;         // [T, K, Dp]  class sums in scaled coordinates
-    // Gram form
-    float* gram;     // [T, Q, Qp]
-    uint4* halves;   // [T, Qp, Qp]  the same as two halves each, if shared memory is too small
-    float* m;        // [T, K, Qp]  N_k z.w
-    float* u;        // [T, K, Qp]  probabilities as applied to m
-    float* norm;     // [T, K]      ||N_k w_k||^2 at the start
-    int* next_task;  // [1]
-    // prototypes
-    float* raw_shift;  // [U, D]
-    float* raw_sums;   // [U, K, Dp]
-    float* raw_count;  // [U, K]
-};
-
 // How group_support_kernel counts; `shared`: in shared memory.
 struct GroupPlan {
     int warps;
     bool shared;
 };
-GroupPlan group_plan(const PaddleSizes& size);
+GroupPlan group_plan(const TaskSizes& size);
+
+// What the chunks of a call share.
+struct ChunkSetup {
+    PaddleParams call;
+    CudaPlan plan;
+    GroupPlan groups;
+    int multiprocessors;
+    cudaStream_t stream;
+    const volatile int* stop;  // 1 once the call is cancelled; null if it is not watched
+};
+
+struct Chunk : ChunkSetup {
+    Arena* arena;
+    int64_t T;  // room for so many tasks
+    bool one_support = call.size.support_shared;
+    int64_t U = one_support ? 1 : T, prototypes = call.wants_prototypes ? U : 0;  // support sets
+    int64_t Q = call.size.Q, S = call.size.S, K = call.size.K, D = call.size.D;
+    int64_t Qp = plan.Qp, Dp = plan.Dp;
+    int64_t first = 0, tasks = T;
+    // A shared support outlives a chunk, so it comes first: its place is the same in every chunk.
+    float* shift = arena->take<float>(one_support ? D : 0);
+    float* shared_sums = arena->take<float>(one_support ? K * Dp : 0);  // of its rows - shift
+    float* count = arena->take<float>(U * K);                           // shots
+    float* raw_shift = arena->take<float>(prototypes * D);
+    float* raw_sums = arena->take<float>(prototypes * K * Dp);
+    float* raw_count = arena->take<float>(prototypes * K);
+    int* order = arena->take<int>(U * S);        // support rows grouped by class
+    int* start = arena->take<int>(U * (K + 1));  // where the rows of a class begin in it
+    int* histogram = arena->take<int>(groups.shared ? 0 : U * groups.warps * K);
+    float* sums = arena->take<float>(T * K * Dp);  // class sums in scaled coordinates
+    float* mean = arena->take<float>(T * D);       // of the queries, unit-norm ones for "auto"
+    float* scale = arena->take<float>(T * D);      // factor on a centred row
+    int* exponent = arena->take<int>(T);           // the task is scaled down by 2^exponent
+    int* far = arena->take<int>(T);                // whether a prototype is beyond kFarAway
+    float* norms = arena->take<float>(T * Q);      // inverse norms of the queries ("auto")
+    float* z = arena->take<float>(T * Q * Dp);     // scaled, centred queries
+    // Gram form
+    float* gram = arena->take<float>(T * Q * Qp);
+    // The same as two halves each, if shared memory is too small.
+    uint4* halves = arena->take<uint4>(plan.shared_gram ? 0 : T * Qp * Qp / 4);
+    float* m = arena->take<float>(T * K * Qp);  // N_k z.w
+    float* u = arena->take<float>(T * K * Qp);  // probabilities as applied to m
+    float* norm = arena->take<float>(T * K);    // ||N_k w_k||^2 at the start
+    int* next_task = arena->take<int>(1);
+};
 
 void launch_scale_queries(const Chunk& chunk);
 void launch_class_sums(const Chunk& chunk);
@@ -74,7 +80,7 @@ void launch_products(const Chunk& chunk);
 void launch_blocks(const Chunk& chunk);
 void launch_prototypes(const Chunk& chunk);
 
-int block_shared_bytes(const PaddleSizes& size, bool shared_gram);
+int block_shared_bytes(const TaskSizes& size, bool shared_gram);
 
 // --- feature rows of a call: dense or from a bank ------------------------------------------------
 
@@ -93,8 +99,7 @@ struct DeviceRows {
 
 template <typename Feature>
 __device__ inline DeviceRows<Feature> device_rows(const void* features, const int64_t* index,
-                                                  int64_t task, int64_t rows,
-                                                  const PaddleSizes& n) {
+                                                  int64_t task, int64_t rows, const TaskSizes& n) {
     const auto* base = static_cast<const Feature*>(features);
     if (index != nullptr) return {base, index + task * rows, n.D, n.N};
     return {base + task * rows * n.D, nullptr, n.D, n.N};

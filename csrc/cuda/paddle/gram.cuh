@@ -12,7 +12,6 @@
 #pragma once
 
 #include "cuda/mma.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 

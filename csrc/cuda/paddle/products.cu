@@ -8,7 +8,6 @@
 
 #include "cuda/mma.cuh"
 #include "cuda/paddle/chunk.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 
@@ -27,7 +26,7 @@ constexpr int kLeastExponent = -100;  // two to minus this, times kHalfRange, is
 struct Place {
     int64_t at, row0, column0;
 
-    __device__ explicit Place(const PaddleSizes& n) {
+    __device__ explicit Place(const TaskSizes& n) {
         const int64_t row_tiles = ceil_div(n.K + n.Q, int64_t(kTileRows));
         const int64_t column_tiles = ceil_div(n.Q, int64_t(kTileColumns));
         const int64_t tile = blockIdx.x % (row_tiles * column_tiles);
@@ -109,48 +108,23 @@ struct Loads {
 
 // Adds the products of one group to `total`. In every 8 columns a lane holds columns 2 (lane % 4)
 // and the next, of rows lane / 4 and lane / 4 + 8 of its warp.
-__device__ inline void multiply_group(const Stage& stage, float (&total)[kBlocks][4]) {
+__device__ inline void add_group(const Stage& stage, float (&total)[kBlocks][4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int block8 = lane / 8, within8 = lane % 8;  // which 8 x 8 matrix a lane addresses
     const unsigned row_at = shared_address(stage.rows[16 * warp + block8 % 2 * 8 + within8]) +
                             piece_offset(within8, block8 / 2);
     const unsigned column_at =
         shared_address(stage.columns[block8 / 2 * 8 + within8]) + piece_offset(within8, block8 % 2);
-    float sum[kBlocks][4] = {};
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-        unsigned a[2][4];  // high, low
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            load_matrices(a[part], row_at ^ (part * 64 + step * 32));
-        }
-#pragma unroll
-        for (int pair = 0; pair < kBlocks / 2; ++pair) {
-            unsigned b[2][4];
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                load_matrices(b[part],
-                              (column_at ^ (part * 64 + step * 32)) + pair * 16 * kRowBytes);
-            }
-#pragma unroll
-            for (int product = 0; product < 3; ++product) {  // low high, high low, high high
-                const int of_a = product == 0, of_b = product == 1;
-#pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    multiply_add(sum[2 * pair + side], a[of_a], b[of_b][2 * side],
-                                 b[of_b][2 * side + 1]);
-                }
-            }
-        }
-    }
+    float sum[1][kBlocks][4] = {};
+    multiply_group<1>(sum, row_at, column_at);
     const float first = stage.unscale[16 * warp + lane / 4];
     const float second = stage.unscale[16 * warp + lane / 4 + 8];
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-        total[i][0] += sum[i][0] * first;
-        total[i][1] += sum[i][1] * first;
-        total[i][2] += sum[i][2] * second;
-        total[i][3] += sum[i][3] * second;
+        total[i][0] += sum[0][i][0] * first;
+        total[i][1] += sum[0][i][1] * first;
+        total[i][2] += sum[0][i][2] * second;
+        total[i][3] += sum[0][i][3] * second;
     }
 }
 
@@ -187,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 3) products_kernel(Chunk c) {
     for (int64_t group = 0; group < groups; ++group) {
         const bool more = group + 1 < groups;
         if (more) next.fetch(c, place, group + 1);
-        multiply_group(stage[group % 2], total);
+        add_group(stage[group % 2], total);
         if (more) next.place(stage[(group + 1) % 2], squares);
         __syncthreads();  // the other stage is full, this one free
     }
@@ -207,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 3) products_kernel(Chunk c) {
 }  // namespace
 
 void launch_products(const Chunk& c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t tiles = ceil_div(n.K + n.Q, kTileRows) * ceil_div(n.Q, kTileColumns);
     launch("products_kernel", products_kernel, c.tasks * tiles, kThreads, 0, c.stream, c);
 }

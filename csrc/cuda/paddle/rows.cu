@@ -98,10 +98,7 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
 
     // 3) A power of two brings the task near one: exact, and squares can neither overflow nor
     //    vanish. "auto" is near one already.
-    largest = warp_max(largest);
-    if (lane == 0) warp_largest[warp] = largest;
-    __syncthreads();  // also makes mean and scale visible to all threads
-    for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, warp_largest[i]);
+    largest = block_max(largest, warp_largest);  // also makes mean and scale visible to all threads
     int exponent = 0;
     if (!unit_norm && largest > 0.0f && isfinite(largest)) frexpf(largest, &exponent);
     exponent = max(exponent, Range<float>::kMinExponent);
@@ -121,28 +118,14 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
             const float4 centre = load_written4(mean, d, D, aligned);
             const float4 factor = load_written4(scale, d, D, aligned);
             float4* const to = reinterpret_cast<float4*>(c.z + (at * Q + q) * c.plan.Dp + d);
-            *to =
-                make_float4((x.x * norm - centre.x) * factor.x, (x.y * norm - centre.y) * factor.y,
-                            (x.z * norm - centre.z) * factor.z, (x.w * norm - centre.w) * factor.w);
+            *to = (x * norm - centre) * factor;
         }
     }
 }
 
-}  // namespace
-
-void launch_scale_queries(const Chunk& c) {
-    with_feature_type(c.call.dtype, [&](auto* type) {
-        using Feature = std::remove_pointer_t<decltype(type)>;
-        launch("scale_queries_kernel", scale_queries_kernel<Feature>, c.tasks, kThreads, 0,
-               c.stream, c, rows_aligned(c));
-    });
-}
-
 // --- class sums of the support -------------------------------------------------------------------
 //
-// Class sums of the support: the memory pass that dominates the solve; each row is read once.
-
-namespace {
+// The memory pass that dominates the solve; each row is read once.
 
 // The first row of the support (shared by all tasks) or of each task's query, used to shift sums.
 template <typename Feature>
@@ -157,13 +140,13 @@ __global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool 
 
 // Groups the support rows of a task by class, in order: a counting sort by one block. Every warp
 // counts and places its own stretch.
-__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c, bool shared_histogram) {
+__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c) {
     extern __shared__ int shared_counts[];
     const int64_t at = blockIdx.x, S = c.call.size.S, K = c.call.size.K;
     const int64_t task = c.call.size.support_shared ? 0 : c.first + at;
     const int64_t* const labels = c.call.support_labels + task * S;
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int* const counts = shared_histogram ? shared_counts : c.histogram + at * warps * K;
+    int* const counts = c.groups.shared ? shared_counts : c.histogram + at * warps * K;
     int* const own = counts + warp * K;
     int* const start = c.start + at * (K + 1);
     const int64_t stretch = round_up(ceil_div(S, int64_t(warps)), int64_t(32));
@@ -241,7 +224,7 @@ __device__ void add_row(float4 (&sum)[Pieces], const float4 (&value)[Pieces], fl
 // One warp per class and slice of 128 * Pieces features, two rows in flight.
 template <typename Feature, int Pieces>
 __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut out, bool aligned) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int lane = threadIdx.x % 32;
     const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * Pieces));
     const int64_t unit = (blockIdx.x * int64_t(kWarps) + threadIdx.x / 32);
@@ -307,7 +290,7 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
 
 // The sums of a shared support in the coordinates of each task: one block per task and class.
 __global__ void move_sums_kernel(Chunk c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, Dp = c.plan.Dp;
     const float shots = c.count[k];
     for (int64_t d = threadIdx.x; d < Dp; d += blockDim.x) {
@@ -324,7 +307,7 @@ __global__ void move_sums_kernel(Chunk c) {
 // beyond (common/math.h). One block per task, which usually has nothing to do.
 __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
     __shared__ float scratch[kWarps];
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = blockIdx.x, Dp = c.plan.Dp;
     if (c.far[at] == 0) return;
     const float* const count = c.count + (n.support_shared ? 0 : at * n.K);
@@ -366,7 +349,7 @@ __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
 template <typename Feature>
 __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     __shared__ float weight[kThreads];
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, task = c.first + at;
     const int64_t own = n.support_shared ? 0 : at;
     const auto row = query_rows<Feature>(c.call, task);
@@ -402,10 +385,10 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
 }
 
 void launch_groups(const Chunk& c) {
-    const GroupPlan plan = group_plan(c.call.size);
-    const int64_t bytes = plan.shared ? plan.warps * c.call.size.K * int64_t(sizeof(int)) : 0;
-    launch("group_support_kernel", group_support_kernel, c.call.size.support_shared ? 1 : c.tasks,
-           32 * plan.warps, bytes, c.stream, c, plan.shared);
+    const GroupPlan& plan = c.groups;
+    const int64_t bytes = plan.shared ? plan.warps * c.K * int64_t(sizeof(int)) : 0;
+    launch("group_support_kernel", group_support_kernel, c.one_support ? 1 : c.tasks,
+           32 * plan.warps, bytes, c.stream, c);
 }
 
 template <typename Feature, int Pieces>
@@ -428,7 +411,15 @@ void launch_sums(const Chunk& c, const SumsOut& out) {
 
 }  // namespace
 
-GroupPlan group_plan(const PaddleSizes& size) {
+void launch_scale_queries(const Chunk& c) {
+    with_feature_type(c.call.dtype, [&](auto* type) {
+        using Feature = std::remove_pointer_t<decltype(type)>;
+        launch("scale_queries_kernel", scale_queries_kernel<Feature>, c.tasks, kThreads, 0,
+               c.stream, c, rows_aligned(c));
+    });
+}
+
+GroupPlan group_plan(const TaskSizes& size) {
     // Each warp counts all classes; a histogram too large for the shared memory of every block goes
     // to the workspace.
     const int64_t fitting = 48 * 1024 / (size.K * int64_t(sizeof(int)));
@@ -436,7 +427,7 @@ GroupPlan group_plan(const PaddleSizes& size) {
 }
 
 void launch_class_sums(const Chunk& c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const bool unit_norm = c.call.scaling == Scaling::kAuto;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
@@ -458,7 +449,7 @@ void launch_class_sums(const Chunk& c) {
 }
 
 void launch_prototypes(const Chunk& c) {
-    const PaddleSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
         if (!n.support_shared || c.first == 0) {

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/params.h"
-#include "common/workspace.h"
-#include "cuda/sinkhorn/task.cuh"
 #include "cuda/sinkhorn/tile.cuh"
 
 namespace paddle_ext {
@@ -97,14 +94,6 @@ double seconds_at_most(const SinkhornParams& p, const LaunchPlan& plan, int devi
     return iteration * double(p.max_iter) * std::ceil(double(p.B) / at_once);
 }
 
-void launch_teams(const SinkhornParams& p, const TeamPlan& plan, const Watch& watch,
-                  cudaStream_t stream) {
-    require_workspace(p.workspace_bytes, plan.bytes);
-    fill_bytes(p.workspace, 0, plan.team_bytes(), stream);
-    launch_together("sinkhorn_teams_kernel", sinkhorn_teams_kernel, plan.blocks * plan.teams,
-                    kLargeThreads, 0, stream, p, plan, watch.stop());
-}
-
 }  // namespace
 
 int64_t workspace_cuda(const SinkhornParams& params, int device) {
@@ -129,7 +118,11 @@ void run_cuda(const SinkhornParams& p, int device, void* stream) {
         launch("sinkhorn_shared_kernel", sinkhorn_shared_kernel, p.B, kLargeThreads, plan.bytes, on,
                p, watch.stop());
     } else {
-        launch_teams(p, plan.teams, watch, on);
+        const TeamPlan& teams = plan.teams;
+        require_workspace(p.workspace_bytes, teams.bytes);
+        fill_bytes(p.workspace, 0, teams.team_bytes(), on);
+        launch_together("sinkhorn_teams_kernel", sinkhorn_teams_kernel, teams.blocks * teams.teams,
+                        kLargeThreads, 0, on, p, teams, watch.stop());
     }
     if (watch.active()) watch.wait();
 }

@@ -6,9 +6,7 @@
 
 #include <cstdint>
 
-#include "common/params.h"
 #include "common/sinkhorn.h"
-#include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/team.cuh"
 

@@ -12,10 +12,7 @@
 
 #include <type_traits>
 
-#include "common/params.h"
 #include "common/tim.h"
-#include "common/workspace.h"
-#include "cuda/device.cuh"
 #include "cuda/mma.cuh"
 
 namespace paddle_ext {
@@ -49,37 +46,44 @@ constexpr int kTimFeatures = 128;    // features per block of the prototype step
 constexpr int kPrototypeBlocks = 2;  // of the prototype step, on a multiprocessor at once
 constexpr int kTimRows = 64;         // rows per block of the logits, or of the weights
 
-struct TimChunk {
+// What the chunks of a call share.
+struct TimSetup {
     TimParams call;
     TimPlan plan;
     cudaStream_t stream;
-    int64_t first, tasks;
     float support_weight, query_weight;  // of the weights of the rows
     float slope_weight[2];               // of marginal and conditional entropy
     float query_range;                   // the queries' weights are below this
+};
 
-    // U is 1 for a shared support, else the number of tasks T.
-    float* support_factor;      // [U, S]: 1 / norm
-    float* query_factor;        // [T, Q]
-    float* centre;              // [U, D]
-    unsigned* largest_support;  // [U], the bits of a float
-    unsigned* largest_query;    // [T]
-    unsigned* largest_weight;   // [T]: of the support's rows
-    TimScale* scale;            // [T]
-    __half* support;            // [U, S, groups, 64]
-    __half* query;              // [T, Q, groups, 64]
-    __half* w_halves;           // [T, K, groups, 64]
-    float* w;                   // [T, K, groups, 32]
-    float* moment1;             // [T, K, groups, 32]
-    float* moment2;             // [T, K, groups, 32]
-    float* norm_parts;          // [T, chunks, K]: of ||w||^2
-    float* count;               // [T, K]: shots
-    float* mass;                // [T, K]: of the alternating solver
-    float* column;              // [T, K]: common to the weights of a class
-    float* products;            // [T, S + Q, classes], or [T, Q, classes] when fused
-    __half* weights;            // [T, S + Q, classes / 32, 64]
-    float* weight_parts;        // [T, 1 + row blocks, K]: sums of the weights, the queries' first
-    float* loss_parts;          // [T, 1 + row blocks]
+struct TimChunk : TimSetup {
+    Arena* arena;
+    int64_t T;                                     // room for so many tasks
+    int64_t U = call.size.support_shared ? 1 : T;  // support sets
+    int64_t S = call.size.S, Q = call.size.Q, K = call.size.K, D = call.size.D;
+    int64_t first = 0, tasks = T;
+    float* support_factor = arena->take<float>(U * S);  // 1 / norm
+    float* query_factor = arena->take<float>(T * Q);
+    float* centre = arena->take<float>(U * D);
+    unsigned* largest_support = arena->take<unsigned>(U);  // the bits of a float
+    unsigned* largest_query = arena->take<unsigned>(T);
+    unsigned* largest_weight = arena->take<unsigned>(T);  // of the support's rows
+    TimScale* scale = arena->take<TimScale>(T);
+    __half* support = arena->take<__half>(U * S * plan.groups * kGroupHalves);
+    __half* query = arena->take<__half>(T * Q * plan.groups * kGroupHalves);
+    __half* w_halves = arena->take<__half>(T * K * plan.groups * kGroupHalves);
+    float* w = arena->take<float>(T * K * plan.groups * kGroup);
+    float* moment1 = arena->take<float>(T * K * plan.groups * kGroup);
+    float* moment2 = arena->take<float>(T * K * plan.groups * kGroup);
+    float* norm_parts = arena->take<float>(T * plan.chunks * K);  // of ||w||^2
+    float* count = arena->take<float>(T * K);                     // shots
+    float* mass = arena->take<float>(T * K);                      // of the alternating solver
+    float* column = arena->take<float>(T * K);  // common to the weights of a class
+    float* products = arena->take<float>(T * (plan.fused ? Q : S + Q) * plan.classes);
+    __half* weights = arena->take<__half>(T * (S + Q) * plan.classes / kGroup * kGroupHalves);
+    // Sums of the weights: of the queries, then of each block of support rows.
+    float* weight_parts = arena->take<float>(T * (1 + plan.row_blocks) * K);
+    float* loss_parts = arena->take<float>(T * (1 + plan.row_blocks));
 };
 
 struct TimIteration {
@@ -95,13 +99,13 @@ void launch_tim_prototypes(const TimChunk& c, const TimIteration& it);
 
 // The index of a task's support.
 template <typename T>
-__device__ inline T* of_support(T* base, const TimSizes& n, int64_t task, int64_t each) {
+__device__ inline T* of_support(T* base, const TaskSizes& n, int64_t task, int64_t each) {
     return base + (n.support_shared ? 0 : task * each);
 }
 
 // The products of a task with its row `number`; the queries come last.
 __device__ inline float* products_of(const TimChunk& c, int64_t task, int64_t number) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t row = c.plan.fused ? task * n.Q + number - n.S : task * (n.S + n.Q) + number;
     return c.products + row * c.plan.classes;
 }

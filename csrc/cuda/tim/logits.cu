@@ -2,7 +2,6 @@
 // that covers all classes, the block continues with the softmax and the weights of the support's
 // rows; those of the queries depend on each other.
 
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {
@@ -57,54 +56,6 @@ struct RowCopies {
 template <int Classes>
 using WarpSums = float[kRowTiles][Classes / kWarpsAcross / 8][4];
 
-// 1) The products of one group of features. `x_at` and `w_at` are the addresses of a lane's row of
-// the first 8 x 8 matrix; the other pieces of that row differ in three bits of the address.
-template <int Classes>
-__device__ inline void multiply_group(WarpSums<Classes>& sum, unsigned x_at, unsigned w_at) {
-    constexpr int kPairs = Classes / kWarpsAcross / 16;  // of 8 classes each
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-        unsigned a[kRowTiles][2][4];  // high, low
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                load_matrices(a[tile][part], (x_at ^ (part * 64 + step * 32)) + tile * 16 * 128);
-            }
-        }
-        unsigned next[2][4];
-        const auto load_next = [&](int pair) {
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                load_matrices(next[part], (w_at ^ (part * 64 + step * 32)) + pair * 16 * 128);
-            }
-        };
-        load_next(0);
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-            unsigned b[2][4];
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) b[part][i] = next[part][i];
-            }
-            if (pair + 1 < kPairs) load_next(pair + 1);
-#pragma unroll
-            for (int product = 0; product < 3; ++product) {  // low high, high low, high high
-                const int of_a = product == 0, of_b = product == 1;
-#pragma unroll
-                for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-                    for (int side = 0; side < 2; ++side) {
-                        multiply_add(sum[tile][2 * pair + side], a[tile][of_a], b[of_b][2 * side],
-                                     b[of_b][2 * side + 1]);
-                    }
-                }
-            }
-        }
-    }
-}
-
 // Exchange between the warps of a block about their rows.
 struct Exchange {
     float best[kWarpsAcross][kRows], own[kWarpsAcross][kRows], others[kWarpsAcross][kRows];
@@ -130,7 +81,7 @@ __device__ __forceinline__ void for_own_rows(int row0, const Body& body) {
     }
 }
 
-// 2) From scores to exponentials, and their sums over the class of a row and over the others:
+// From scores to exponentials, and their sums over the class of a row and over the others:
 // separate, because 1 - p would cancel.
 template <int Classes>
 __device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float temperature, int row0,
@@ -170,7 +121,7 @@ __device__ __forceinline__ void exponentiate(WarpSums<Classes>& score, float tem
     __syncthreads();  // the sums of both halves are known
 }
 
-// 3) From exponentials to the weights of the rows, and their sums over the rows of a lane.
+// From exponentials to the weights of the rows, and their sums over the rows of a lane.
 template <int Classes>
 __device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, int64_t first,
                                               const WarpSums<Classes>& value, int row0, int class0,
@@ -211,7 +162,7 @@ __device__ __forceinline__ void write_weights(const TimChunk& c, int64_t task, i
 template <int Classes>
 __device__ void weigh_support(const TimChunk& c, int64_t task, int64_t first, int row0, int class0,
                               WarpSums<Classes>& score, Exchange& exchange) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int lane = threadIdx.x % 32;
     const int64_t* const labels = of_support(c.call.support_labels, n, c.first + task, n.S);
     OwnRows own_rows;
@@ -253,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
     logits_kernel(TimChunk c, Tiling tiling, TimStage stage) {
     constexpr int kBlocks = Classes / kWarpsAcross / 8;  // of 8 classes, per warp
     extern __shared__ __align__(128) unsigned char memory[];
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t skipped = stage == TimStage::kFinish ? tiling.support_tiles : 0;
     const int64_t row_tiles = tiling.support_tiles + tiling.query_tiles - skipped;
     const int64_t first_class = blockIdx.x % tiling.class_tiles * Classes;
@@ -295,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
         __syncthreads();  // this group is complete, and the previous one has been read by all
         load(group + kStages - 1);
         const unsigned at = base + unsigned(group % kStages) * kStageBytes<Classes>;
-        multiply_group<Classes>(sum, at + x_lane, at + w_lane);
+        multiply_group<2>(sum, at + x_lane, at + w_lane);
         if (group % kFlush == kFlush - 1 || group == groups - 1) flush_sums(total, sum);
     }
 
@@ -347,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, Classes <= 64 ? 4 : 2)
 void launch_tim_logits(const TimChunk& c, const TimIteration& it) {
     with_class_tile(c.plan.class_tile, [&](auto classes) {
         constexpr int kClasses = decltype(classes)::value;
-        const TimSizes& n = c.call.size;
+        const TaskSizes& n = c.call.size;
         const Tiling tiling{ceil_div(n.K, int64_t(kClasses)), ceil_div(n.S, int64_t(kRows)),
                             ceil_div(n.Q, int64_t(kRows))};
         const int64_t support_tiles = it.stage == TimStage::kFinish ? 0 : tiling.support_tiles;

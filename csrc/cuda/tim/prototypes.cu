@@ -1,7 +1,6 @@
 // The sums of the rows by their weights, [K, D] = A^T X, and the step of the prototypes: a tile of
 // up to 160 classes by 128 features per block, over all rows of a task.
 
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {
@@ -37,19 +36,16 @@ __device__ inline void copy_rows(unsigned to, const __half* from, int left, bool
 // The update of a prototype's coordinate, from the weighted sum of its rows and the sum of their
 // weights.
 struct Step {
-    TimStage stage;
-    bool alternating;
-    TimAdam<float> adam;
-    TimAlternating<float> adm;
-
-    __device__ Step(const TimChunk& c, const TimIteration& it, const TimScale& scale)
-        : stage(it.stage), alternating(c.call.solver == TimSolver::kAlternating),
-          adam(scale.rate, scale.epsilon, it.bias1, it.bias2),
-          adm(c.call.weight, c.call.learning_rate, double(c.call.size.S), double(c.call.size.Q)) {}
+    const TimChunk& c;
+    const TimIteration& it;
+    const TimScale& scale;
+    bool alternating = c.call.solver == TimSolver::kAlternating;
+    TimAdam<float> adam{scale.rate, scale.epsilon, it.bias1, it.bias2};
+    TimAlternating<float> adm{c.call.weight, c.call.learning_rate, double(c.S), double(c.Q)};
 
     __device__ float operator()(float sum, float weights, float mass, float w, float& moment1,
                                 float& moment2) const {
-        if (stage == TimStage::kStart) return sum / safe_mass(weights);
+        if (it.stage == TimStage::kStart) return sum / safe_mass(weights);
         const float pull = sum - w * weights;
         if (alternating) return adm.step(pull, mass, w);
         adam.step(pull, moment1, moment2, w);
@@ -169,7 +165,7 @@ __device__ __forceinline__ void step_prototypes(const TimChunk& c, const TimIter
                                                 float unit, const float* weight_sums,
                                                 float* norms) {
     const int64_t K = c.call.size.K, groups = c.plan.groups;
-    const Step step(c, it, scale);
+    const Step step{c, it, scale};
     const bool adam = c.call.solver == TimSolver::kGradient, starts = it.stage == TimStage::kStart;
     const int64_t group = tile.chunk * kFeatureGroups + place.across;
 #pragma unroll
@@ -221,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
     prototypes_kernel(TimChunk c, TimIteration it, int64_t class_tiles) {
     constexpr int kClassGroups = Classes / kGroup;
     extern __shared__ __align__(128) unsigned char memory[];
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t chunk = blockIdx.x % c.plan.chunks;
     const int64_t first_class = blockIdx.x / c.plan.chunks % class_tiles * Classes;
     const int64_t task = blockIdx.x / c.plan.chunks / class_tiles;

@@ -5,10 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/params.h"
-#include "common/workspace.h"
-#include "cuda/device.cuh"
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {
@@ -128,7 +124,7 @@ __global__ void split_kernel(Rows<Feature> r, const TimScale* scale, bool is_que
 }
 
 __global__ void output_kernel(TimChunk c) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (at >= c.tasks * n.K * n.D) return;
     const int64_t d = at % n.D, row = at / n.D, task = row / n.K;
@@ -139,7 +135,7 @@ __global__ void output_kernel(TimChunk c) {
 }
 
 void launch_tim_rows(const TimChunk& c) {
-    const TimSizes& n = c.call.size;
+    const TaskSizes& n = c.call.size;
     const bool aligned = rows_aligned(c.call.dtype, n.D, {c.call.support, c.call.query});
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
@@ -175,11 +171,6 @@ void launch_tim_rows(const TimChunk& c) {
     });
 }
 
-void launch_tim_output(const TimChunk& c) {
-    const int64_t numbers = c.tasks * c.call.size.K * c.call.size.D;
-    launch("output_kernel", output_kernel, ceil_div(numbers, kThreads), kThreads, 0, c.stream, c);
-}
-
 // --- chunks and iterations -----------------------------------------------------------------------
 
 // Memory that a call may use in addition to its results, unless a single task needs more: enough
@@ -196,39 +187,11 @@ double largest_slope(double alpha, double Q, double K) {
     return 2.0 * alpha * bounded * (alpha < 1.0 ? Q * std::pow(K, 1.0 - alpha) : 1.0);
 }
 
-void lay_out(Arena& arena, TimChunk& c, int64_t tasks) {
-    const TimSizes& n = c.call.size;
-    const TimPlan& plan = c.plan;
-    const int64_t T = tasks, U = n.support_shared ? 1 : tasks, N = n.S + n.Q;
-    const int64_t prototypes = T * n.K * plan.groups;
-    c.support_factor = arena.take<float>(U * n.S);
-    c.query_factor = arena.take<float>(T * n.Q);
-    c.centre = arena.take<float>(U * n.D);
-    c.largest_support = arena.take<unsigned>(U);
-    c.largest_query = arena.take<unsigned>(T);
-    c.largest_weight = arena.take<unsigned>(T);
-    c.scale = arena.take<TimScale>(T);
-    c.support = arena.take<__half>(U * n.S * plan.groups * kGroupHalves);
-    c.query = arena.take<__half>(T * n.Q * plan.groups * kGroupHalves);
-    c.w_halves = arena.take<__half>(prototypes * kGroupHalves);
-    c.w = arena.take<float>(prototypes * kGroup);
-    c.moment1 = arena.take<float>(prototypes * kGroup);
-    c.moment2 = arena.take<float>(prototypes * kGroup);
-    c.norm_parts = arena.take<float>(T * plan.chunks * n.K);
-    c.count = arena.take<float>(T * n.K);
-    c.mass = arena.take<float>(T * n.K);
-    c.column = arena.take<float>(T * n.K);
-    c.products = arena.take<float>(T * (plan.fused ? n.Q : N) * plan.classes);
-    c.weights = arena.take<__half>(T * N * plan.classes / kGroup * kGroupHalves);
-    c.weight_parts = arena.take<float>(T * (1 + plan.row_blocks) * n.K);
-    c.loss_parts = arena.take<float>(T * (1 + plan.row_blocks));
-}
-
 // As many tasks as fit into the given bytes, or fewer if the last blocks of the prototype step
 // would leave most of the device idle. All chunks except the last have this size.
-int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
-    int64_t most = tasks_that_fit<lay_out>(c, bytes, kMostTasks);
-    while (most > 1 && layout_bytes<lay_out>(c, most) > bytes)
+int64_t chunk_tasks(const TimSetup& c, int64_t bytes, int device) {
+    int64_t most = tasks_that_fit<TimChunk>(c, bytes, kMostTasks);
+    while (most > 1 && chunk_bytes<TimChunk>(c, most) > bytes)
         --most;  // rounding up to lines takes more
     if (c.call.size.B <= most) return std::max<int64_t>(c.call.size.B, 1);
     const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
@@ -249,10 +212,10 @@ int64_t chunk_tasks(const TimChunk& c, int64_t bytes, int device) {
 
 bool measures(const TimParams& p) { return p.solver == TimSolver::kGradient && p.alpha[0] != 1.0; }
 
-TimChunk make_chunk(const TimParams& params) {
+TimSetup make_setup(const TimParams& params) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
-    const TimSizes& n = params.size;
-    TimChunk c{};
+    const TaskSizes& n = params.size;
+    TimSetup c{};
     c.call = params;
     c.plan.groups = ceil_div(n.D, int64_t(kGroup));
     c.plan.classes = round_up(n.K, int64_t(kGroup));
@@ -266,7 +229,7 @@ TimChunk make_chunk(const TimParams& params) {
 }
 
 // The weights of the terms for this solver.
-void set_weights(TimChunk& c) {
+void set_weights(TimSetup& c) {
     const TimParams& p = c.call;
     const double Q = double(p.size.Q), K = double(p.size.K), S = double(p.size.S);
     if (p.solver == TimSolver::kAlternating) {
@@ -290,7 +253,7 @@ void set_weights(TimChunk& c) {
 }
 
 // A rough upper bound on the time of one iteration of this many tasks.
-double iteration_seconds(const TimSizes& n, int64_t tasks) {
+double iteration_seconds(const TaskSizes& n, int64_t tasks) {
     return 5e-5 + double(tasks) * double(n.S + n.Q) * double(n.K) * double(n.D) / 1e13;
 }
 
@@ -326,26 +289,27 @@ void iterate(const TimChunk& c, Watch& watch) {
     it.stage = TimStage::kFinish;
     launch_tim_logits(c, it);
     launch_tim_weights(c, it);
-    launch_tim_output(c);
+    const int64_t numbers = c.tasks * c.K * c.D;
+    launch("output_kernel", output_kernel, ceil_div(numbers, kThreads), kThreads, 0, c.stream, c);
 }
 
 }  // namespace
 
 // The orders of the entropies are not known yet: enough for either layout.
 int64_t workspace_cuda(const TimParams& params, int) {
-    const TimChunk c = make_chunk(params);
-    const int64_t all = layout_bytes<lay_out>(c, std::max<int64_t>(params.size.B, 1));
-    return std::min(all, std::max(kWorkspaceBytes, layout_bytes<lay_out>(c, 1)));
+    const TimSetup setup = make_setup(params);
+    const int64_t all = chunk_bytes<TimChunk>(setup, std::max<int64_t>(params.size.B, 1));
+    return std::min(all, std::max(kWorkspaceBytes, chunk_bytes<TimChunk>(setup, 1)));
 }
 
 void run_cuda(const TimParams& params, int device, void* stream) {
     const DeviceGuard guard(device);
-    TimChunk c = make_chunk(params);
-    set_weights(c);
-    c.stream = static_cast<cudaStream_t>(stream);
-    const int64_t step = chunk_tasks(c, params.workspace_bytes, device);
+    TimSetup setup = make_setup(params);
+    set_weights(setup);
+    setup.stream = static_cast<cudaStream_t>(stream);
+    const int64_t step = chunk_tasks(setup, params.workspace_bytes, device);
     Arena arena(params.workspace);
-    lay_out(arena, c, step);
+    TimChunk c{setup, &arena, step};
     require_workspace(params.workspace_bytes, arena.used());
     const double chunks = std::ceil(double(params.size.B) / double(step));
     const double all = double(params.max_iter) * iteration_seconds(params.size, step) * chunks;

@@ -2,7 +2,6 @@
 // derivative of the loss by the logits, or the pull of the alternating solver on the prototypes.
 // One warp per row; one block has all queries of a task, because their class means couple them.
 
-#include "cuda/reduce.cuh"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {
@@ -56,25 +55,18 @@ __device__ inline Row row_of(const TimChunk& c, int64_t task, int64_t number) {
 struct Task {
     const TimChunk& c;
     int64_t number;
-    TimStage stage;
-    bool measured;  // the norms are already subtracted from the support's scores
-    bool alternating, losses;
-    float temperature;
-    const float* norm_parts;  // [chunks, K]
-    int64_t chunks;
+    const TimIteration& it;
     float* query_scores;  // shared memory, or null
-    TimOrder<float> order[3];
-
-    __device__ Task(const TimChunk& chunk, int64_t task, const TimIteration& it, float* shared)
-        : c(chunk), number(task), stage(it.stage),
-          measured(it.measured && it.stage == TimStage::kStep),
-          alternating(chunk.call.solver == TimSolver::kAlternating),
-          losses(chunk.call.losses != nullptr && it.stage == TimStage::kStep),
-          temperature(chunk.scale[task].temperature),
-          norm_parts(chunk.norm_parts + task * chunk.plan.chunks * chunk.call.size.K),
-          chunks(chunk.plan.chunks), query_scores(shared),
-          order{TimOrder<float>(chunk.call.alpha[0]), TimOrder<float>(chunk.call.alpha[1]),
-                TimOrder<float>(chunk.call.alpha[2])} {}
+    TimStage stage = it.stage;
+    // The norms are already subtracted from the support's scores.
+    bool measured = it.measured && stage == TimStage::kStep;
+    bool alternating = c.call.solver == TimSolver::kAlternating;
+    bool losses = c.call.losses != nullptr && stage == TimStage::kStep;
+    float temperature = c.scale[number].temperature;
+    int64_t chunks = c.plan.chunks;
+    const float* norm_parts = c.norm_parts + number * chunks * c.call.size.K;  // [chunks, K]
+    TimOrder<float> order[3] = {TimOrder<float>(c.call.alpha[0]), TimOrder<float>(c.call.alpha[1]),
+                                TimOrder<float>(c.call.alpha[2])};
 };
 
 // --- support ------------------------------------------------------------------------------------
@@ -189,7 +181,7 @@ __device__ void alternating_row(const Row& row, const TimAlternating<float>& adm
 
 // Sums the parts of the norms once for all rows, into shared memory behind the scores.
 __device__ void share_norms(Task& t) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     float* const norms = t.query_scores + n.Q * t.c.plan.classes;
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
         float norm = 0.0f;
@@ -205,7 +197,7 @@ __device__ void share_norms(Task& t) {
 // [Q, classes]; returns this thread's share of the marginal entropy.
 __device__ float couple_queries(const Task& t, const TimAlternating<float>& adm, const float* all,
                                 float* column, float* weight_sum) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int64_t classes = t.c.plan.classes;
     float marginal_entropy = 0.0f;
     for (int64_t k = threadIdx.x; k < n.K; k += kThreads) {
@@ -238,7 +230,7 @@ __device__ float couple_queries(const Task& t, const TimAlternating<float>& adm,
 // The weights of all queries of a task, and every warp's share of the loss.
 __device__ void step_queries(Task t, float* warp_loss) {
     if (t.query_scores != nullptr) share_norms(t);
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t classes = t.c.plan.classes;
     float* const column = t.c.column + t.number * n.K;
@@ -297,7 +289,7 @@ __device__ void step_queries(Task t, float* warp_loss) {
 
 // Probabilities and labels, from the final prototypes.
 __device__ void finish_queries(const Task& t) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int64_t task = t.c.first + t.number;
     for (int64_t q = threadIdx.x / 32; q < n.Q; q += kWarps) {
         const Row row = row_of(t.c, t.number, n.S + q);
@@ -321,7 +313,7 @@ __device__ void finish_queries(const Task& t) {
 
 // The weights of kTimRows support rows, and every warp's share of the loss.
 __device__ void step_support(const Task& t, int64_t part, float* warp_loss) {
-    const TimSizes& n = t.c.call.size;
+    const TaskSizes& n = t.c.call.size;
     const int64_t first = part * kTimRows, last = min(first + kTimRows, n.S);
     // Only compared with classes, so a label out of range matches none (load_label).
     const int64_t* const labels = of_support(t.c.call.support_labels, n, t.c.first + t.number, n.S);
@@ -353,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __shared__ float warp_loss[kWarps];
     const int64_t parts = support_parts + query_parts;
     const int64_t number = blockIdx.x / parts, part = blockIdx.x % parts;
-    const Task t(c, number, it, use_shared ? query_scores : nullptr);
+    const Task t{c, number, it, use_shared ? query_scores : nullptr};
     if (it.stage == TimStage::kFinish) return finish_queries(t);
     const bool is_query = part >= support_parts;
     if (is_query) {

@@ -131,9 +131,6 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
     source.same = named_cells(source.samples, "same", source.settings.columns.same)
-    for name, column in {"group": source.groups, "same": source.same}.items():
-        if column is not None and source.given is not None:
-            raise check.ArgumentValueError(name, f"must be omitted with class names, got {name}s")
     if source.same is not None:
         groups_and_things(source.groups, source.same, len(source.same), torch.device("cpu"))
     return source

@@ -119,13 +119,14 @@ def test_all_corrected(visits: tuple[Path, Path], tmp_path: Path) -> None:
     assert shares == (["ash", *["of no known class"] * 11], ["1.0000"] * 12)
 
 
-def test_arrays_and_names_have_no_groups(visits: tuple[Path, Path], tmp_path: Path) -> None:
+def test_groups_of_names_and_of_arrays(visits: tuple[Path, Path], tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", features=NEW, visit=VISIT)
     told = refused(visits[0], tmp_path / "new.npz", "--group", "visit")
     assert "--group must be omitted unless there is a table or a folder of images" in told
     np.savez(tmp_path / "names.npz", text=KNOWN[:6], class_names=NAMES)
-    names = ("--group", "visit", "--names", tmp_path / "names.npz")
-    assert "--group must be omitted with class names" in refused(*visits, *names)
+    names = ("--group", "visit", "--names", tmp_path / "names.npz", "--output", tmp_path)
+    assert "note: groups: 12, each classified as one batch" in said(*visits, *names)
+    assert column(tmp_path / "answers.csv", "group") == [f"v{k}" for k in VISIT]
 
 
 def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> None:
