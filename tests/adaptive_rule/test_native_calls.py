@@ -374,6 +374,13 @@ def test_levels_agree(at_each_level: Iterator[str]) -> None:
 # --- on a GPU -------------------------------------------------------------------------------------
 
 
+def test_probabilities_of_thousands_of_classes_sum_to_one() -> None:
+    """Also where many of them are equal, so that rounding errors of the sum add up."""
+    whole = torch.randn(3300, 2, generator=torch.Generator().manual_seed(0)).round()
+    found = adaptive(whole[:3000], torch.arange(3000), whole[3000:])
+    assert largest(found.probabilities.double().sum(-1) - 1) < 2e-6
+
+
 @pytest.mark.cuda
 @pytest.mark.filterwarnings("ignore")  # the profiler's own
 @pytest.mark.parametrize(("K", "shots"), [(20, 5), (20, 20), (77, 5), (160, 5), (160, 20)])
