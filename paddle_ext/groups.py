@@ -67,14 +67,9 @@ def groups_of(groups: Any, rows: int, device: torch.device, name: str = "groups"
     if values.is_complex() or values.dtype is torch.bool:
         raise TypeError(f"{name} must be integers or strings, got {check.plain(values.dtype)}")
     check_length(values.shape, rows, name)
+    if values.is_floating_point() or values.dtype is torch.uint64:
+        return named_groups(values.tolist(), rows, device, name)
     values = values.detach().to(device)
-    if values.is_floating_point():
-        wrong = values != values.trunc()  # NaN too
-        wrong |= values.isinf()
-        if bool(wrong.any()):
-            place = int(wrong.nonzero()[0])
-            got = f"{values[place].item():g} in row {place}"
-            raise ValueError(f"{name} must be integers or strings, got {got}")
     values, order = values.long().sort(stable=True)
     names, place, sizes = torch.unique_consecutive(values, return_inverse=True, return_counts=True)
     return Groups(names.tolist(), torch.empty_like(place).scatter_(0, order, place), sizes, order)
@@ -91,7 +86,7 @@ def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Gro
     odd = next((i for i, fit in enumerate(fits) if not fit), None)
     if odd is not None:
         got = f"{array[odd]!r} in row {odd}"
-        raise ValueError(f"{name} must be all integers or all strings, got {got}")
+        raise ValueError(f"{name} must be all strings or all integers of 64 bits, got {got}")
     if not is_text:
         return groups_of(torch.tensor([int(x) for x in array]), rows, device, name)
     names, of_row = np.unique(array.astype(str), return_inverse=True)
@@ -100,10 +95,10 @@ def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Gro
 
 
 def is_whole(x: object) -> bool:
-    """Whether this is an integer, also one written as a float; no bool."""
-    if isinstance(x, float):
-        return x.is_integer()
-    return isinstance(x, int | np.integer) and not isinstance(x, bool)
+    """Whether this is an integer of 64 bits, also one written as a float; no bool."""
+    if isinstance(x, bool) or not isinstance(x, int | float | np.integer):
+        return False
+    return bool(-(2**63) <= x < 2**63) and int(x) == x  # not NaN
 
 
 def check_length(shape: tuple[int, ...], rows: int, name: str) -> None:

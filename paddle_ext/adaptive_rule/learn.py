@@ -17,7 +17,7 @@ from ..native import load as native
 from ..native.call import call_native, packed, packed_int64
 from ..native.coordinates import as_split
 from ..native.devices import on_cpu_without_gpu_code
-from ..rows import evenly_spread, products
+from ..rows import FEW_ROWS, evenly_spread, products
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
 MOST_CALIBRATION_ROWS = 128  # twice as many for the full metric, or K if that is more
@@ -183,7 +183,8 @@ def one_shot_hubs(means: Tensor, scale: Tensor, count: int) -> tuple[Tensor, Ten
         squares = (weighted * means).sum(-1)
     else:
         own = torch.arange(K, device=means.device)
-        logits = products(weighted, means)
+        # Of few rows, torch.mm, which products has for a single task, adds up in another order.
+        logits = torch.bmm(weighted, means.mT) if K < FEW_ROWS else products(weighted, means)
         squares = logits.diagonal(dim1=-2, dim2=-1).clone()
     if K == 1:
         return squares, torch.zeros_like(squares)

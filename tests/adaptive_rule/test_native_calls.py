@@ -374,6 +374,13 @@ def test_levels_agree(at_each_level: Iterator[str]) -> None:
 # --- on a GPU -------------------------------------------------------------------------------------
 
 
+def test_probabilities_of_thousands_of_classes_sum_to_one() -> None:
+    """Also where many of them are equal, so that rounding errors of the sum add up."""
+    whole = torch.randn(3300, 2, generator=torch.Generator().manual_seed(0)).round()
+    found = adaptive(whole[:3000], torch.arange(3000), whole[3000:])
+    assert largest(found.probabilities.double().sum(-1) - 1) < 2e-6
+
+
 @pytest.mark.cuda
 @pytest.mark.filterwarnings("ignore")  # the profiler's own
 @pytest.mark.parametrize(("K", "shots"), [(20, 5), (20, 20), (77, 5), (160, 5), (160, 20)])
@@ -404,3 +411,12 @@ def test_a_team_of_blocks_finds_what_one_block_finds(D: int) -> None:
         alone = labelled(support[b : b + 1], labels[b : b + 1], 9, 64)
         for x, y in zip(together, alone, strict=True):
             assert torch.equal(x[b], y[0])
+
+
+@pytest.mark.parametrize(("K", "D"), [(2, 15), (3, 31), (5, 15), (33, 8)])
+def test_one_shot_tasks_do_not_depend_on_their_batch(K: int, D: int) -> None:
+    """Torch adds up products of few rows in another order for a batch than for a matrix."""
+    rows, labels = torch.randn(9, K, D), torch.arange(K).expand(9, K)
+    together = likelihood_of(rows, labels, K).bias
+    alone = [likelihood_of(rows[b : b + 1], labels[b : b + 1], K).bias for b in range(9)]
+    assert torch.equal(together, torch.cat(alone))

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 
+import numpy as np
 import rounds
 import torch
 from in_memory import LAYOUTS
@@ -115,10 +116,33 @@ def sinkhorn() -> Call:
     }
 
 
+def names(Q: int) -> object:
+    """Of groups or things: of every kind that is accepted, and some that are not."""
+    few = random.choice((1, 2, 7, Q))
+    of = [random.randrange(few) for _ in range(Q)]
+    words = [random.choice(("", "\0", "é", "x" * 999)) + str(k) for k in of]
+    bad = (Q, {}, "x" * Q, [*of[1:], None], [*of[1:], "a"], [*of, 1], [2**70] * Q, [math.nan] * Q)
+    good = (of, words, torch.tensor(of), -torch.tensor(of) * 2**60, np.array(of, "uint16"))
+    return random.choice((*good, *good, np.array(words), np.array(words, object), *bad))
+
+
+def known(shape: torch.Size, K: int) -> Call:
+    """What a call may know of its queries besides their features."""
+    *batch, Q, _ = shape
+    often = 0.1 if batch else 0.5
+    found: Call = {name: names(Q) for name in ("groups", "same") if random.random() < often}
+    if random.random() < 0.4:
+        prior = torch.rand(*random.choice(([], [1], [2], batch)), K)
+        zeros = random.random() < 0.3
+        found["prior"] = prior.round() if zeros else prior * random.choice((1.0, 1e-40, 1e29))
+    return found | {"share": random.random() < 0.7}
+
+
 def adapt() -> Call:
     batch, _, Q, _, K, _ = sizes()
-    return {
-        "logits": features(*batch, Q, K),
+    logits = features(*batch, Q, K)
+    return known(logits.shape, K) | {
+        "logits": logits,
         "weight": random.choice((1.0, 0.3)),
         "max_iter": random.choice((1, 2, 30)),
         "tol": random.choice((0.0, 1e-3)),
@@ -130,14 +154,19 @@ def adapt() -> Call:
 
 def adaptive() -> Call:
     metric = random.choice(("auto", "diagonal"))
-    return dense() | {
-        "metric": metric,
-        "max_iter": random.choice((1, 2, 30)),
-        "tol": random.choice((0.0, 1e-3)),
-        "return_assignments": random.choice((None, False)),
-        "top": random.choice((1, 5)),
-        "validate": metric == "auto" or random.random() < 0.3,  # torch follows labels there
-    }
+    call = dense()
+    return (
+        known(call["query"].shape, call["num_classes"])
+        | call
+        | {
+            "metric": metric,
+            "max_iter": random.choice((1, 2, 30)),
+            "tol": random.choice((0.0, 1e-3)),
+            "return_assignments": random.choice((None, False)),
+            "top": random.choice((1, 5)),
+            "validate": metric == "auto" or random.random() < 0.3,  # torch follows labels there
+        }
+    )
 
 
 FUNCTIONS = {

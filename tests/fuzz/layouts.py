@@ -28,6 +28,7 @@ EDGES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 1
 BEYOND = (511, 512, 513, 600, 1023, 1025)  # 513 queries of few features are a large task
 SURE = 0.5  # between the two largest probabilities
 OFF = 1e-3  # in float64
+NEARBY = 8  # inputs
 
 
 # --- numbers ------------------------------------------------------------------------------------
@@ -196,37 +197,32 @@ def laid_out(call: Call) -> tuple[Call, Call, list[str]]:
     return laid, plain, names
 
 
-def by_reference(name: str, call: Call, rounded: bool = False) -> Any:
-    """In float64; or `rounded`, as another computation in float32 might have it."""
+def by_reference(name: str, call: Call) -> Any:
+    """In float64."""
     call = {k: v for k, v in call.items() if k not in ("return_assignments", "top")}
     if name == "solve_indexed":
         bank, support, query = (call.pop(k) for k in ("features", "support_index", "query_index"))
         call |= {"support": bank[support], "query": bank[query]}
-    dtype = torch.float32 if rounded and name != "tim" else torch.float64
-    call = {k: v.to(dtype) if is_float(v) else v for k, v in call.items()}
-    if rounded and name == "tim":  # its reference is computed in float64 whatever it is given
-        call = {k: nearby(v) if is_float(v) else v for k, v in call.items()}
-    return FUNCTIONS[name][1](**call)
+    return FUNCTIONS[name][1](**{k: v.double() if is_float(v) else v for k, v in call.items()})
 
 
-def nearby(x: Tensor) -> Tensor:
-    """Each number changed by up to one unit in the last place of float32."""
-    return x * (1 + 2.0**-23 * (2 * torch.rand_like(x) - 1))
+def nearby(call: Call) -> Call:
+    """Each number changed by up to one unit in the last place of the largest in its column, as
+    subtracting a mean may, and as if subnormal numbers were lost. Equal rows become different.
+    """
+    floats = {k: v for k, v in call.items() if is_float(v)}
+    columns = torch.cat([x.reshape(-1, x.shape[-1]) for x in floats.values()])
+    limits = torch.finfo(torch.promote_types(columns.dtype, torch.float32))
+    unit = (limits.eps * columns.double().abs().amax(0)).clamp(min=limits.tiny)
+    noise = {k: unit * (2 * torch.rand(x.shape, dtype=unit.dtype) - 1) for k, x in floats.items()}
+    return call | {k: x.double() + noise[k] for k, x in floats.items()}
 
 
-def all_subnormal(call: Call) -> bool:
-    """Rows of them are shorter than 1, and of float64 have no length, unlike the reference's."""
-    floats = [x for x in call.values() if is_float(x)]
-    least = torch.finfo(torch.promote_types(floats[0].dtype, torch.float32)).tiny
-    return all(bool((x.double().abs() < least).all()) for x in floats)
-
-
-def all_probabilities(found: Any, K: int) -> Tensor:
+def all_probabilities(found: Any) -> Tensor:
+    """In the order of the classes, where all of them are given."""
     classes = getattr(found, "classes", None)
-    if classes is None:
-        return found.probabilities.double()
-    every = found.probabilities.new_zeros(*found.labels.shape, K)
-    return every.scatter_(-1, classes, found.probabilities).double()
+    u = found.probabilities
+    return u if classes is None else torch.zeros_like(u).scatter_(-1, classes, u)
 
 
 def check(name: str, found: Any, K: int) -> None:
@@ -244,13 +240,17 @@ def check(name: str, found: Any, K: int) -> None:
         assert torch.equal(u.gather(-1, labels.unsqueeze(-1)).squeeze(-1), u.amax(-1)), "labels"
 
 
-def other_labels(labels: Tensor, exact: Any) -> int:
-    """Tasks with another label where the reference is sure."""
-    if exact.probabilities.shape[-1] == 1:
-        return 0
-    best = exact.probabilities.topk(2, dim=-1).values
-    sure = best[..., 0] - best[..., 1] > SURE
-    return int(((labels != exact.labels) & sure).any(-1).sum())
+def sure(exact: Any) -> Tensor:
+    best = exact.probabilities.topk(min(2, exact.probabilities.shape[-1]), dim=-1).values
+    return best[..., 0] - best[..., 1:].sum(-1) > SURE
+
+
+def differ(found: Any, exact: Any, dtype: torch.dtype) -> Tensor:
+    """Which tasks have another label where the reference is sure; in float64, or are off."""
+    other = (found.labels != exact.labels) & sure(exact)
+    if dtype is torch.float64 and found.probabilities.shape == exact.probabilities.shape:
+        other |= (all_probabilities(found) - exact.probabilities).abs().amax(-1) > OFF
+    return other.any(-1)
 
 
 def called(name: str, call: Call, device: str) -> Any:
@@ -275,20 +275,13 @@ def one_call(seed: int, device: str) -> Counts:
     K = call.get("num_classes", call["logits"].shape[-1] if "logits" in call else 0)
     check(name, got, K)
     exact = by_reference(name, plain)
-    rounded = by_reference(name, plain, rounded=True)
-    tasks = max(1, got.labels[..., 0].numel())
-    counts[f"{name}: tasks"] += tasks
-    ours = other_labels(got.labels, exact)
-    form = " of subnormal features" if all_subnormal(plain) else ""
-    counts[f"of them {name}{form}: another label where the reference is sure"] += ours
-    counts[f"of them {name}: the reference, rounded, has another"] += other_labels(
-        rounded.labels, exact
-    )
-    if dtype is torch.float64 and got.probabilities.shape[-1] == K:
-        away = float((all_probabilities(got, K) - exact.probabilities).abs().max()) > OFF
-        counts[f"of them {name}{form}: float64, probabilities off by {OFF}"] += away
-        ours += away
-    if ours and not form:
+    counts[f"{name}: tasks"] += max(1, got.labels[..., 0].numel())
+    ours = differ(got, exact, dtype)
+    counts[f"of them {name}: unlike the reference"] += int(ours.sum())
+    for _ in range(NEARBY if bool(ours.any()) else 0):
+        ours &= ~differ(by_reference(name, nearby(plain)), exact, dtype)
+    counts[f"of them {name}: unlike the reference, and those nearby"] += int(ours.sum())
+    if bool(ours.any()):
         sys.stderr.write(f"--only {seed}: {name} {described(plain)}\n")
     counts.update(repeated(name, plain, got, exact, device))
     counts.update(alone(name, plain, got, device))
@@ -304,8 +297,9 @@ def repeated(name: str, call: Call, got: Any, exact: Any, device: str) -> Counts
     own = {k: call[k].expand(B, *call[k].shape) for k in ("support", "support_labels")}
     found = called(name, call | own, device)
     check(name, found, call["num_classes"])
-    differ = other_labels(torch.where(found.labels == got.labels, exact.labels, -1), exact)
-    return Counter({f"of them {name}: another label if the shared support is repeated": differ})
+    other = (found.labels != got.labels) & sure(exact)
+    count = int(other.any(-1).sum())
+    return Counter({f"of them {name}: another label if the shared support is repeated": count})
 
 
 def alone(name: str, call: Call, got: Any, device: str) -> Counts:
@@ -316,6 +310,8 @@ def alone(name: str, call: Call, got: Any, device: str) -> Counts:
     shared = "support" in call and call["support"].dim() == 2
     one = {k: call[k] if shared and k != "query" else call[k][-1] for k in of_tasks}
     differs = not torch.equal(called(name, call | one, device).probabilities, got.probabilities[-1])
+    by_rounding = device != "cpu" or (shared and name == "solve")
+    assert by_rounding or not differs, "a task alone has another result"
     return Counter({f"of them {name}: a task alone has another result": int(differs)})
 
 

@@ -39,7 +39,7 @@ for name in ${ENGINES:-ray spark encoders}; do
     # Spark starts Java and compiles its queries: minutes, where cores are shared with other work.
     # A test skipped for want of what this environment is made for has not passed.
     # shellcheck disable=SC2086
-    { OMP_NUM_THREADS=1 "$environment/bin/python" -P -m pytest -rs -p no:cacheprovider --timeout 1100 ${tests[$name]} \
+    { env -u PYTHONPATH OMP_NUM_THREADS=1 "$environment/bin/python" -P -m pytest -rs -p no:cacheprovider --timeout 1100 ${tests[$name]} \
         ${TEST_ARGS:-} | tee "$folder/$name.log" && ! grep -E "SKIPPED.*needs (${needs[$name]})" "$folder/$name.log"; } ||
         failed+=("$name")
 done
