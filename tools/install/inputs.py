@@ -42,7 +42,7 @@ def rows(labels: np.ndarray, noise: float = 0.5) -> np.ndarray:
 def banks() -> None:
     """Write features with labels: banks, labelled and unlabelled rows, class names."""
     many = np.arange(20).repeat(60)
-    for name in ("features", "mini-test", "tiered-test", "my-features"):
+    for name in ("features", "test", "mini-test", "tiered-test", "my-features"):
         np.savez(f"{name}.npz", features=rows(many, 1.5), labels=many)
     kinds = np.array([f"kind {k}" for k in range(20)])
     known, new = np.arange(20).repeat(4), random.choice([3, 14, 15], 100)
