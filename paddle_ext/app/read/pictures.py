@@ -79,9 +79,10 @@ class PictureReader:
         """The digest of a file and its prepared pixels, or the reason why it cannot be read."""
         try:
             content = read_picture_file(Path(path))
-            return digest(content), self.network.prepare(upright(content))
+            picture = upright(content)
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise anything
             return why_unreadable(error)
+        return digest(content), self.network.prepare(picture)
 
 
 def file_digest(path: str) -> bytes | str:

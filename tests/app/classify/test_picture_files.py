@@ -5,6 +5,7 @@ import sqlite3
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -174,6 +175,17 @@ def test_only_one_large_image_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(UnreadableError, match=r"^64 x 48 pixels, more than"), open_picture(content):
         pass
     assert not decoding.one_large_picture.locked()
+
+
+def test_an_error_of_the_network_is_no_damaged_image(tmp_path: Path) -> None:
+    pattern(0, 0).save(tmp_path / "whole.png")
+
+    def broken(picture: Image.Image) -> torch.Tensor:
+        raise RuntimeError("invalid thread pool")
+
+    reader = PictureReader(replace(small_network(1.0), prepare=broken), None, {})
+    with pytest.raises(RuntimeError, match="thread pool"):
+        reader(images_of(tmp_path, [tmp_path / "whole.png"], None))
 
 
 # --- the cache ------------------------------------------------------------------------------------
