@@ -22,6 +22,7 @@ from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
+from ..groups import Groups
 from ..large.arguments import returns_all
 from ..native import devices
 from ..prior import measures_of
@@ -191,14 +192,21 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     return Fit(fitted, means_of(replace(examples, support=support.double())), proportions, None)
 
 
+def counted_once(examples: Examples, tied: Groups | None) -> Examples:
+    """The examples with one row for each labelled thing, the mean of its unit-norm rows."""
+    if tied is None:
+        return examples
+    rows, labels = tied.means(unit_rows(examples.support)), examples.labels[tied.first]
+    return replace(examples, support=rows, labels=labels)
+
+
 def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
     """The likelihood of labelled rows without names; those that are `tied` count as one."""
-    rows, labels, tied = examples.support, examples.labels, options.get("tied")
-    if tied is not None:
-        rows, labels = tied.means(unit_rows(rows)), labels[tied.first]
+    tied = options.get("tied")
+    own = counted_once(examples, tied)
     likelihood = corrected_likelihood(
-        rows,
-        labels,
+        own.support,
+        own.labels,
         examples.num_classes,
         examples.weights,
         options["label_noise"],

@@ -18,7 +18,6 @@ from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
 from ..prevalence import Prevalence
-from ..rows import unit_rows
 from ..solution import Solution, counted_shares
 from .columns import ROWS
 from .encoding import TableEncoder, frame_cells, is_frame
@@ -30,6 +29,7 @@ from .fitted import (
     FittedNames,
     array,
     chosen_device,
+    counted_once,
     fit_batch,
     fit_labelled,
     in_columns,
@@ -286,10 +286,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         mask, labels = (torch.from_numpy(x).to(device) for x in (has_label, places))
         examples = Examples(rows[mask], labels, len(self.classes_))
         if prototypes is not None:
-            if tied is not None:
-                means, own = tied.means(unit_rows(examples.support)), labels[tied.first]
-                examples = replace(examples, support=means, labels=own)
-            examples = replace(examples, names=to_tensor(names, device).to(rows.dtype))
+            of_classes = to_tensor(names, device).to(rows.dtype)
+            examples = replace(counted_once(examples, tied), names=of_classes)
         examples = self._weighted(examples, sample_weight, has_label, places)
         query = None if has_label.all() else rows[~mask]
         given, asked = (examples, query), dict[str, Any](rows=self.rows)

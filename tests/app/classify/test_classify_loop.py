@@ -285,7 +285,7 @@ def test_all_sections_on_phones_and_desktops(
 def test_five_thousand_samples(
     tmp_path: Path, browser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page loads, filters and opens a sample in a few seconds."""
+    """The page loads, filters and opens a sample in less than three seconds."""
     drawn = []
     for number in range(30):
         pattern(number % 3, number, (200, 150)).save(tmp_path / f"{number}.png")
@@ -306,10 +306,10 @@ def test_five_thousand_samples(
     report.samples = document.querySelectorAll(".sample").length;
     document.querySelector("main").remove();  // printing all of it takes long
     """
-    for _ in range(5):  # other work on the machine may delay some
+    for _ in range(15):  # other work on the machine may delay some
         shown = probed(browser, path, script, real_time=True)
         assert shown["samples"] > 1000
         assert 0 < shown["load"] <= shown["all"]
-        if shown["all"] < 5000:
+        if shown["all"] < 3000:
             break
-    assert shown["all"] < 5000
+    assert shown["all"] < 3000
