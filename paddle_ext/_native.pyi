@@ -117,9 +117,19 @@ def groups_call(
 class GroupsCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, rows: int, order: int, starts: int, inverse: int, chances: int, evidence: int,
+        self, *, rows: int, order: int, starts: int, inverse: int, chances: int, likely: int,
         prior: int, weight: int, probabilities: int, counts: int, criterion: int, iterations: int,
         workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def mixture_call(*, target: Target, dtype: int, N: int, C: int, steps: int) -> MixtureCall: ...
+
+@final
+class MixtureCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, likely: int, chances: int, shares: int, means: int, workspace: int,
+        workspace_bytes: int,
     ) -> None: ...
 
 def labelled_call(

@@ -110,7 +110,7 @@ CALL(Adapt, adapt, CPU_TASKS, CUDA) {
     OWN(const volatile int*, stop);  // on CUDA: 1 once the call is cancelled; or null
 };
 
-// Groups of rows that share what they know (docs/groups.md): the evidence of pairs of rows, or the
+// Groups of rows that share what they know (docs/groups.md): what pairs of rows say, or the
 // proportions of each group. One group is one task.
 CALL(Groups, groups, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // real: float32 or float64
@@ -124,13 +124,25 @@ CALL(Groups, groups, CPU_TASKS, CUDA) {
     RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
     RUN(const void*, inverse);    // [B, K] real: 1 / mean proportions
     RUN(const double*, chances);  // [C]
-    RUN(double*, evidence);       // out [B, C] of each chance
+    RUN(double*, likely);         // out [B, C] likelihood of each chance, over the largest
     RUN(const double*, prior);    // [B, K] parameters of the Dirichlet distribution
     RUN(const double*, weight);   // [B] of a row in the counts
     RUN(void*, probabilities);    // out [Q, K] real
     RUN(double*, counts);         // out [B, K]
     RUN(double*, criterion);      // out [B]
     RUN(int32_t*, iterations);    // out [B]
+    MEMORY();
+};
+
+// The likeliest mixture of chances of N groups. One task.
+CALL(Mixture, mixture, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // float64
+    MAKE(int64_t, N, C);
+    MAKE(int, steps);
+    RUN(const double*, likely);   // [N, C] as above
+    RUN(const double*, chances);  // [C]
+    RUN(double*, shares);         // [C] of the chances: where to begin, and the result
+    RUN(double*, means);          // out [N] of the chance of each group
     MEMORY();
 };
 
@@ -484,4 +496,4 @@ CALL(Task, tasks, CPU, NO_CUDA) {
 
 // Those of CPU_TASKS.
 ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
-           LikelihoodParams, PosteriorParams, GroupsParams);
+           LikelihoodParams, PosteriorParams, GroupsParams, MixtureParams);

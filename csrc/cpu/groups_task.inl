@@ -13,15 +13,15 @@ struct GroupTask {
     double* product = arena.take<double>(p.C);
 };
 
-// The evidence of each chance that two rows are one draw. All pairs have the same weight, so that
+// The likelihood of each chance that two rows are one draw. All pairs have the same weight, so that
 // one logarithm does for the product of many.
 template <typename T>
-static void pair_evidence(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n,
+static void compare_pairs(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n,
                           const T* inverse) {
     const GroupsParams& p = t.p;
     const T* const rows = static_cast<const T*>(p.rows);
     const int64_t partners = std::min(p.partners, n - 1);
-    double* const sums = p.evidence + group * p.C;
+    double* const sums = p.likely + group * p.C;
     std::fill_n(sums, p.C, 0.0);
     std::fill_n(t.product, p.C, 1.0);
     for (int64_t i = 0; i < n && partners > 0; ++i) {
@@ -41,6 +41,8 @@ static void pair_evidence(GroupTask<T>& t, int64_t group, const int64_t* order, 
     }
     const double weight = 0.5 / double(std::max<int64_t>(partners, 1));
     for (int64_t c = 0; c < p.C; ++c) sums[c] = (sums[c] + std::log(t.product[c])) * weight;
+    const double best = *std::max_element(sums, sums + p.C);
+    for (int64_t c = 0; c < p.C; ++c) sums[c] = std::exp(sums[c] - best);
 }
 
 template <typename T>
@@ -50,7 +52,7 @@ static void group_task(const GroupsParams& p, int64_t group, void* scratch, int 
     const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
     const int64_t* const order = p.order + p.starts[group];
     const T* const inverse = static_cast<const T*>(p.inverse) + group * K;
-    if (p.C > 0) return pair_evidence(t, group, order, n, inverse);
+    if (p.C > 0) return compare_pairs(t, group, order, n, inverse);
     double *const counts = p.counts + group * K, weight = p.weight[group], moved = 0;
     const double* const prior = p.prior + group * K;
     std::fill_n(counts, K, 0.0);
@@ -102,4 +104,43 @@ static void group_task(const GroupsParams& p, int64_t group, void* scratch, int 
 static Work groups_work(const GroupsParams& p) {
     const double entries = double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B);
     return {p.B, entries * double(p.C > 0 ? p.partners : 30), 0};
+}
+
+template <typename>
+struct MixtureTask {
+    Arena& arena;
+    const MixtureParams& p;
+    double* own = arena.take<double>(p.C);
+    double* next = arena.take<double>(p.C);
+};
+
+static void mixture_task(const MixtureParams& p, int64_t, void* scratch, int = 1) {
+    Arena arena(scratch);
+    const MixtureTask<double> t{arena, p};
+    // How much of a group each chance has; returns 1 / the sum.
+    const auto weigh = [&](int64_t group) {
+        double sum = 0;
+        for (int64_t c = 0; c < p.C; ++c) {
+            sum += t.own[c] = p.likely[group * p.C + c] * p.shares[c];
+        }
+        return 1 / sum;
+    };
+    for (int step = 0; step < p.steps; ++step) {
+        std::fill_n(t.next, p.C, 0.0);
+        for (int64_t group = 0; group < p.N; ++group) {
+            const double share = weigh(group);
+            for (int64_t c = 0; c < p.C; ++c) t.next[c] += t.own[c] * share;
+        }
+        for (int64_t c = 0; c < p.C; ++c) p.shares[c] = t.next[c] / double(p.N);
+        if (given_up(step, double(p.N) * double(p.C))) return;
+    }
+    for (int64_t group = 0; group < p.N; ++group) {
+        const double share = weigh(group);
+        p.means[group] = 0;
+        for (int64_t c = 0; c < p.C; ++c) p.means[group] += t.own[c] * share * p.chances[c];
+    }
+}
+
+static Work mixture_work(const MixtureParams& p) {
+    return {1, double(p.N) * double(p.C) * double(p.steps), 0};
 }

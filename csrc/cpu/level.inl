@@ -66,7 +66,8 @@ constexpr CpuKernels kKernels = {
                                     likelihood_task<double>),
      task_kernels<PosteriorScratch>("query", posterior_work, posterior_task<float>,
                                     posterior_task<double>),
-     task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>)},
+     task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>),
+     task_kernels<MixtureTask>("likely", mixture_work, mixture_task, mixture_task)},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -8,6 +8,8 @@
 
 namespace paddle_ext {
 
+constexpr int64_t kMostTeamBlocks = 16;  // a task has parts that every block of a team repeats
+
 // What the blocks of a team share, in global memory; zero at the start.
 struct TeamMemory {
     unsigned arrived;  // blocks, counted over all barriers
@@ -83,11 +85,10 @@ template <typename... Parameters, typename... Arguments>
 int launch_teams(const char* name, void (*kernel)(Parameters...), int64_t tasks, int64_t useful,
                  int threads, int64_t bytes, TeamMemory* memory, int device, cudaStream_t stream,
                  const Arguments&... arguments) {
-    constexpr int64_t kMostBlocks = 16;  // a task has parts that every block of a team repeats
     allow_all_shared(kernel);
     const int64_t room = resident_blocks(kernel, threads, bytes) *
                          device_attribute(cudaDevAttrMultiProcessorCount, device);
-    const int blocks = int(max(min(min(room / tasks, useful), kMostBlocks), int64_t(1)));
+    const int blocks = int(max(min(min(room / tasks, useful), kMostTeamBlocks), int64_t(1)));
     if (blocks == 1) {
         launch(name, kernel, tasks, threads, bytes, stream, arguments..., 1);
         return 1;

@@ -109,7 +109,7 @@ def fit(
     preferred = measure.log().clamp(min=native.module.IMPOSSIBLE).to(logits.dtype)
     t = (logits + (preferred if len(preferred) == 1 else preferred[groups.of_row])).softmax(-1)
     mean = measure / K
-    chance, shares = mixed_chances(pair_evidence(t, mean, groups), shares)
+    chance, shares = mixed_chances(pair_likelihoods(t, mean, groups), shares)
     low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
@@ -147,7 +147,7 @@ def call_groups(
         **none,
         **inputs,
     }
-    names = ("evidence", "probabilities", "counts", "criterion", "iterations")
+    names = ("likely", "probabilities", "counts", "criterion", "iterations")
     wanted = {**outputs, **{name: None for name in names if name not in outputs}}
     sizes: Any = {"B": G, "Q": Q, "K": K, "partners": PARTNERS, "C": 0, "max_iter": 1, "tol": 0.0}
     return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
@@ -160,27 +160,28 @@ def chances_on(device: torch.device) -> Tensor:
     return angles.sin_().square_()
 
 
-def pair_evidence(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
-    """The log evidence of each chance, from pairs of rows of a group, [G, 17] float64."""
-    chances = chances_on(rows.device)
-    inputs = {"chances": (chances, torch.float64, (CHANCES,))}
-    outputs = {"evidence": (torch.float64, (len(groups.names), CHANCES))}
+def pair_likelihoods(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
+    """Those of each chance, over the largest, from pairs of rows of a group, [G, 17] float64."""
+    inputs = {"chances": (chances_on(rows.device), torch.float64, (CHANCES,))}
+    outputs = {"likely": (torch.float64, (len(groups.names), CHANCES))}
     return call_groups(rows, groups, mean, inputs, outputs, C=CHANCES)[0]
 
 
-def mixed_chances(evidence: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
+def mixed_chances(likely: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
     """The mean of each group's chance, [G], under the likeliest mixture of chances; its shares.
 
     It begins with these shares, or even ones.
     """
-    G, count = evidence.shape
-    likely = torch.exp(evidence - evidence.amax(-1, keepdim=True))
-    columns = likely.mT.contiguous()  # so that both products read neighbouring numbers
-    held = likely.new_full((count,), G / count) if shares is None else G * shares
-    for _ in range(MIXTURE_STEPS):
-        held = held * (columns @ (held @ columns).reciprocal_())
-    own = likely * held
-    return (own @ chances_on(own.device)) / own.sum(-1), held / G
+    (N, C), double = likely.shape, likely.dtype
+    shares = likely.new_full((C,), 1 / C) if shares is None else shares.clone()
+    inputs = {
+        "likely": (likely, double, (N, C)),
+        "chances": (chances_on(likely.device), double, (C,)),
+        "shares": (shares, double, (C,)),  # which are replaced
+    }
+    sizes = {"N": N, "C": C, "steps": MIXTURE_STEPS}
+    outputs = {"means": (double, (N,))}
+    return call_native(native.module.mixture_call, sizes, likely, inputs, outputs)[0], shares
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:

@@ -54,7 +54,8 @@ def assert_near(got: paddle_ext.Solution, want: paddle_ext.Solution, tolerance: 
 
 # --- against the reference ------------------------------------------------------------------------
 
-# Sizes of groups and K: mixed; single rows; one class, two; many; groups beyond all partners.
+# Sizes of groups and K: mixed; single rows; one class, two; many; groups beyond all partners; on CUDA
+# around the largest that stay in shared memory.
 SHAPES = [
     ([1, 2, 5, 9, 40], 7),
     ([1] * 12, 5),
@@ -62,6 +63,10 @@ SHAPES = [
     ([3, 4, 30], 2),
     ([2, 3, 17, 18], 300),
     ([70, 33], 33),
+    ([64, 65, 2], 64),
+    ([66, 3, 40], 65),
+    ([52, 53, 2], 160),
+    ([31, 32, 3], 256),
 ]
 
 

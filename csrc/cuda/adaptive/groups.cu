@@ -1,10 +1,10 @@
-// `groups` on CUDA: one block per group. Probabilities of its rows stay in the cache; sums over rows
-// have a fixed order.
+// `groups` on CUDA: one block per group. Sums over rows have a fixed order.
 
 #include "common/adapt.h"
 #include "common/workspace.h"
 #include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/team.cuh"
 
 namespace paddle_ext {
 
@@ -12,6 +12,8 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMostChances = 32;  // one for each lane
+constexpr int64_t kNearBytes = 72 << 10,
+                  kNearRows = 64;  // limits of what a group has in shared memory
 // So that loads overlap: partners that a row is multiplied by, with lanes for the sum of each, and
 // classes of a lane that are read before one is written.
 constexpr int kAtOnce = 8, kEach = 32 / kAtOnce, kAhead = 4;
@@ -26,7 +28,7 @@ struct GroupsWorkspace {
           factor(arena.take<float>(p.B * p.K)), share(arena.take<float>(p.Q)) {}
 };
 
-__global__ void __launch_bounds__(kThreads) pair_evidence_kernel(GroupsParams p) {
+__global__ void __launch_bounds__(kThreads) compare_pairs_kernel(GroupsParams p) {
     __shared__ double sums[kWarps][kMostChances];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t group = blockIdx.x, K = p.K, start = p.starts[group];
@@ -75,31 +77,132 @@ __global__ void __launch_bounds__(kThreads) pair_evidence_kernel(GroupsParams p)
     sum += log(product);
     sums[warp][lane] = sum;
     __syncthreads();
-    if (warp > 0 || lane >= p.C) return;
+    if (warp > 0) return;
     for (int other = 1; other < kWarps; ++other) sum += sums[other][lane];
-    p.evidence[group * p.C + lane] = sum / (2.0 * double(max(partners, int64_t(1))));
+    sum = lane < p.C ? sum / (2.0 * double(max(partners, int64_t(1)))) : -INFINITY;
+    const double best = warp_max(sum);
+    if (lane < p.C) p.likely[group * p.C + lane] = exp(sum - best);
 }
 
-__global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsWorkspace memory) {
+struct MixtureWorkspace {
+    Arena arena;
+    TeamMemory* team;
+    double* sums;  // [2, most blocks, 32] of the blocks, in this step and the one before
+
+    explicit MixtureWorkspace(const MixtureParams& p)
+        : arena(p.workspace), team(arena.take<TeamMemory>(1)),
+          sums(arena.take<double>(2 * kMostTeamBlocks * kMostChances)) {}
+};
+
+// A warp weighs the chances of one group at a time.
+__global__ void __launch_bounds__(kThreads)
+    mixture_kernel(MixtureParams p, MixtureWorkspace memory, int blocks) {
+    __shared__ double sums[kWarps][kMostChances];
+    Team team(memory.team, int(blockIdx.x), blocks);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const bool counts = lane < p.C;
+    const int64_t first = team.thread / 32, warps = team.threads / 32;
+    double held = counts ? p.shares[lane] : 0;
+    for (int step = 0; step < p.steps; ++step) {
+        double sum = 0;
+        for (int64_t group = first; group < p.N; group += warps) {
+            const double own = counts ? p.likely[group * p.C + lane] * held : 0;
+            sum += own / warp_sum(own);
+        }
+        sums[warp][lane] = sum;
+        __syncthreads();
+        double* const parts = memory.sums + step % 2 * blocks * kMostChances + lane;
+        if (warp == 0) {
+            for (int other = 1; other < kWarps; ++other) sum += sums[other][lane];
+            parts[blockIdx.x * kMostChances] = sum;
+        }
+        team.sync();
+        held = 0;
+        for (int block = 0; block < blocks; ++block) held += __ldcg(parts + block * kMostChances);
+        held /= double(p.N);
+    }
+    const double chance = counts ? p.chances[lane] : 0;
+    for (int64_t group = first; group < p.N; group += warps) {
+        const double own = counts ? p.likely[group * p.C + lane] * held : 0;
+        const double mean = warp_sum(own * chance) / warp_sum(own);
+        if (lane == 0) p.means[group] = mean;
+    }
+    if (first == 0 && counts) p.shares[lane] = held;
+}
+
+// A group in shared memory: sums of each warp, counts and factors, its rows, their probabilities.
+__host__ __device__ int64_t near_numbers(int64_t n, int64_t K) { return (kWarps + 2 + 2 * n) * K; }
+
+// A step of the rows [n, K] of a group in shared memory, with kPer classes of each row in a lane;
+// `sums` of the new probabilities u are those of each warp.
+template <int kPer>
+__device__ void near_step(int n, int K, float weight, const float* total, const float* factor,
+                          const double* prior, const float* rows, float* u, float* sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float all[kPer] = {}, by[kPer] = {}, least[kPer] = {}, sum[kPer] = {};
+#pragma unroll
+    for (int j = 0, k = lane; j < kPer; ++j, k += 32) {
+        if (k < K) all[j] = total[k], by[j] = factor[k], least[j] = float(prior[k]);
+    }
+    for (int i = warp; i < n; i += kWarps) {
+        float values[kPer], whole = 0;
+#pragma unroll
+        for (int j = 0, k = lane; j < kPer; ++j, k += 32) {
+            const float others = fmaxf(all[j] - weight * (k < K ? u[i * K + k] : 0), least[j]);
+            whole += values[j] = (k < K ? rows[i * K + k] : 0) * by[j] * others;
+        }
+        const float share = 1.0f / warp_sum(whole);
+#pragma unroll
+        for (int j = 0, k = lane; j < kPer; ++j, k += 32) {
+            sum[j] += values[j] *= share;
+            if (k < K) u[i * K + k] = values[j];
+        }
+    }
+#pragma unroll
+    for (int j = 0, k = lane; j < kPer; ++j, k += 32) {
+        if (k < K) sums[warp * K + k] = sum[j];
+    }
+}
+
+// Groups that have at most `numbers` numbers, and 32 kPer classes, stay in shared memory.
+template <int kPer>
+__global__ void __launch_bounds__(kThreads)
+    group_kernel(GroupsParams p, GroupsWorkspace memory, int64_t numbers) {
+    extern __shared__ float near[];
     __shared__ double scratch[kWarps];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t group = blockIdx.x, K = p.K, start = p.starts[group];
     const int64_t n = p.starts[group + 1] - start;
+    const bool is_near = K <= 32 * kPer && near_numbers(n, K) <= numbers;
     const int64_t* const order = p.order + start;
     const float* const rows = static_cast<const float*>(p.rows);
     const float* const inverse = static_cast<const float*>(p.inverse) + group * K;
     float *const u = static_cast<float*>(p.probabilities), *const share = memory.share + start;
-    float *const total = memory.total + group * K, *const factor = memory.factor + group * K;
+    float* const total = is_near ? near + kWarps * K : memory.total + group * K;
+    float* const factor = is_near ? total + K : memory.factor + group * K;
+    float *const near_rows = near + (kWarps + 2) * K, *const near_u = near_rows + n * K;
     const double *const prior = p.prior + group * K, weight = p.weight[group];
     double* const counts = p.counts + group * K;
     const float* last = rows;  // probabilities before rows are multiplied by their share
     for (int64_t i = threadIdx.x; i < n; i += kThreads) share[i] = 1;
+    for (int64_t k = threadIdx.x; is_near && k < K; k += kThreads) {
+        float sum = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            sum += near_rows[i * K + k] = near_u[i * K + k] = rows[order[i] * K + k];
+        }
+        for (int other = 0; other < kWarps; ++other) near[other * K + k] = other == 0 ? sum : 0;
+    }
     for (int steps = 0, most = int(min(int64_t(p.max_iter), n - 1));; ++steps) {
         __syncthreads();
         double moved = 0;
         for (int64_t k = threadIdx.x; k < K; k += kThreads) {
             double count = 0;
-            for (int64_t i = 0; i < n; ++i) count += weight * (last[order[i] * K + k] * share[i]);
+            if (is_near) {
+                for (int other = 0; other < kWarps; ++other) count += double(near[other * K + k]);
+            } else {
+                for (int64_t i = 0; i < n; ++i) count += double(last[order[i] * K + k] * share[i]);
+            }
+            count *= weight;
             if (steps > 0) moved = fmax(moved, fabs(count - counts[k]));
             counts[k] = count;
             total[k] = float(count + prior[k]);
@@ -108,6 +211,11 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
         moved = block_max(moved, scratch);
         p.criterion[group] = moved, p.iterations[group] = steps;  // the same in all threads
         if (steps == most || (steps > 0 && p.tol > 0 && !(moved > p.tol))) break;
+        if (is_near) {
+            near_step<kPer>(int(n), int(K), float(weight), total, factor, prior, near_rows, near_u,
+                            near);
+            continue;
+        }
         for (int64_t i = warp; i < n; i += kWarps) {
             const int64_t row = order[i] * K;
             const float before = float(weight) * share[i];
@@ -130,7 +238,9 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
     }
     for (int64_t i = warp; i < n; i += kWarps) {
         const int64_t row = order[i] * K;
-        for (int64_t k = lane; k < K; k += 32) u[row + k] = last[row + k] * share[i];
+        for (int64_t k = lane; k < K; k += 32) {
+            u[row + k] = is_near ? near_u[i * K + k] : last[row + k] * share[i];
+        }
     }
 }
 
@@ -143,12 +253,30 @@ void run_cuda(const GroupsParams& p, int device, void* stream) {
     const DeviceGuard guard(device);
     if (p.C > 0) {
         require(p.C <= kMostChances, "too many chances: ", p.C);
-        launch("pair_evidence_kernel", pair_evidence_kernel, p.B, kThreads, 0, stream, p);
+        launch("compare_pairs_kernel", compare_pairs_kernel, p.B, kThreads, 0, stream, p);
         return;
     }
     const GroupsWorkspace memory(p);
     require_workspace(p.workspace_bytes, memory.arena.used());
-    launch("group_kernel", group_kernel, p.B, kThreads, 0, stream, p, memory);
+    // Three blocks fit on a multiprocessor, or more if the rows are short.
+    const int64_t bytes = min(kNearBytes, near_numbers(kNearRows, p.K) * int64_t(sizeof(float)));
+    const auto kernel = p.K <= 64    ? group_kernel<2>
+                        : p.K <= 160 ? group_kernel<5>
+                                     : group_kernel<8>;
+    allow_all_shared(kernel);
+    launch("group_kernel", kernel, p.B, kThreads, bytes, stream, p, memory,
+           bytes / int64_t(sizeof(float)));
+}
+
+int64_t workspace_cuda(const MixtureParams& p, int) { return MixtureWorkspace(p).arena.used(); }
+
+void run_cuda(const MixtureParams& p, int device, void* stream) {
+    const DeviceGuard guard(device);
+    require(p.C <= kMostChances, "too many chances: ", p.C);
+    const MixtureWorkspace memory(p);
+    require_workspace(p.workspace_bytes, memory.arena.used());
+    launch_teams("mixture_kernel", mixture_kernel, 1, (p.N + kWarps - 1) / kWarps, kThreads, 0,
+                 memory.team, device, static_cast<cudaStream_t>(stream), p, memory);
 }
 
 }  // namespace paddle_ext

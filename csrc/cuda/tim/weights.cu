@@ -297,7 +297,7 @@ __device__ void finish_queries(const Task& t) {
         // The label is taken from the scores: probabilities may be equal where scores are not.
         const float best = row.subtract_norms(t.norm_parts, t.chunks);
         double sum = 0.0;
-        int label = INT32_MAX;
+        int label = int(n.K) - 1;  // no score is equal to a best one that is not a number
         for (int64_t k = row.lane; k < n.K; k += 32) {
             sum += double(tim_exp(t.temperature * (row.scores[k] - best)));
             if (row.scores[k] == best) label = min(label, int(k));
