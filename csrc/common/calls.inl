@@ -146,6 +146,14 @@ CALL(Mixture, mixture, CPU_TASKS, CUDA) {
     MEMORY();
 };
 
+// The mean proportions of groups, under a Dirichlet prior that is learned.
+CALL(Mean, mean, CPU, CUDA) {
+    MAKE(int64_t, K);
+    MAKE(int, steps);
+    RUN(const double*, held);  // [K] the draws that each class holds
+    RUN(double*, measure);     // out [K] the proportions, times K
+};
+
 // Statistics of the labelled rows of `adaptive`, before calibration.
 CALL(Labelled, labelled, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64

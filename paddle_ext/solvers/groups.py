@@ -15,7 +15,7 @@ from torch.special import digamma
 
 from ..groups import Groups
 from ..native import load as native
-from ..native.call import Inputs, Outputs, call_native, packed
+from ..native.call import Inputs, Outputs, alike, call_native, packed
 from ..prevalence import estimated_shares
 from ..solution import Solution, label_counts
 
@@ -186,27 +186,11 @@ def mixed_chances(likely: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
     """The mean proportions of groups, times K, from the draws that each class holds, [K]."""
-    K, device = len(held), held.device
-    held = held.cpu()  # where many operations on a few numbers take less time
     if math.isfinite(labelled_rows):
-        held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
-    b, total = 1.0, float(held.sum())
-    low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
-    for _ in range(MEAN_STEPS):
-        x = torch.cat([held + b, held.new_tensor([b, K * b, total + K * b])])
-        derivatives = []
-        for order in (0, 1):  # digamma and trigamma
-            y = torch.polygamma(order, x)
-            at_b, at_all, at_total = y[-3:].tolist()
-            own = float(y[:-3].sum()) - K * at_b
-            derivatives.append(own + K ** (order + 1) * (at_all - at_total))
-        slope = b * derivatives[0]
-        curvature = slope + b * b * derivatives[1]
-        step = -slope / curvature if curvature < 0 else float((slope > 0) - (slope < 0))
-        b = min(max(b * math.exp(min(max(step, -1.0), 1.0)), low), high)
-        if abs(step) < 1e-6:  # the error is its square
-            break
-    return ((held + b) * K / (total + K * b)).to(device)
+        held = held * (2 * labelled_rows / (2 * labelled_rows + held.sum()))
+    sizes, inputs = {"K": len(held), "steps": MEAN_STEPS}, alike(held.dtype, *held.shape, held=held)
+    outputs = {"measure": (held.dtype, tuple(held.shape))}
+    return call_native(native.module.mean_call, sizes, held, inputs, outputs, typed=False)[0]
 
 
 def bound_of(logits: Tensor, groups: Groups, weight: Tensor, found: Shared) -> Tensor:

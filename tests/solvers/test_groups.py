@@ -54,8 +54,8 @@ def assert_near(got: paddle_ext.Solution, want: paddle_ext.Solution, tolerance: 
 
 # --- against the reference ------------------------------------------------------------------------
 
-# Sizes of groups and K: mixed; single rows; one class, two; many; groups beyond all partners; on CUDA
-# around the largest that stay in shared memory.
+# Sizes of groups and K: mixed; single rows; one class, two; many; groups beyond all partners; and
+# around the largest that stay in the shared memory of a GPU.
 SHAPES = [
     ([1, 2, 5, 9, 40], 7),
     ([1] * 12, 5),

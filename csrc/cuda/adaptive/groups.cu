@@ -130,6 +130,28 @@ __global__ void __launch_bounds__(kThreads)
     if (first == 0 && counts) p.shares[lane] = held;
 }
 
+__global__ void __launch_bounds__(kThreads) mean_kernel(MeanParams p) {
+    __shared__ double scratch[kWarps];
+    const double K = double(p.K);
+    double total = 0, a = kFirstConcentration;
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) total += p.held[k];
+    total = block_sum(total, scratch);
+    for (int step = 0; step < p.steps; ++step) {
+        PriorTerm sum = {0, 0};
+        for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
+            const PriorTerm own = class_term(p.held[k], a, 1);
+            sum.slope += own.slope, sum.curvature += own.curvature;
+        }
+        const PriorTerm whole = whole_term(a, total, K);
+        const double slope = block_sum(sum.slope, scratch) + whole.slope;
+        const double curvature = block_sum(sum.curvature, scratch) + whole.curvature;
+        a = next_concentration(a, slope, curvature, kMinConcentration);
+    }
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
+        p.measure[k] = (p.held[k] + a) * (K / (total + K * a));
+    }
+}
+
 // A group in shared memory: sums of each warp, counts and factors, its rows, their probabilities.
 __host__ __device__ int64_t near_numbers(int64_t n, int64_t K) { return (kWarps + 2 + 2 * n) * K; }
 
@@ -277,6 +299,11 @@ void run_cuda(const MixtureParams& p, int device, void* stream) {
     require_workspace(p.workspace_bytes, memory.arena.used());
     launch_teams("mixture_kernel", mixture_kernel, 1, (p.N + kWarps - 1) / kWarps, kThreads, 0,
                  memory.team, device, static_cast<cudaStream_t>(stream), p, memory);
+}
+
+void run_cuda(const MeanParams& p, int device, void* stream) {
+    const DeviceGuard guard(device);
+    launch("mean_kernel", mean_kernel, 1, kThreads, 0, stream, p);
 }
 
 }  // namespace paddle_ext
