@@ -12,8 +12,9 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMostChances = 32;  // one for each lane
-constexpr int64_t kNearBytes = 72 << 10,
-                  kNearRows = 64;  // limits of what a group has in shared memory
+// Limits of what a group has in shared memory: three blocks fit on a multiprocessor, or more if rows
+// are short.
+constexpr int64_t kNearBytes = 72 << 10, kNearRows = 64;
 // So that loads overlap: partners that a row is multiplied by, with lanes for the sum of each, and
 // classes of a lane that are read before one is written.
 constexpr int kAtOnce = 8, kEach = 32 / kAtOnce, kAhead = 4;
@@ -280,7 +281,6 @@ void run_cuda(const GroupsParams& p, int device, void* stream) {
     }
     const GroupsWorkspace memory(p);
     require_workspace(p.workspace_bytes, memory.arena.used());
-    // Three blocks fit on a multiprocessor, or more if the rows are short.
     const int64_t bytes = min(kNearBytes, near_numbers(kNearRows, p.K) * int64_t(sizeof(float)));
     const auto kernel = p.K <= 64    ? group_kernel<2>
                         : p.K <= 160 ? group_kernel<5>
