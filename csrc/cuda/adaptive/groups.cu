@@ -136,11 +136,10 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsParams p, GroupsW
 
 }  // namespace
 
-int64_t workspace_cuda(const GroupsParams& p, int) { return GroupsWorkspace(p).arena.used(); }
+int64_t workspace_cuda(const GroupsParams& p) { return GroupsWorkspace(p).arena.used(); }
 
-void run_cuda(const GroupsParams& p, int device, void* stream) {
+void run_cuda(const GroupsParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
-    const DeviceGuard guard(device);
     if (p.C > 0) {
         require(p.C <= kMostChances, "too many chances: ", p.C);
         launch("pair_evidence_kernel", pair_evidence_kernel, p.B, kThreads, 0, stream, p);
