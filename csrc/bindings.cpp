@@ -14,7 +14,7 @@ namespace {
 
 void add_target(py::module_& module) {
     const auto make = [](bool cuda, int threads, int device, uintptr_t stream) {
-        return Target{cuda, threads, device, reinterpret_cast<void*>(stream)};
+        return Target{cuda, threads, device, reinterpret_cast<CUstream_st*>(stream)};
     };
     py::class_<Target>(module, "Target")
         .def(py::init(make), py::kw_only(), py::arg("cuda"), py::arg("threads"), py::arg("device"),

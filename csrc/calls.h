@@ -215,7 +215,10 @@ int64_t workspace_of(const Call<Params>& call) {
     const Params& params = call;
     require_code(at.cuda, Params::kCpu, Params::kCuda);
     if constexpr (kHasMemory<Params> && Params::kCuda && PADDLE_EXT_WITH_CUDA) {
-        if (at.cuda) return at_least_one(workspace_cuda(params, at.device));
+        if (at.cuda) {
+            const DeviceGuard guard(at.device);
+            return at_least_one(workspace_cuda(params));
+        }
     }
     if constexpr (kHasMemory<Params> && Params::kCpu) {
         return at_least_one(workspace_cpu(params, at.threads));
@@ -229,7 +232,10 @@ void run_call(const Call<Params>& call) {
     const Params& params = call;
     require_code(at.cuda, Params::kCpu, Params::kCuda);
     if constexpr (Params::kCuda && PADDLE_EXT_WITH_CUDA) {
-        if (at.cuda) return run_cuda(params, at.device, at.stream);
+        if (at.cuda) {
+            const DeviceGuard guard(at.device);
+            return run_cuda(params, at.stream);
+        }
     }
     if constexpr (Params::kCpu) run_cpu(params, at.threads);
 }

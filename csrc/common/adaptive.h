@@ -227,7 +227,7 @@ PADDLE_EXT_HD bool has_gram(double Q, double D, double K) { return Q * (D + K) <
 template <typename Real>
 PADDLE_EXT_HD const Real* chosen_measure(const PosteriorParams& p, int64_t task) {
     if (p.measures == nullptr) return nullptr;
-    return static_cast<const Real*>(p.measures) + (task * p.priors + p.chosen[task]) * p.size.K;
+    return reals<Real>(p.measures, (task * p.priors + p.chosen[task]) * p.size.K);
 }
 
 // The sum of counts and priors over the classes.
@@ -270,6 +270,49 @@ PADDLE_EXT_HD Real half_distance(Real weight, Real cross, Real inner, Real self,
                                  Real mass) {
     const Real all = cross + inner, alone = all - weight * self, share = 1 / (mass - weight);
     return alone * share - Real(0.5) * (square - weight * (all + alone)) * share * share;
+}
+
+// --- parts of calls ------------------------------------------------------------------------------
+//
+// What `labelled` and `calibrate` share with the likelihood they are a part of, and `adapt` with the
+// posterior, from a task on; the caller adds arrays of its own.
+
+template <typename Real>
+LabelledParams labelled_of(const LikelihoodParams& p, int64_t task = 0) {
+    LabelledParams part{};
+    part.dtype = p.dtype, part.B = p.B, part.S = p.S, part.K = p.K, part.D = p.D, part.R = p.R;
+    part.support = reals<Real>(p.support, task * p.S * p.D);
+    part.labels = p.labels + task * p.S;
+    part.centre = reals<Real>(p.centre, task * p.D);
+    part.means = reals<Real>(p.means, task * p.K * p.D);
+    part.shots = reals<Real>(p.shots, task * p.K);
+    part.scale = reals<Real>(p.scale, task * p.D);
+    return part;
+}
+
+template <typename Real>
+CalibrateParams calibrate_of(const LikelihoodParams& p, int64_t task = 0) {
+    CalibrateParams part{};
+    part.dtype = p.dtype, part.B = p.B, part.R = p.R, part.K = p.K;
+    part.centre = p.prior_sharpness, part.spread = p.spread;
+    part.sharpness = reals<Real>(p.sharpness, task);
+    return part;
+}
+
+template <typename Real>
+AdaptParams adapt_of(const PosteriorParams& p, int64_t task = 0) {
+    const int64_t Q = p.size.Q, K = p.size.K;
+    AdaptParams part{};
+    part.dtype = p.dtype, part.B = p.size.B, part.Q = Q, part.K = K;
+    part.weight = p.weight, part.max_iter = p.max_iter, part.tol = p.tol, part.priors = p.priors;
+    if (p.measures != nullptr) part.measures = reals<Real>(p.measures, task * p.priors * K);
+    part.labels = p.labels + task * Q;
+    part.proportions = reals<Real>(p.proportions, task * K);
+    part.dual = reals<Real>(p.dual, task * K);
+    part.criterion = reals<Real>(p.criterion, task), part.bound = reals<Real>(p.bound, task);
+    part.concentration = reals<Real>(p.concentration, task);
+    part.iterations = p.iterations + task, part.chosen = p.chosen + task;
+    return part;
 }
 
 }  // namespace paddle_ext

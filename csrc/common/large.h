@@ -37,8 +37,8 @@ struct FeaturePlace {
 
 template <typename Real>
 PADDLE_EXT_HD FeaturePlace place_feature(const PlaceParams& p, int64_t at) {
-    const double least = double(static_cast<const Real*>(p.least)[at]);
-    const double most = double(static_cast<const Real*>(p.most)[at]);
+    const double least = double(reals<Real>(p.least)[at]);
+    const double most = double(reals<Real>(p.most)[at]);
     const double spread = most - least;
     const bool wide = p.scaling == Scaling::kMinMax && spread > Range<Real>::kMinSpread;
     const double width = wide ? spread : 1.0;
@@ -62,9 +62,9 @@ PADDLE_EXT_HD void find_slope(const SlopeParams& p, int64_t at) {
 PADDLE_EXT_HD void set_bias(const DualParams& p, int64_t at) {
     const double bias = p.base[at] + p.dual_weight * p.dual[at];
     if (p.dtype == DType::kFloat64) {
-        static_cast<double*>(p.bias)[at] = bias;
+        reals<double>(p.bias)[at] = bias;
     } else {
-        static_cast<float*>(p.bias)[at] = float(bias);
+        reals<float>(p.bias)[at] = float(bias);
     }
 }
 
@@ -77,9 +77,9 @@ PADDLE_EXT_HD bool is_stopped(const CountParams& p, int64_t task) {
 PADDLE_EXT_HD void set_weight(const DualParams& p, int64_t at, double most) {
     const double weight = exp(p.dual_weight * p.dual[at] - p.anchor[at] - most);
     if (p.dtype == DType::kFloat64) {
-        static_cast<double*>(p.weights)[at] = weight < 1e-300 ? 0.0 : weight;
+        reals<double>(p.weights)[at] = weight < 1e-300 ? 0.0 : weight;
     } else {
-        static_cast<float*>(p.weights)[at] = weight < 1e-37 ? 0.0f : float(weight);
+        reals<float>(p.weights)[at] = weight < 1e-37 ? 0.0f : float(weight);
     }
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define PADDLE_EXT_HD __host__ __device__ inline
@@ -10,6 +12,12 @@
 #endif
 
 namespace paddle_ext {
+
+// The numbers of an array of a call, from `at` on.
+template <typename Real, typename Base>
+PADDLE_EXT_HD auto* reals(Base* base, int64_t at = 0) {
+    return static_cast<std::conditional_t<std::is_const_v<Base>, const Real, Real>*>(base) + at;
+}
 
 template <typename Real>
 constexpr Real kLog2e = Real(1.4426950408889634);
@@ -38,35 +46,23 @@ PADDLE_EXT_HD double auto_factor_squared(double gap, double median) {
 // precision resolves; a prototype beyond kFarAway (per shot) is far from every query. Together they
 // keep all products finite, whatever the scale of the inputs.
 template <typename Real>
-struct Range;
-template <>
-struct Range<float> {
-    static constexpr double kMaxTemperature = 1e15;
-    static constexpr double kMaxWeight = 1e30;
-    static constexpr double kFarAway = 1e9;
-    static constexpr double kOffsetResolution = 1e-6;  // of a common offset, relative to it
-    static constexpr int kMinExponent = -120;  // 2^-this, which scales a task up, does not overflow
-    static constexpr double kMinSpread = 1e-37;       // a smaller range of a feature counts as zero
-    static constexpr double kMinSquaredNorm = 1e-30;  // outside, squares lose bits or overflow
-    static constexpr double kMaxSquaredNorm = 1e30;
-    static constexpr double kMinEpsilon = 1e-37;  // a smaller one would have no logarithm
-    static constexpr double kMaxEpsilon = 1e37;   // nor would a larger one
+struct Range {
+    static constexpr bool kSingle = sizeof(Real) == sizeof(float);
+    static constexpr double kMaxTemperature = kSingle ? 1e15 : 1e60;
+    static constexpr double kMaxWeight = kSingle ? 1e30 : 1e60;
+    static constexpr double kFarAway = kSingle ? 1e9 : 1e60;
+    // Of a common offset, relative to it.
+    static constexpr double kOffsetResolution = kSingle ? 1e-6 : 1e-14;
+    // 2^-this, which scales a task up, does not overflow.
+    static constexpr int kMinExponent = kSingle ? -120 : -1000;
+    static constexpr double kMinSpread =
+        kSingle ? 1e-37 : 1e-300;  // a smaller range counts as zero
+    // Outside, squares lose bits or overflow.
+    static constexpr double kMinSquaredNorm = kSingle ? 1e-30 : 1e-250;
+    static constexpr double kMaxSquaredNorm = kSingle ? 1e30 : 1e250;
     // Beyond every computed value but still finite: the difference of two is zero, not NaN.
-    static constexpr float kInfinity = 3e38f;
-    static constexpr float kMinusInfinity = -kInfinity;
-};
-template <>
-struct Range<double> {
-    static constexpr double kMaxTemperature = 1e60;
-    static constexpr double kMaxWeight = 1e60;
-    static constexpr double kFarAway = 1e60;
-    static constexpr double kOffsetResolution = 1e-14;
-    static constexpr int kMinExponent = -1000;
-    static constexpr double kMinSpread = 1e-300;
-    static constexpr double kMinSquaredNorm = 1e-250;
-    static constexpr double kMaxSquaredNorm = 1e250;
-    static constexpr double kInfinity = 1.7e308;
-    static constexpr double kMinusInfinity = -kInfinity;
+    static constexpr Real kInfinity = kSingle ? Real(3e38f) : Real(1.7e308);
+    static constexpr Real kMinusInfinity = -kInfinity;
 };
 
 // The unit of a task whose largest coordinate is `reach`: the next power of two above it, but none
@@ -104,9 +100,9 @@ PADDLE_EXT_HD int exponent_beyond(double length) {
     return exponent - limit + 1;
 }
 
-// Added to the proportions inside the logarithm, on CUDA.
+// Added to the proportions inside the logarithm, on CUDA: a smaller or larger one would have none.
 PADDLE_EXT_HD float bounded_epsilon(double epsilon) {
-    return float(fmin(fmax(epsilon, Range<float>::kMinEpsilon), Range<float>::kMaxEpsilon));
+    return float(fmin(fmax(epsilon, 1e-37), 1e37));
 }
 
 // lam / |Q|, the weight of the dual in the logits.

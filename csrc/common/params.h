@@ -4,14 +4,28 @@
 
 #include <cstdint>
 
+struct CUstream_st;  // what a cudaStream_t points to
+
 namespace paddle_ext {
 
 // Runs on the CPU with this many threads, or on a stream of a CUDA device.
 struct Target {
     bool cuda;
-    int threads;   // CPU
-    int device;    // CUDA
-    void* stream;  // CUDA
+    int threads;          // CPU
+    int device;           // CUDA
+    CUstream_st* stream;  // CUDA
+};
+
+// Makes `device` the current CUDA device of the thread during its lifetime.
+class DeviceGuard {
+  public:
+    explicit DeviceGuard(int device);
+    ~DeviceGuard();
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+  private:
+    int device_, before_ = 0;
 };
 
 enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2, kFloat64 = 3 };
@@ -52,15 +66,15 @@ template <typename... Params>
 struct ParamsList;
 
 // The functions of a call: the bytes of workspace it needs, if it has memory, and the call itself. On
-// CUDA everything runs on `stream`. For CPU_TASKS, cpu/levels.h has both.
+// CUDA everything runs on `stream` of the current device. For CPU_TASKS, cpu/levels.h has both.
 #define PADDLE_EXT_RUN_CPU(Params)                       \
     int64_t workspace_cpu(const Params& p, int threads); \
     void run_cpu(const Params& p, int threads);
 #define PADDLE_EXT_RUN_CPU_TASKS(Params)
 #define PADDLE_EXT_RUN_NO_CPU(Params)
-#define PADDLE_EXT_RUN_CUDA(Params)                      \
-    int64_t workspace_cuda(const Params& p, int device); \
-    void run_cuda(const Params& p, int device, void* stream);
+#define PADDLE_EXT_RUN_CUDA(Params)          \
+    int64_t workspace_cuda(const Params& p); \
+    void run_cuda(const Params& p, CUstream_st* stream);
 #define PADDLE_EXT_RUN_NO_CUDA(Params)
 #define PADDLE_EXT_HAS_CPU true
 #define PADDLE_EXT_HAS_CPU_TASKS true

@@ -36,22 +36,13 @@ constexpr double kSinkhornGone = -1e300;        // potential of zero mass; the s
 
 // Bounds that no valid task reaches; within them nothing overflows, so nothing becomes NaN.
 template <typename Real>
-struct SinkhornBounds;
-template <>
-struct SinkhornBounds<float> {
-    static constexpr double kHighest = 60.0;  // logarithm of an element of M
-    static constexpr float kLeast = 1e-30f;   // sum of a row or column
-    static constexpr float kMost = 1e30f;
-    static constexpr float kTiny = 1.2e-38f;  // the smallest normal number
-    static constexpr float kFinite = Range<float>::kInfinity;
-};
-template <>
-struct SinkhornBounds<double> {
-    static constexpr double kHighest = 600.0;
-    static constexpr double kLeast = 1e-280;
-    static constexpr double kMost = 1e280;
-    static constexpr double kTiny = 2.3e-308;
-    static constexpr double kFinite = Range<double>::kInfinity;
+struct SinkhornBounds {
+    static constexpr bool kSingle = sizeof(Real) == sizeof(float);
+    static constexpr double kHighest = kSingle ? 60.0 : 600.0;  // logarithm of an element of M
+    static constexpr Real kLeast = kSingle ? Real(1e-30f) : Real(1e-280);  // sum of a row or column
+    static constexpr Real kMost = kSingle ? Real(1e30f) : Real(1e280);
+    static constexpr Real kTiny = kSingle ? Real(1.2e-38f) : Real(2.3e-308);  // the smallest normal
+    static constexpr Real kFinite = Range<Real>::kInfinity;
 };
 
 }  // namespace paddle_ext

@@ -24,22 +24,13 @@ constexpr double kAdamBeta1 = 0.9, kAdamBeta2 = 0.999, kAdamEpsilon = 1e-8;
 
 // The range in which Adam can square a number.
 template <typename Real>
-struct TimRange;
-template <>
-struct TimRange<float> {
-    static constexpr double kMaxGradient = 1e18;
-    static constexpr double kMinAdamEpsilon = 1e-18;
-    static constexpr double kMaxAdamEpsilon = 1e36;
-    static constexpr double kMaxRate = 1e30;
-    static constexpr double kMaxLog = 1e30;
-};
-template <>
-struct TimRange<double> {
-    static constexpr double kMaxGradient = 1e150;
-    static constexpr double kMinAdamEpsilon = 1e-150;
-    static constexpr double kMaxAdamEpsilon = 1e300;
-    static constexpr double kMaxRate = 1e200;
-    static constexpr double kMaxLog = 1e200;
+struct TimRange {
+    static constexpr bool kSingle = sizeof(Real) == sizeof(float);
+    static constexpr double kMaxGradient = kSingle ? 1e18 : 1e150;
+    static constexpr double kMinAdamEpsilon = kSingle ? 1e-18 : 1e-150;
+    static constexpr double kMaxAdamEpsilon = kSingle ? 1e36 : 1e300;
+    static constexpr double kMaxRate = kSingle ? 1e30 : 1e200;
+    static constexpr double kMaxLog = kMaxRate;
 };
 
 // Scalar version.

@@ -41,17 +41,23 @@ struct Learned {
     bool lost = false;
 };
 
+// The largest number, at least `least`.
+template <typename T>
+static inline T largest_of(const T* x, int64_t n, T least) {
+    constexpr int64_t kLanes = Simd<T>::kLanes;
+    Vec<T> most = splat(least);
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) most = vmax<T>(most, load(x + i));
+    T best = horizontal_max<T>(most);
+    for (int64_t i = n / kLanes * kLanes; i < n; ++i) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
 template <typename T>
 static void make_likelihood(AdaptTask<T>& t) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
-    const int64_t whole = t.K / kLanes * kLanes;
     for (int64_t q = 0; q < t.Q; ++q) {
         const T* __restrict__ l = t.logits + q * t.K;
-        Vec<T> largest = splat(t.kLowest);
-        for (int64_t k = 0; k < whole; k += kLanes) largest = vmax<T>(largest, load(l + k));
-        T most = horizontal_max<T>(largest);
-        for (int64_t k = whole; k < t.K; ++k) most = l[k] > most ? l[k] : most;
-        t.offset[q] = most;
+        const T most = t.offset[q] = largest_of(l, t.K, t.kLowest);
         for (int64_t k = 0; k < t.K; ++k) t.row[k] = std::max(l[k], t.kLowest) - most;
         for (int64_t k = 0; k < t.Kp; k += kLanes) store(t.row + k, vexp<T>(load(t.row + k)));
         __builtin_memcpy(t.likelihood + q * t.K, t.row, sizeof(T) * t.K);
@@ -165,11 +171,7 @@ static double update_prior(AdaptTask<T>& t, double& a, double least, double tota
 // The index of the largest number; of equal ones, the first.
 template <typename T>
 static int64_t largest(const T* x, int64_t n) {
-    constexpr int64_t kLanes = Simd<T>::kLanes;
-    Vec<T> most = splat(x[0]);
-    for (int64_t i = 0; i + kLanes <= n; i += kLanes) most = vmax<T>(most, load(x + i));
-    T best = horizontal_max<T>(most);
-    for (int64_t i = n / kLanes * kLanes; i < n; ++i) best = x[i] > best ? x[i] : best;
+    const T best = largest_of(x, n, x[0]);
     int64_t at = 0;
     while (at < n - 1 && x[at] != best) ++at;
     return at;
@@ -200,7 +202,7 @@ static double write_rows(AdaptTask<T>& t, double weight, int64_t* labels) {
 // Reads a measure of the task.
 template <typename T>
 static void take_measure(AdaptTask<T>& t, int64_t task, int64_t prior) {
-    const T* const from = static_cast<const T*>(t.p.measures) + (task * t.p.priors + prior) * t.K;
+    const T* const from = reals<T>(t.p.measures, (task * t.p.priors + prior) * t.K);
     for (int64_t k = 0; k < t.Kp; ++k) {
         t.measure[k] = t.p.measures == nullptr || k >= t.K ? 1.0 : double(from[k]);
     }
@@ -257,8 +259,8 @@ template <typename T>
 static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
     AdaptTask<T> t{arena, p};
-    t.logits = static_cast<const T*>(p.logits) + task * t.Q * t.K;
-    t.likelihood = static_cast<T*>(p.probabilities) + task * t.Q * t.K;
+    t.logits = reals<T>(p.logits, task * t.Q * t.K);
+    t.likelihood = reals<T>(p.probabilities, task * t.Q * t.K);
     for (int64_t k = 0; k < t.Kp; ++k) t.row[k] = 0;
     make_likelihood(t);
     Learned best;
@@ -289,16 +291,16 @@ static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 
         make_weights(t);
     }
     const double normalisers = write_rows(t, p.weight, p.labels + task * t.Q);
-    T* const proportions = static_cast<T*>(p.proportions) + task * t.K;
-    T* const dual = static_cast<T*>(p.dual) + task * t.K;
+    T* const proportions = reals<T>(p.proportions, task * t.K);
+    T* const dual = reals<T>(p.dual, task * t.K);
     const double mass = p.weight * double(t.Q) + double(t.K) * best.a;
     for (int64_t k = 0; k < t.K; ++k) {
         proportions[k] = T((t.counts[k] + best.a * t.measure[k]) / mass);
         dual[k] = t.e[k];
     }
-    static_cast<T*>(p.concentration)[task] = T(best.a);
-    static_cast<T*>(p.criterion)[task] = T(best.moved);
-    static_cast<T*>(p.bound)[task] = T(bound_of(t, best.a, normalisers));
+    reals<T>(p.concentration)[task] = T(best.a);
+    reals<T>(p.criterion)[task] = T(best.moved);
+    reals<T>(p.bound)[task] = T(bound_of(t, best.a, normalisers));
     p.iterations[task] = best.iterations;
 }
 

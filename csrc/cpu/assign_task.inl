@@ -75,15 +75,15 @@ template <typename T>
 static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int64_t end,
                         void* memory, AssignSums& sums) {
     const int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
-    T* const row = static_cast<T*>(memory);
+    T* const row = reals<T>(memory);
     T* const held = row + Kp;  // of this part
-    const T* const bias = static_cast<const T*>(p.bias) + task * K;
-    const T slope = static_cast<const T*>(p.slope)[task];
+    const T* const bias = reals<T>(p.bias, task * K);
+    const T slope = reals<T>(p.slope)[task];
     for (int64_t k = 0; k < Kp; ++k) held[k] = 0;
     for (int64_t q = first; q < end; ++q) {
         const int64_t at = task * p.N + q;
-        const T length = p.length == nullptr ? T(1) : static_cast<const T*>(p.length)[at];
-        const T* const products = static_cast<const T*>(p.products) + at * p.stride;
+        const T length = p.length == nullptr ? T(1) : reals<T>(p.length)[at];
+        const T* const products = reals<T>(p.products, at * p.stride);
         const T most = row_logits(products, bias, slope * length, K, row);
         if (p.leads != nullptr) {
             const double lead = double(2 * (most - select_rank(row, K, K - 1 - K / 2)));
@@ -98,11 +98,10 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
             for (int64_t k = 0; k < K; ++k) row[k] = (row[k] * scale) * (row[k] * scale);
             scale = 1;
         }
-        T* const out =
-            p.probabilities == nullptr ? nullptr : static_cast<T*>(p.probabilities) + at * K;
+        T* const out = p.probabilities == nullptr ? nullptr : reals<T>(p.probabilities, at * K);
         hold_row(row, K, scale, p.weigh ? scale * length : scale, held, out);
         if (p.top > 0) {
-            take_top(row, K, scale, p.top, static_cast<T*>(p.top_probabilities) + at * p.top,
+            take_top(row, K, scale, p.top, reals<T>(p.top_probabilities, at * p.top),
                      p.top_classes + at * p.top);
         }
     }
@@ -114,10 +113,10 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
                        AssignSums& sums) {
     constexpr int kLanes = Simd<T>::kLanes;
     const int64_t K = p.K;
-    const T* const __restrict__ g = static_cast<const T*>(p.weights) + task * K;
+    const T* const __restrict__ g = reals<T>(p.weights, task * K);
     for (int64_t k = 0; k < K; ++k) sums.held[k] = 0;
     for (int64_t q = first; q < end; ++q) {
-        const T* const __restrict__ a = static_cast<const T*>(p.likelihood) + (task * p.N + q) * K;
+        const T* const __restrict__ a = reals<T>(p.likelihood, (task * p.N + q) * K);
         Vec<T> total = splat(T(0));
         int64_t k = 0;
         for (; k + kLanes <= K; k += kLanes) total += load(a + k) * load(g + k);
@@ -133,13 +132,13 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
 template <typename T>
 static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
     const int64_t K = p.K;
-    const auto read = [](const void* x) { return static_cast<const T*>(x); };
+    const auto read = [](const void* x) { return reals<T>(x); };
     const T *const bias = read(p.bias), *const mass = read(p.mass), *const square = read(p.square);
     const T *const constant = read(p.constant), *const total = read(p.total),
                    *const prior = read(p.prior);
     const T slope = T(p.slope), sharper = T(p.sharper), temper = T(p.temper), trust = T(p.trust);
     for (int64_t q = first; q < end; ++q) {
-        T* const cross = static_cast<T*>(p.products) + q * 2 * K;
+        T* const cross = reals<T>(p.products, q * 2 * K);
         const T* const all = cross + K;
         const T* const added = p.added == nullptr ? nullptr : read(p.added) + q * K;
         const T own = read(p.own)[q];
@@ -166,8 +165,8 @@ template <typename T>
 static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entries, int64_t count) {
     constexpr int kTerms = 256;      // per partial sum, which starts at zero to keep small shares
     constexpr int64_t kWidth = 128;  // features at a time
-    T* const sums = static_cast<T*>(p.sums) + place * p.D;
-    const T* const rows = static_cast<const T*>(p.rows);
+    T* const sums = reals<T>(p.sums, place * p.D);
+    const T* const rows = reals<T>(p.rows);
     for (int64_t first = 0; first < p.D; first += kWidth) {
         const int64_t width = std::min(kWidth, p.D - first);
         for (int64_t start = 0; start < count; start += kTerms) {

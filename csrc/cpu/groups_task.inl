@@ -19,7 +19,7 @@ template <typename T>
 static void compare_pairs(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n,
                           const T* inverse) {
     const GroupsParams& p = t.p;
-    const T* const rows = static_cast<const T*>(p.rows);
+    const T* const rows = reals<T>(p.rows);
     const int64_t partners = std::min(p.partners, n - 1);
     double* const sums = p.likely + group * p.C;
     std::fill_n(sums, p.C, 0.0);
@@ -51,15 +51,15 @@ static void group_task(const GroupsParams& p, int64_t group, void* scratch, int 
     GroupTask<T> t{arena, p};
     const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
     const int64_t* const order = p.order + p.starts[group];
-    const T* const inverse = static_cast<const T*>(p.inverse) + group * K;
+    const T* const inverse = reals<T>(p.inverse, group * K);
     if (p.C > 0) return compare_pairs(t, group, order, n, inverse);
     double *const counts = p.counts + group * K, weight = p.weight[group], moved = 0;
     const double* const prior = p.prior + group * K;
     std::fill_n(counts, K, 0.0);
     std::fill_n(t.row, t.Kp, T(0));
     for (int64_t i = 0; i < n; ++i) {
-        const T* const from = static_cast<const T*>(p.rows) + order[i] * K;
-        std::copy_n(from, K, static_cast<T*>(p.probabilities) + order[i] * K);
+        const T* const from = reals<T>(p.rows, order[i] * K);
+        std::copy_n(from, K, reals<T>(p.probabilities) + order[i] * K);
         for (int64_t k = 0; k < K; ++k) counts[k] += weight * double(from[k]);
     }
     int steps = 0;
@@ -72,8 +72,8 @@ static void group_task(const GroupsParams& p, int64_t group, void* scratch, int 
             t.next[k] = 0;
         }
         for (int64_t i = 0; i < n; ++i) {
-            const T* __restrict__ from = static_cast<const T*>(p.rows) + order[i] * K;
-            T* __restrict__ u = static_cast<T*>(p.probabilities) + order[i] * K;
+            const T* __restrict__ from = reals<T>(p.rows, order[i] * K);
+            T* __restrict__ u = reals<T>(p.probabilities, order[i] * K);
             for (int64_t k = 0; k < K; ++k) {
                 const T others = std::max(t.total[k] - T(weight) * u[k], t.least[k]);
                 t.row[k] = from[k] * t.factor[k] * others;

@@ -30,9 +30,9 @@ static T second_norm(const T* __restrict__ x, T first, const T* __restrict__ cen
 
 template <typename T>
 static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int64_t end) {
-    const T* const rows = static_cast<const T*>(p.rows);
-    const T* const centres = static_cast<const T*>(p.centre);
-    T* const out = static_cast<T*>(p.x);
+    const T* const rows = reals<T>(p.rows);
+    const T* const centres = reals<T>(p.centre);
+    T* const out = reals<T>(p.x);
     for (int64_t row = first_row; row < end; ++row) {
         const T* const x = rows + row * p.D;
         const int64_t task = p.shared ? 0 : row / p.N;
@@ -41,7 +41,7 @@ static void coordinates_rows(const CoordinatesParams& p, int64_t first_row, int6
         T* __restrict__ to = out + row * p.D;
         for (int64_t d = 0; d < p.D; ++d) to[d] = (x[d] * first - centre[d]) * second;
         if (p.scale != nullptr) {
-            const T* const scale = static_cast<const T*>(p.scale) + task * p.D;
+            const T* const scale = reals<T>(p.scale, task * p.D);
             for (int64_t d = 0; d < p.D; ++d) to[d] *= std::sqrt(scale[d]);
         }
         if (p.finite != nullptr && !plainly_finite(first)) p.finite[row / p.N] = false;
@@ -55,15 +55,15 @@ struct LabelledTask {
     const LabelledParams& p;
     int64_t task = 0;
     int64_t S = p.S, K = p.K, D = p.D, R = p.R;
-    const T* support = static_cast<const T*>(p.support) + task * S * D;
+    const T* support = reals<T>(p.support, task * S * D);
     const int64_t* labels = p.labels + task * S;
-    T* first = static_cast<T*>(p.first) + task * S;
-    T* second = static_cast<T*>(p.second) + task * S;
-    T* centre = static_cast<T*>(p.centre) + task * D;
-    T* means = static_cast<T*>(p.means) + task * K * D;
-    T* shots = static_cast<T*>(p.shots) + task * K;
+    T* first = reals<T>(p.first, task* S);
+    T* second = reals<T>(p.second, task* S);
+    T* centre = reals<T>(p.centre, task* D);
+    T* means = reals<T>(p.means, task * K * D);
+    T* shots = reals<T>(p.shots, task* K);
     int64_t* own = p.own + task * R;
-    T* scale = static_cast<T*>(p.scale) + task * D;
+    T* scale = reals<T>(p.scale, task* D);
     T* row = arena.take<T>(D);
     double* scatter = arena.take<double>(D);
     int64_t* order = arena.take<int64_t>(S);      // rows by class
@@ -138,15 +138,12 @@ static void find_means(const LabelledTask<T>& t) {
 // Calls use(place, row) for the calibration rows: from classes with two rows or more, evenly
 // spread. Returns their number.
 template <typename T, typename Use>
-static int64_t choose_rows(const LabelledParams& p, const int64_t* labels, const T* shots,
-                           const Use& use) {
-    const auto eligible = [&](int64_t s) {
-        return labels[s] >= 0 && labels[s] < p.K && shots[labels[s]] > 1;
-    };
+static int64_t choose_rows(const LabelledTask<T>& t, const Use& use) {
+    const auto eligible = [&](int64_t s) { return t.label(s) >= 0 && t.shots[t.label(s)] > 1; };
     int64_t total = 0;
-    for (int64_t s = 0; s < p.S; ++s) total += eligible(s);
-    const int64_t count = std::min(total, p.R);
-    for (int64_t s = 0, rank = 0; s < p.S; ++s) {
+    for (int64_t s = 0; s < t.S; ++s) total += eligible(s);
+    const int64_t count = std::min(total, t.R);
+    for (int64_t s = 0, rank = 0; s < t.S; ++s) {
         if (!eligible(s)) continue;
         const int64_t place = place_of(rank++, total, count);
         if (place >= 0) use(place, s);
@@ -157,14 +154,14 @@ static int64_t choose_rows(const LabelledParams& p, const int64_t* labels, const
 // Chooses the calibration rows, and weighs features by their scatter there. Returns the number of
 // these rows.
 template <typename T>
-static int64_t scale_features(const LabelledParams& p, const LabelledTask<T>& t) {
+static int64_t scale_features(const LabelledTask<T>& t) {
     const int64_t D = t.D;
     double degrees = 0, mean = 0, sum = 0;
     for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0, t.row[d] = 0;
     const auto collect = [&] {
         for (int64_t d = 0; d < D; ++d) t.scatter[d] += double(t.row[d]), t.row[d] = 0;
     };
-    const int64_t count = choose_rows(p, t.labels, t.shots, [&](int64_t place, int64_t s) {
+    const int64_t count = choose_rows(t, [&](int64_t place, int64_t s) {
         const int64_t k = t.own[place] = t.labels[s];
         const T* __restrict__ x = t.support + s * D;
         const T* __restrict__ middle = t.means + k * D;
@@ -217,19 +214,21 @@ static void scale_one_shot(const LabelledTask<T>& t) {
     for (int64_t d = 0; d < D; ++d) t.scale[d] = T(t.scatter[d] * factor);
 }
 
+// All outputs but their number of calibration rows, which is returned.
 template <typename T>
-static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, int = 1) {
-    Arena arena(scratch);
-    const LabelledTask<T> t{arena, p, task};
+static int64_t find_statistics(const LabelledTask<T>& t) {
     order_rows(t);
     find_centre(t);
     find_means(t);
-    if (p.R == 0) {
-        scale_one_shot(t);
-        p.count[task] = 0;
-        return;
-    }
-    p.count[task] = scale_features(p, t);
+    if (t.R > 0) return scale_features(t);
+    scale_one_shot(t);
+    return 0;
+}
+
+template <typename T>
+static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, int = 1) {
+    Arena arena(scratch);
+    p.count[task] = find_statistics(LabelledTask<T>{arena, p, task});
 }
 
 static Work labelled_work(const LabelledParams& p) {
@@ -331,7 +330,7 @@ static double add_drawn(const CalibrateScratch<T>& s, const int64_t* labels, T f
 template <typename T>
 static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch, int = 1) {
     constexpr int64_t kLanes = Simd<T>::kLanes, kPanel = Simd<T>::kPanel;
-    const T* const d = static_cast<const T*>(p.distances) + task * p.R * p.K;
+    const T* const d = reals<T>(p.distances, task * p.R * p.K);
     const int64_t* const labels = p.labels + task * p.R;
     Arena arena(scratch);
     const int64_t count = std::min(std::max(p.count[task], int64_t(0)), p.R);
@@ -351,9 +350,9 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
     }
     for (int64_t k = 0; k < p.K; ++k) s.drawn[k] = 0;
     const double entropy = add_drawn(s, labels, T(bracket.sharpness()));
-    for (int64_t k = 0; k < p.K; ++k) static_cast<T*>(p.drawn)[task * p.K + k] = T(s.drawn[k]);
-    static_cast<T*>(p.sharpness)[task] = T(bracket.sharpness());
-    static_cast<T*>(p.objective)[task] = T(entropy + bracket.prior());
+    for (int64_t k = 0; k < p.K; ++k) reals<T>(p.drawn)[task * p.K + k] = T(s.drawn[k]);
+    reals<T>(p.sharpness)[task] = T(bracket.sharpness());
+    reals<T>(p.objective)[task] = T(entropy + bracket.prior());
 }
 
 static Work calibrate_work(const CalibrateParams& p) {

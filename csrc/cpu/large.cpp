@@ -5,8 +5,6 @@
 
 #include "common/adapt.h"
 #include "common/large.h"
-#include "common/parallel.h"
-#include "common/workspace.h"
 #include "cpu/levels.h"
 
 namespace paddle_ext {
@@ -20,100 +18,38 @@ int row_workers(int64_t B, int64_t N, int64_t K, int threads) {
     return workers_of(B * parts_of(N), work, threads);
 }
 
-// The memory of a call: the sums of all parts, then one row per worker.
-struct Workspace {
-    AssignSums* sums;  // [B, parts]
-    char* rows;
-    int64_t row_bytes, used;
+// The parts of the rows of a call, and its memory: the sums of all parts, then a row per worker.
+struct Parts {
+    Arena arena;
+    int64_t B, N, K;
+    int threads;
+    int64_t row_bytes = 0;
+    int workers = row_workers(B, N, K, threads);
+    int64_t of_task = parts_of(N), count = B * of_task, row_step = (row_bytes + 63) / 64 * 64;
+    AssignSums* sums = arena.take<AssignSums>(count);
+    double* held = arena.take<double>(count * K);
+    char* rows = arena.take<char>(workers * row_step);
 
-    Workspace(void* base, int64_t B, int64_t N, int64_t K, int workers, int64_t row_bytes)
-        : row_bytes(round_up(row_bytes)) {
-        Arena arena(base);
-        const int64_t parts = B * parts_of(N);
-        sums = arena.take<AssignSums>(parts);
-        double* const held = arena.take<double>(parts * K);
-        rows = arena.take<char>(workers * this->row_bytes);
-        used = arena.used();
-        for (int64_t i = 0; base != nullptr && i < parts; ++i) sums[i] = {held + i * K, 0, {0, 0}};
+    // Calls work(task, first row, end, row of the worker, sums) for all parts, then adds up their
+    // results.
+    template <typename Work, typename Add>
+    void run(const Work& work, const Add& add) const {
+        for (int64_t item = 0; item < count; ++item) sums[item] = {held + item * K, 0, {0, 0}};
+        parallel_for(count, workers, [&](int64_t item, int worker) {
+            const int64_t first = item % of_task * kRowsOfPart;
+            work(item / of_task, first, std::min(N, first + kRowsOfPart), rows + worker * row_step,
+                 sums[item]);
+        });
+        for (int64_t item = 0; item < count; ++item) add(item / of_task, sums[item]);
     }
-
-    static int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 };
 
-// Calls work(task, first row, end, worker, sums) for all parts, then adds up their results.
-template <typename Work, typename Add>
-void over_parts(int64_t B, int64_t N, int workers, const Workspace& all, const Work& work,
-                const Add& add) {
-    const int64_t parts = parts_of(N);
-    parallel_for(B * parts, workers, [&](int64_t item, int worker) {
-        const int64_t first = item % parts * kRowsOfPart;
-        work(item / parts, first, std::min(N, first + kRowsOfPart), worker, all.sums[item]);
-    });
-    for (int64_t item = 0; item < B * parts; ++item) add(item / parts, all.sums[item]);
-}
-
-}  // namespace
-
-int64_t workspace_cpu(const AssignParams& p, int threads) {
-    const int64_t row = cpu_kernels().assign.row_bytes[precision(p.dtype, "products")](p.K);
-    return Workspace(nullptr, p.B, p.N, p.K, row_workers(p.B, p.N, p.K, threads), row).used;
-}
-
-void run_cpu(const AssignParams& p, int threads) {
-    const int at = precision(p.dtype, "products");
-    require(p.written == p.dtype && p.rest == nullptr,
-            "probabilities must have the dtype of the products");
-    const AssignKernels& level = cpu_kernels().assign;
-    const int workers = row_workers(p.B, p.N, p.K, threads);
-    const Workspace all(p.workspace, p.B, p.N, p.K, workers, level.row_bytes[at](p.K));
-    require_workspace(p.workspace_bytes, all.used);
-    over_parts(
-        p.B, p.N, workers, all,
-        [&](int64_t task, int64_t first, int64_t end, int worker, AssignSums& sums) {
-            level.assign_rows[at](p, task, first, end, all.rows + worker * all.row_bytes, sums);
-        },
-        [&](int64_t task, const AssignSums& sums) {
-            for (int64_t k = 0; p.held != nullptr && k < p.K; ++k)
-                p.held[task * p.K + k] += sums.held[k];
-            if (p.log_sums != nullptr) p.log_sums[task] += sums.log_sums;
-            for (int i = 0; p.leads != nullptr && i < 2; ++i)
-                p.leads[task * 2 + i] += sums.leads[i];
-        });
-}
-
-void run_cpu(const AbsorbParams& p, int threads) {
-    const int at = precision(p.dtype, "products");
-    const AssignKernels& level = cpu_kernels().assign;
-    parallel_for(parts_of(p.N), row_workers(1, p.N, p.K, threads), [&](int64_t part, int) {
-        const int64_t first = part * kRowsOfPart;
-        level.absorb_rows[at](p, first, std::min(p.N, first + kRowsOfPart));
-    });
-}
-
-int64_t workspace_cpu(const CountParams& p, int threads) {
-    return Workspace(nullptr, p.B, p.N, p.K, row_workers(p.B, p.N, p.K, threads), 0).used;
-}
-
-void run_cpu(const CountParams& p, int threads) {
-    const int at = precision(p.dtype, "likelihood");
-    const AssignKernels& level = cpu_kernels().assign;
-    const int workers = row_workers(p.B, p.N, p.K, threads);
-    const Workspace all(p.workspace, p.B, p.N, p.K, workers, 0);
-    require_workspace(p.workspace_bytes, all.used);
-    over_parts(
-        p.B, p.N, workers, all,
-        [&](int64_t task, int64_t first, int64_t end, int, AssignSums& sums) {
-            if (!is_stopped(p, task)) level.count_rows[at](p, task, first, end, sums);
-        },
-        [&](int64_t task, const AssignSums& sums) {
-            for (int64_t k = 0; k < p.K; ++k) p.held[task * p.K + k] += sums.held[k];
-            p.faint[task] += sums.log_sums;
-        });
+Parts parts_of(const AssignParams& p, int threads, const AssignKernels& level) {
+    const int64_t row_bytes = level.row_bytes[precision(p.dtype, "products")](p.K);
+    return {Arena(p.workspace), p.B, p.N, p.K, threads, row_bytes};
 }
 
 // --- sums of rows by class -----------------------------------------------------------------------
-
-namespace {
 
 // The probabilities that count, one task after the other; first by row, then by class.
 struct Entries {
@@ -129,7 +65,7 @@ struct Entries {
 // Counts the entries above the threshold; false if there are too many.
 template <typename T>
 bool is_sparse(const SumsParams& p) {
-    const T* u = static_cast<const T*>(p.probabilities);
+    const T* u = reals<T>(p.probabilities);
     const T threshold = T(p.threshold);
     *p.found = 0;
     for (int64_t row = 0; row < p.B * p.N && *p.found <= p.most; ++row, u += p.K) {
@@ -143,7 +79,7 @@ bool is_sparse(const SumsParams& p) {
 // Lists these entries row by row, and counts them by class.
 template <typename T>
 void collect(const SumsParams& p, const Entries& all) {
-    const T* u = static_cast<const T*>(p.probabilities);
+    const T* u = reals<T>(p.probabilities);
     const T threshold = T(p.threshold);
     int64_t count = 0;
     for (int64_t i = 0; i <= p.B * p.K; ++i) all.start[i] = 0;
@@ -168,28 +104,7 @@ void sort(const SumsParams& p, const Entries& all) {
     }
 }
 
-}  // namespace
-
-int64_t workspace_cpu(const SumsParams& p, int) { return Entries{Arena(), p}.arena.used(); }
-
-void run_cpu(const SumsParams& p, int threads) {
-    const int at = precision(p.dtype, "probabilities");
-    require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
-    const Entries all{Arena(p.workspace), p};
-    require_workspace(p.workspace_bytes, all.arena.used());
-    if (!(at == 0 ? is_sparse<float>(p) : is_sparse<double>(p))) return;
-    at == 0 ? collect<float>(p, all) : collect<double>(p, all);
-    sort(p, all);
-    const AssignKernels& level = cpu_kernels().assign;
-    parallel_for(p.B * p.K, threads, [&](int64_t place, int) {
-        const int64_t first = place == 0 ? 0 : all.start[place - 1];
-        level.add_rows[at](p, place, all.by_class + first, all.start[place] - first);
-    });
-}
-
 // --- the end of an iteration ---------------------------------------------------------------------
-
-namespace {
 
 void end_iteration(const DualParams& p, int64_t task) {
     if (p.weights != nullptr && p.faint[task] > 0) {
@@ -237,32 +152,7 @@ void end_iteration(const DualParams& p, int64_t task) {
     p.running[task] = !(p.tol > 0 && moved <= p.tol);
 }
 
-}  // namespace
-
-void run_cpu(const DualParams& p, int) {
-    for (int64_t task = 0; task < p.B; ++task) {
-        if (p.running[task] == 1) end_iteration(p, task);
-    }
-}
-
-void run_cpu(const MeanParams& p, int) {
-    double total = 0, a = kFirstConcentration;
-    for (int64_t k = 0; k < p.K; ++k) total += p.held[k];
-    for (int step = 0; step < p.steps; ++step) {
-        PriorTerm sum = whole_term(a, total, double(p.K));
-        for (int64_t k = 0; k < p.K; ++k) {
-            const PriorTerm own = class_term(p.held[k], a, 1);
-            sum.slope += own.slope, sum.curvature += own.curvature;
-        }
-        a = next_concentration(a, sum.slope, sum.curvature, kMinConcentration);
-    }
-    const double share = double(p.K) / (total + double(p.K) * a);
-    for (int64_t k = 0; k < p.K; ++k) p.measure[k] = (p.held[k] + a) * share;
-}
-
 // --- a survey of the queries, before the iterations ----------------------------------------------
-
-namespace {
 
 constexpr int64_t kRowsOfSurvey = 512;  // summed together, whatever the threads
 
@@ -335,11 +225,11 @@ void survey_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t pa
     const int64_t task = part / all.of_task, first = part % all.of_task * kRowsOfSurvey;
     const int64_t end = task * p.N + std::min(p.N, first + kRowsOfSurvey);
     for (int64_t n = task * p.N + first; n < end; ++n) {
-        const Real* const row = static_cast<const Real*>(p.rows) + n * p.D;
+        const Real* const row = reals<Real>(p.rows, n * p.D);
         Real length = 1;
         if (p.length != nullptr) {
             length = Real(length_of(row, p.D, p.dtype));
-            static_cast<Real*>(p.length)[n] = length;
+            reals<Real>(p.length)[n] = length;
         }
         for (int64_t d = 0; d < p.D; ++d) {
             const Real x = row[d] * length;
@@ -354,8 +244,8 @@ void survey_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t pa
 template <typename Real>
 void add_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part) {
     const int64_t task = part / all.of_task, from = part * p.D;
-    Real* const least = static_cast<Real*>(p.least) + task * p.D;
-    Real* const most = static_cast<Real*>(p.most) + task * p.D;
+    Real* const least = reals<Real>(p.least, task * p.D);
+    Real* const most = reals<Real>(p.most, task * p.D);
     for (int64_t d = 0; d < p.D; ++d) {
         p.sums[task * p.D + d] += all.sums[from + d];
         p.squares[task] += all.squares[from + d];
@@ -364,28 +254,7 @@ void add_part(const SurveyParams& p, const SurveyParts<Real>& all, int64_t part)
     }
 }
 
-}  // namespace
-
-int64_t workspace_cpu(const SurveyParams& p, int) {
-    return p.dtype == DType::kFloat64 ? SurveyParts<double>{p}.arena.used()
-                                      : SurveyParts<float>{p}.arena.used();
-}
-
-void run_cpu(const SurveyParams& p, int threads) {
-    with_real(p.dtype, [&](auto* real) {
-        using Real = std::remove_pointer_t<decltype(real)>;
-        const SurveyParts<Real> all{p};
-        require_workspace(p.workspace_bytes, all.arena.used());
-        const double work = 5.0 * double(p.B) * double(p.N) * double(p.D);
-        parallel_for(all.count, workers_of(all.count, work, threads),
-                     [&](int64_t part, int) { survey_part(p, all, part); });
-        for (int64_t part = 0; part < all.count; ++part) add_part(p, all, part);
-    });
-}
-
 // --- place --------------------------------------------------------------------------------------
-
-namespace {
 
 // The memory of one task.
 struct PlaceWorkspace {
@@ -401,7 +270,7 @@ void place_class(const PlaceParams& p, int64_t task, int64_t k, const PlaceWorks
     double* const mean = all.means + k * p.D;
     const int64_t set = p.shared ? 0 : task;
     const int64_t* const start = p.start + set * (p.K + 1) + k;
-    const double* const support = static_cast<const double*>(p.support) + set * p.S * p.D;
+    const double* const support = reals<double>(p.support, set * p.S * p.D);
     std::fill_n(mean, p.D, 0.0);
     for (int64_t i = start[0]; i < start[1]; ++i) {
         const double* const row = support + p.order[set * p.S + i] * p.D;
@@ -438,14 +307,139 @@ void place_task(const PlaceParams& p, int64_t task, const PlaceWorkspace& all, i
     p.unit[task] = unit;
     p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
     for (int64_t d = 0; d < p.D; ++d) {
-        static_cast<Real*>(p.scale)[task * p.D + d] = Real(1 / all.features[d].width / unit);
-        static_cast<Real*>(p.centre)[task * p.D + d] = Real(all.features[d].centre / unit);
+        reals<Real>(p.scale)[task * p.D + d] = Real(1 / all.features[d].width / unit);
+        reals<Real>(p.centre)[task * p.D + d] = Real(all.features[d].centre / unit);
     }
-    Real* const to = static_cast<Real*>(p.means) + task * p.K * p.D;
+    Real* const to = reals<Real>(p.means, task * p.K * p.D);
     for (int64_t i = 0; i < p.K * p.D; ++i) to[i] = Real(all.means[i] / unit);
 }
 
+// --- prototypes, where rows are multiplied in their coordinates ----------------------------------
+
+// Number `at` of all classes of all tasks.
+template <typename Real>
+void move_class(const MoveParams& p, int64_t at) {
+    const int64_t task = at / p.K;
+    Real* const w = reals<Real>(p.prototypes, at * p.D);
+    const bool moves = p.sums != nullptr && p.running[task] != 0;
+    if (moves) {
+        const Real* const start = reals<Real>(p.start, at * p.D);
+        const Real* const sums = reals<Real>(p.sums, at * p.D);
+        Real* const before = reals<Real>(p.before, at * p.D);
+        const Real shots = Real(p.shots[at]), mass = Real(safe_mass(p.shots[at] + p.held[at]));
+        std::copy_n(w, p.D, before);
+        for (int64_t d = 0; d < p.D; ++d) w[d] = (start[d] * shots + sums[d]) / mass;
+        p.away[at] = std::sqrt(sum_of(p.D, [&](int64_t d) { return square(w[d] - before[d]); }));
+    }
+    const double squares = sum_of(p.D, [&](int64_t d) { return square(w[d]); });
+    p.base[at] = -p.slope[task] * (squares / 2);
+}
+
 }  // namespace
+
+int64_t workspace_cpu(const AssignParams& p, int threads) {
+    return parts_of(p, threads, cpu_kernels().assign).arena.used();
+}
+
+void run_cpu(const AssignParams& p, int threads) {
+    require(p.written == p.dtype && p.rest == nullptr,
+            "probabilities must have the dtype of the products");
+    const AssignKernels& level = cpu_kernels().assign;
+    const auto assign_rows = level.assign_rows[precision(p.dtype, "products")];
+    const Parts parts = parts_of(p, threads, level);
+    require_workspace(p.workspace_bytes, parts.arena.used());
+    parts.run([&](int64_t task, int64_t first, int64_t end, void* row,
+                  AssignSums& sums) { assign_rows(p, task, first, end, row, sums); },
+              [&](int64_t task, const AssignSums& sums) {
+                  for (int64_t k = 0; p.held != nullptr && k < p.K; ++k)
+                      p.held[task * p.K + k] += sums.held[k];
+                  if (p.log_sums != nullptr) p.log_sums[task] += sums.log_sums;
+                  for (int i = 0; p.leads != nullptr && i < 2; ++i)
+                      p.leads[task * 2 + i] += sums.leads[i];
+              });
+}
+
+void run_cpu(const AbsorbParams& p, int threads) {
+    const int at = precision(p.dtype, "products");
+    const AssignKernels& level = cpu_kernels().assign;
+    parallel_for(parts_of(p.N), row_workers(1, p.N, p.K, threads), [&](int64_t part, int) {
+        const int64_t first = part * kRowsOfPart;
+        level.absorb_rows[at](p, first, std::min(p.N, first + kRowsOfPart));
+    });
+}
+
+int64_t workspace_cpu(const CountParams& p, int threads) {
+    return Parts{Arena(), p.B, p.N, p.K, threads}.arena.used();
+}
+
+void run_cpu(const CountParams& p, int threads) {
+    const auto count_rows = cpu_kernels().assign.count_rows[precision(p.dtype, "likelihood")];
+    const Parts parts{Arena(p.workspace), p.B, p.N, p.K, threads};
+    require_workspace(p.workspace_bytes, parts.arena.used());
+    parts.run(
+        [&](int64_t task, int64_t first, int64_t end, void*, AssignSums& sums) {
+            if (!is_stopped(p, task)) count_rows(p, task, first, end, sums);
+        },
+        [&](int64_t task, const AssignSums& sums) {
+            for (int64_t k = 0; k < p.K; ++k) p.held[task * p.K + k] += sums.held[k];
+            p.faint[task] += sums.log_sums;
+        });
+}
+
+int64_t workspace_cpu(const SumsParams& p, int) { return Entries{Arena(), p}.arena.used(); }
+
+void run_cpu(const SumsParams& p, int threads) {
+    const int at = precision(p.dtype, "probabilities");
+    require(p.B * p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
+    const Entries all{Arena(p.workspace), p};
+    require_workspace(p.workspace_bytes, all.arena.used());
+    if (!(at == 0 ? is_sparse<float>(p) : is_sparse<double>(p))) return;
+    at == 0 ? collect<float>(p, all) : collect<double>(p, all);
+    sort(p, all);
+    const AssignKernels& level = cpu_kernels().assign;
+    parallel_for(p.B * p.K, threads, [&](int64_t place, int) {
+        const int64_t first = place == 0 ? 0 : all.start[place - 1];
+        level.add_rows[at](p, place, all.by_class + first, all.start[place] - first);
+    });
+}
+
+void run_cpu(const DualParams& p, int) {
+    for (int64_t task = 0; task < p.B; ++task) {
+        if (p.running[task] == 1) end_iteration(p, task);
+    }
+}
+
+void run_cpu(const MeanParams& p, int) {
+    double total = 0, a = kFirstConcentration;
+    for (int64_t k = 0; k < p.K; ++k) total += p.held[k];
+    for (int step = 0; step < p.steps; ++step) {
+        PriorTerm sum = whole_term(a, total, double(p.K));
+        for (int64_t k = 0; k < p.K; ++k) {
+            const PriorTerm own = class_term(p.held[k], a, 1);
+            sum.slope += own.slope, sum.curvature += own.curvature;
+        }
+        a = next_concentration(a, sum.slope, sum.curvature, kMinConcentration);
+    }
+    const double share = double(p.K) / (total + double(p.K) * a);
+    for (int64_t k = 0; k < p.K; ++k) p.measure[k] = (p.held[k] + a) * share;
+}
+
+int64_t workspace_cpu(const SurveyParams& p, int) {
+    return p.dtype == DType::kFloat64 ? SurveyParts<double>{p}.arena.used()
+                                      : SurveyParts<float>{p}.arena.used();
+}
+
+void run_cpu(const SurveyParams& p, int threads) {
+    with_real(p.dtype, [&](auto* real) {
+        using Real = std::remove_pointer_t<decltype(real)>;
+        const SurveyParts<Real> all{p};
+        require_workspace(p.workspace_bytes, all.arena.used());
+        const double work = 5.0 * double(p.B) * double(p.N) * double(p.D);
+        parallel_for(all.count, workers_of(all.count, work, threads),
+                     [&](int64_t part, int) { survey_part(p, all, part); });
+        for (int64_t part = 0; part < all.count; ++part) add_part(p, all, part);
+    });
+}
 
 int64_t workspace_cpu(const PlaceParams& p, int) { return PlaceWorkspace{p}.arena.used(); }
 
@@ -463,31 +457,6 @@ void run_cpu(const PlaceParams& p, int threads) {
 void run_cpu(const SlopeParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) find_slope(p, task);
 }
-
-// --- prototypes, where rows are multiplied in their coordinates ----------------------------------
-
-namespace {
-
-// Number `at` of all classes of all tasks.
-template <typename Real>
-void move_class(const MoveParams& p, int64_t at) {
-    const int64_t task = at / p.K;
-    Real* const w = static_cast<Real*>(p.prototypes) + at * p.D;
-    const bool moves = p.sums != nullptr && p.running[task] != 0;
-    if (moves) {
-        const Real* const start = static_cast<const Real*>(p.start) + at * p.D;
-        const Real* const sums = static_cast<const Real*>(p.sums) + at * p.D;
-        Real* const before = static_cast<Real*>(p.before) + at * p.D;
-        const Real shots = Real(p.shots[at]), mass = Real(safe_mass(p.shots[at] + p.held[at]));
-        std::copy_n(w, p.D, before);
-        for (int64_t d = 0; d < p.D; ++d) w[d] = (start[d] * shots + sums[d]) / mass;
-        p.away[at] = std::sqrt(sum_of(p.D, [&](int64_t d) { return square(w[d] - before[d]); }));
-    }
-    const double squares = sum_of(p.D, [&](int64_t d) { return square(w[d]); });
-    p.base[at] = -p.slope[task] * (squares / 2);
-}
-
-}  // namespace
 
 void run_cpu(const MoveParams& p, int threads) {
     require(

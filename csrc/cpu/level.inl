@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "common/adapt.h"
 #include "common/adaptive.h"
 #include "common/large.h"
+#include "common/rows.h"
 #include "common/sinkhorn.h"
 #include "common/tim.h"
 #include "cpu/levels.h"
@@ -62,8 +64,8 @@ constexpr CpuKernels kKernels = {
                                 labelled_task<double>),
      task_kernels<CalibrateScratch>("distances", calibrate_work, calibrate_task<float>,
                                     calibrate_task<double>),
-     task_kernels<LikelihoodMemory>("support", likelihood_work, likelihood_task<float>,
-                                    likelihood_task<double>),
+     task_kernels<LikelihoodScratch>("support", likelihood_work, likelihood_task<float>,
+                                     likelihood_task<double>),
      task_kernels<PosteriorScratch>("query", posterior_work, posterior_task<float>,
                                     posterior_task<double>),
      task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>),

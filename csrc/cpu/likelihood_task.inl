@@ -7,7 +7,7 @@ template <typename T>
 struct JudgedScratch {
     Arena& arena;
     const LikelihoodParams& p;
-    int64_t task;
+    int64_t task, count = 0;  // of calibration rows
     int64_t S = p.S, K = p.K, D = p.D, M = std::min(S, D);
     int64_t C = p.full ? factor_columns(M) : 0;             // columns of the factor
     bool by_rows = p.full && S < D;                         // see common/adaptive.h
@@ -16,20 +16,20 @@ struct JudgedScratch {
     int64_t Kp = round_up(K, Simd<T>::kPanel);
     bool each = K <= N;  // products of class means: for each class, or for the class of each row
     int64_t pair_count = !p.full ? 0 : each ? K : N;
-    T* out = static_cast<T*>(p.rows) + task * (by_rows ? S + K : K) * D;
+    T* out = reals<T>(p.rows, task*(by_rows ? S + K : K) * D);
 
     int64_t* rows = arena.take<int64_t>(N);     // the numbers of the rows judged
     int64_t* own = arena.take<int64_t>(N);      // their classes
     int64_t* judge = arena.take<int64_t>(p.R);  // which of them are the calibration rows
     T* root = arena.take<T>(D);
-    T* v = by_rows ? out : arena.take<T>(N * step);        // their scaled offsets
-    T* panels = arena.take<T>(Kp * std::max(D, C));        // class means
-    T* squares = arena.take<T>(K);                         // w.w
-    T* square = arena.take<T>(N);                          // v.v
-    T* plain = arena.take<T>(N * Kp);                      // distances in the feature scale
-    T* excess = arena.take<T>(K);                          // see excess_distance
-    T* factor = static_cast<T*>(p.factor) + task * C * C;  // all others are for the full metric
-    T* solved = static_cast<T*>(p.solved) + task * K * C;
+    T* v = by_rows ? out : arena.take<T>(N * step);  // their scaled offsets
+    T* panels = arena.take<T>(Kp * std::max(D, C));  // class means
+    T* squares = arena.take<T>(K);                   // w.w
+    T* square = arena.take<T>(N);                    // v.v
+    T* plain = arena.take<T>(N * Kp);                // distances in the feature scale
+    T* excess = arena.take<T>(K);                    // see excess_distance
+    T* factor = reals<T>(p.factor, task * C * C);    // all others are for the full metric
+    T* solved = reals<T>(p.solved, task * K * C);
     T* second = arena.take<T>(C > 0 ? K : 0);  // (Z w).(Z w)
     T* whole = arena.take<T>(C > 0 ? K : 0);   // w A w
     T* near = arena.take<T>(C > 0 ? N : 0);    // distances to the own class
@@ -56,52 +56,51 @@ struct JudgedScratch {
 
 // Scaled rows minus `means`, unless that is null: the rows in `index`, or from `first` on if null.
 template <typename T>
-static void scale_rows(const LabelledParams& p, const T* root, const T* means, const int64_t* index,
-                       int64_t first, int64_t count, T* out, int64_t step) {
-    const T* const centre = static_cast<const T*>(p.centre);
+static void scale_rows(const LabelledTask<T>& t, const T* root, const T* means,
+                       const int64_t* index, int64_t first, int64_t count, T* out, int64_t step) {
+    const int64_t D = t.D;
+    const T* const centre = t.centre;
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t s = index == nullptr ? first + i : index[i], k = p.labels[s];
-        const T* const x = static_cast<const T*>(p.support) + s * p.D;
-        const T norm = static_cast<const T*>(p.first)[s];
-        const T second = static_cast<const T*>(p.second)[s];
+        const int64_t s = index == nullptr ? first + i : index[i], k = t.label(s);
+        const T* const x = t.support + s * D;
+        const T norm = t.first[s], second = t.second[s];
         T* __restrict__ to = out + i * step;
-        for (int64_t d = 0; d < p.D; ++d) to[d] = (x[d] * norm - centre[d]) * second * root[d];
-        if (means == nullptr || k < 0 || k >= p.K) continue;
-        for (int64_t d = 0; d < p.D; ++d) to[d] -= means[k * p.D + d];
+        for (int64_t d = 0; d < D; ++d) to[d] = (x[d] * norm - centre[d]) * second * root[d];
+        if (means == nullptr || k < 0) continue;
+        for (int64_t d = 0; d < D; ++d) to[d] -= means[k * D + d];
     }
 }
 
 // The rows judged, and their distances in the feature scale, up to a constant per row.
 template <typename T>
-static void judge_by_scale(const JudgedScratch<T>& s, const LabelledParams& p, int threads) {
+static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D;
     const bool full = s.C > 0;
-    const T* const scale = static_cast<const T*>(p.scale);
-    const T* const shots = static_cast<const T*>(p.shots);
+    const T* const shots = t.shots;
     const bool all = s.N == s.S;
     for (int64_t i = 0; i < s.N; ++i) s.rows[i] = all ? i : 0;
-    choose_rows(p, p.labels, shots, [&](int64_t place, int64_t row) {
+    choose_rows(t, [&](int64_t place, int64_t row) {
         s.judge[place] = all ? row : place;
         s.rows[s.judge[place]] = row;
     });
     for (int64_t i = 0; i < s.N; ++i) {
-        s.own[i] = std::min(std::max(p.labels[s.rows[i]], int64_t(0)), K - 1);
+        s.own[i] = std::min(std::max(t.labels[s.rows[i]], int64_t(0)), K - 1);
     }
-    for (int64_t d = 0; d < D; ++d) s.root[d] = std::sqrt(scale[d]);
+    for (int64_t d = 0; d < D; ++d) s.root[d] = std::sqrt(t.scale[d]);
     for (int64_t k = 0; k < K; ++k) {
-        const T* const mean = static_cast<const T*>(p.means) + k * D;
+        const T* const mean = t.means + k * D;
         T* __restrict__ to = s.means() + k * D;
         for (int64_t d = 0; d < D; ++d) to[d] = mean[d] * s.root[d];
         s.squares[k] = dot(to, to, D);
     }
     // x.w, from v.w if that is needed too.
     pack_rows(s.means(), D, K, D, T(1), s.panels, D);
-    scale_rows<T>(p, s.root, full ? s.means() : nullptr, s.rows, 0, s.N, s.v, s.step);
+    scale_rows<T>(t, s.root, full ? s.means() : nullptr, s.rows, 0, s.N, s.v, s.step);
     multiply<T>({s.v, s.step, 1}, s.N, s.panels, D, K, {s.plain, s.Kp, Simd<T>::kPanel}, threads);
     if (full) {
         s.multiply_pairs(s.means(), D, s.pairs, threads);
     } else {
-        scale_rows<T>(p, s.root, s.means(), s.rows, 0, s.N, s.v, s.step);
+        scale_rows<T>(t, s.root, s.means(), s.rows, 0, s.N, s.v, s.step);
     }
     for (int64_t i = 0; i < s.N; ++i) {
         const int64_t own = s.own[i];
@@ -113,12 +112,12 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledParams& p, i
         to[own] += (left_out_rate(shots[own]) - 1) * s.square[i];
     }
     double sum = 0;
-    for (int64_t i = 0; i < *p.count; ++i) {
+    for (int64_t i = 0; i < s.count; ++i) {
         const int64_t at = s.judge[i];
         sum += double(variance_by(s.square[at], shots[s.own[at]]));
     }
-    const T variance = T(sum / double(std::max(*p.count, int64_t(1))));
-    static_cast<T*>(s.p.variance)[s.task] = variance;
+    const T variance = T(sum / double(std::max(s.count, int64_t(1))));
+    reals<T>(s.p.variance)[s.task] = variance;
     for (int64_t k = 0; k < K; ++k) {
         s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K));
     }
@@ -126,7 +125,7 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledParams& p, i
 
 // Factors the full metric, and solves for the class means and the rows judged. Returns the scatter.
 template <typename T>
-static T solve_metric(const JudgedScratch<T>& s, const LabelledParams& p, int threads) {
+static T solve_metric(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D, M = s.M, C = s.C;
     const MatrixOut<T> gram = {s.factor, C, Simd<T>::kPanel};
     if (s.by_rows) {
@@ -137,7 +136,7 @@ static T solve_metric(const JudgedScratch<T>& s, const LabelledParams& p, int th
     } else {
         for (int64_t first = 0; first < s.S && !interrupted(); first += kOffsetRows) {
             const int64_t count = std::min(s.S - first, kOffsetRows);
-            scale_rows<T>(p, s.root, s.means(), nullptr, first, count, s.offsets, D);
+            scale_rows<T>(t, s.root, s.means(), nullptr, first, count, s.offsets, D);
             pack_columns(s.offsets, count, D, s.packed);
             multiply_lower<T>({s.packed, 1, Simd<T>::kPanel, nullptr, count}, D, s.packed, count,
                               gram, threads, first > 0);
@@ -172,11 +171,11 @@ struct FullMetric {
 
 // The full metric, and distances in it.
 template <typename T>
-static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledParams& p,
+static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask<T>& t,
                                    int threads) {
-    const int64_t K = s.K, C = s.C, count = *p.count;
-    const T* const shots = static_cast<const T*>(p.shots);
-    const T scatter = solve_metric(s, p, threads);
+    const int64_t K = s.K, C = s.C, count = s.count;
+    const T* const shots = t.shots;
+    const T scatter = solve_metric(s, t, threads);
     FullMetric<T> found = {T(s.by_rows), s.by_rows ? -1 / scatter : T(1), 1};
     pack_rows(s.solved, C, K, C, T(1), s.panels, C);
     multiply<T>({s.z, C, 1}, s.N, s.panels, C, K, {s.along, s.Kp, Simd<T>::kPanel}, threads);
@@ -230,72 +229,53 @@ static void mix(const JudgedScratch<T>& s, int64_t row, T share, T* __restrict__
 
 template <typename T>
 struct LikelihoodScratch {
-    LabelledParams labelled{};    // for this task only
-    CalibrateParams calibrate{};  // likewise
-    T* shots;
-    T* distances;  // [R, K]
-    T* drawn;      // [2, K] of the best mixture so far, and of another
-    T* trial;      // [2]    sharpness and objective of the other
-    int64_t* count;
-    void *labelled_scratch, *calibrate_scratch;
+    Arena& arena;
+    const LikelihoodParams& p;
+    int64_t task = 0;
+    LabelledParams call = labelled_of<T>(p, task);  // for this task only
+    LabelledTask<T> labelled{arena, call};
+    CalibrateParams calibrate = calibrate_of<T>(p, task);  // likewise
+    T* distances = arena.take<T>(p.R * p.K);               // [R, K]
+    T* drawn = arena.take<T>(2 * p.K);  // [2, K] of the best mixture so far, and of another
+    T* trial = arena.take<T>(2);        // [2]    sharpness and objective of the other
+    T* objective = arena.take<T>(1);
+    void* calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
+    JudgedScratch<T> judged{arena, p, task};
 
-    LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task) {
-        const int64_t S = p.S, K = p.K, D = p.D, R = p.R;
-        const auto of_task = [&](void* base, int64_t size) {
-            return static_cast<T*>(base) + task * size;
-        };
-        shots = of_task(p.shots, K);
-        distances = arena.take<T>(R * K);
-        drawn = arena.take<T>(2 * K);
-        trial = arena.take<T>(2);
-        count = arena.take<int64_t>(1);
-        labelled.B = 1, labelled.S = S, labelled.K = K, labelled.D = D, labelled.R = R;
-        labelled.support = static_cast<const T*>(p.support) + task * S * D;
-        labelled.labels = p.labels + task * S;
-        labelled.first = arena.take<T>(S);
-        labelled.second = arena.take<T>(S);
-        labelled.centre = of_task(p.centre, D);
-        labelled.means = of_task(p.means, K * D), labelled.shots = shots;
-        labelled.scale = of_task(p.scale, D);
-        labelled.own = arena.take<int64_t>(R);
-        labelled.count = count;
-        calibrate.B = 1, calibrate.R = R, calibrate.K = K;
-        calibrate.distances = distances;
-        calibrate.labels = labelled.own;
-        calibrate.count = count;
-        calibrate.centre = p.prior_sharpness, calibrate.spread = p.spread;
-        calibrate.sharpness = of_task(p.sharpness, 1);
-        calibrate.objective = arena.take<T>(1);
-        calibrate.drawn = drawn;
-        labelled_scratch = arena.take<char>(bytes_of<LabelledTask<T>>(labelled));
-        calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
+    LikelihoodScratch(Arena& arena, const LikelihoodParams& p, int64_t task = 0)
+        : arena(arena), p(p), task(task) {
+        labelled.first = arena.take<T>(p.S);
+        labelled.second = arena.take<T>(p.S);
+        labelled.own = arena.take<int64_t>(p.R);
+        calibrate.distances = distances, calibrate.labels = labelled.own;
+        calibrate.count = &judged.count;
+        calibrate.objective = objective, calibrate.drawn = drawn;
     }
 };
 
 // Whether every row is plainly finite and has a class, and every class has a row.
 template <typename T>
-static bool has_finite_rows(const LikelihoodScratch<T>& s) {
-    const T* const first = static_cast<const T*>(s.labelled.first);
+static bool has_finite_rows(const LabelledTask<T>& t) {
     T rows = 0;
     bool finite = true;
-    for (int64_t k = 0; k < s.labelled.K; ++k) {
-        finite = finite && s.shots[k] > 0;
-        rows += s.shots[k];
+    for (int64_t k = 0; k < t.K; ++k) {
+        finite = finite && t.shots[k] > 0;
+        rows += t.shots[k];
     }
-    for (int64_t i = 0; i < s.labelled.S; ++i) finite = finite && plainly_finite(first[i]);
-    return finite && rows == T(s.labelled.S);
+    for (int64_t i = 0; i < t.S; ++i) finite = finite && plainly_finite(t.first[i]);
+    return finite && rows == T(t.S);
 }
 
 // Calibrates distances in mixtures of metrics, see kStandardError. Returns the share of the full one.
 template <typename T>
-static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& judged) {
+static T best_mixture(const LikelihoodScratch<T>& s) {
+    const JudgedScratch<T>& judged = s.judged;
     const int64_t K = judged.K;
     CalibrateParams trial = s.calibrate;
-    T* const objective = static_cast<T*>(s.calibrate.objective);
     T best = 0;
     for (int step = 0; step <= (judged.C > 0 ? kMixtureSteps : 0) && !interrupted(); ++step) {
         const T mixture = T(step) / T(kMixtureSteps);
-        for (int64_t i = 0; i < *s.count; ++i) {
+        for (int64_t i = 0; i < judged.count; ++i) {
             T* __restrict__ to = s.distances + i * K;
             mix(judged, judged.judge[i], mixture, to);
             for (int64_t k = 0; k < K; ++k) to[k] -= judged.excess[k];
@@ -303,57 +283,47 @@ static T best_mixture(const LikelihoodScratch<T>& s, const JudgedScratch<T>& jud
         calibrate_task<T>(trial, 0, s.calibrate_scratch);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
         if (step == 0) continue;
-        if (!(s.trial[1] < *objective + T(kStandardError))) break;
+        if (!(s.trial[1] < *s.objective + T(kStandardError))) break;
         best = mixture;
-        *objective = std::min(*objective, s.trial[1]);
-        *static_cast<T*>(s.calibrate.sharpness) = s.trial[0];
+        *s.objective = std::min(*s.objective, s.trial[1]);
+        *reals<T>(s.calibrate.sharpness) = s.trial[0];
         std::copy_n(s.drawn + K, K, s.drawn);
     }
     return best;
 }
 
 template <typename T>
-struct LikelihoodMemory {
-    Arena& arena;
-    const LikelihoodParams& p;
-    int64_t task = 0;
-    LikelihoodScratch<T> s{arena, p, task};
-    JudgedScratch<T> judged{arena, p, task};
-};
-
-template <typename T>
 static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
-    const LikelihoodMemory<T> memory{arena, p, task};
-    const LikelihoodScratch<T>& s = memory.s;
-    const JudgedScratch<T>& judged = memory.judged;
+    LikelihoodScratch<T> s(arena, p, task);
+    JudgedScratch<T>& judged = s.judged;
     const int64_t K = p.K;
-    T* const squares = static_cast<T*>(p.squares) + task * K;
-    labelled_task<T>(s.labelled, 0, s.labelled_scratch);
-    p.finite[task] = has_finite_rows(s);
+    T* const squares = reals<T>(p.squares, task * K);
+    judged.count = find_statistics(s.labelled);
+    p.finite[task] = has_finite_rows(s.labelled);
     judge_by_scale(judged, s.labelled, threads);
     std::copy_n(judged.squares, K, squares);
     FullMetric<T> full = {};
     if (p.full) full = judge_by_full(judged, s.labelled, threads);
-    const T mixture = best_mixture(s, judged);
+    const T mixture = best_mixture(s);
     if (p.full) {
         const T plain = 1 - mixture + full.plain * mixture * full.shrink;
         const T projected = full.unit * mixture * full.shrink;
         for (int64_t k = 0; k < K; ++k) {
             squares[k] = plain * squares[k] + projected * judged.second[k];
         }
-        T* const shares = static_cast<T*>(p.shares) + task * 3;
+        T* const shares = reals<T>(p.shares, task * 3);
         shares[0] = mixture, shares[1] = plain, shares[2] = projected;
     }
     for (int64_t i = 0; p.every && i < p.S; ++i) {
-        mix(judged, i, mixture, static_cast<T*>(p.left_out) + (task * p.S + i) * K);
+        mix(judged, i, mixture, reals<T>(p.left_out) + (task * p.S + i) * K);
     }
     double mean = 0;
     for (int64_t k = 0; k < K; ++k) mean += double(s.drawn[k]);
     mean /= double(K);
-    const double rows = double(*s.count) / double(K);
-    const T half = static_cast<T*>(p.sharpness)[task] / 2;
-    T* const bias = static_cast<T*>(p.bias) + task * K;
+    const double rows = double(judged.count) / double(K);
+    const T half = reals<T>(p.sharpness)[task] / 2;
+    T* const bias = reals<T>(p.bias, task * K);
     for (int64_t k = 0; k < K; ++k) {
         const T hub = T(hub_bias(double(s.drawn[k]), mean, rows));
         bias[k] = hub - half * (squares[k] - judged.excess[k]);

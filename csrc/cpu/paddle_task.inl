@@ -4,40 +4,6 @@
 
 using std::int64_t;
 
-// Where the rows of a task are stored: in its own block, or scattered in a bank.
-template <typename T>
-struct Rows {
-    const T* base;
-    const int64_t* index;  // null: row i is row i
-    int64_t D, N;
-
-    const T* operator()(int64_t i) const {
-        if (index == nullptr) return base + i * D;
-        // Without validation a bad index must not read outside the bank.
-        const int64_t row = index[i] < 0 ? 0 : (index[i] >= N ? N - 1 : index[i]);
-        return base + row * D;
-    }
-};
-
-template <typename T>
-static Rows<T> rows_of(const void* features, const int64_t* index, int64_t task, int64_t rows,
-                       const TaskSizes& n) {
-    const T* const base = static_cast<const T*>(features);
-    if (index != nullptr) return {base, index + task * rows, n.D, n.N};
-    return {base + task * rows * n.D, nullptr, n.D, n.N};
-}
-
-template <typename T>
-static Rows<T> query_rows(const PaddleParams& p, int64_t task) {
-    return rows_of<T>(p.query, p.query_index, task, p.size.Q, p.size);
-}
-
-template <typename T>
-static Rows<T> support_rows(const PaddleParams& p, int64_t task) {
-    const int64_t own = p.size.support_shared ? 0 : task;
-    return rows_of<T>(p.support, p.support_index, own, p.size.S, p.size);
-}
-
 // 1 / ||x||; 0 for a zero row, which therefore stays zero; at most the largest number, so that rows
 // of subnormal numbers stay shorter than one.
 template <typename T>
@@ -61,7 +27,7 @@ static T inverse_norm(const T* x, int64_t D) {
 // sums[k] = sum over the support rows of class k of (row - shift); rows are first normalised on
 // request.
 template <typename T>
-static void class_sums(const Rows<T>& row, const int64_t* labels, const TaskSizes& n,
+static void class_sums(const FeatureRows<T>& row, const int64_t* labels, const TaskSizes& n,
                        bool unit_norm, const T* shift, T* sums, double* count) {
     __builtin_memset(sums, 0, sizeof(T) * n.K * n.D);
     for (int64_t k = 0; k < n.K; ++k) count[k] = 0;
@@ -89,7 +55,7 @@ struct SupportSummary {
 };
 
 template <typename T>
-static void mean_row(const Rows<T>& row, int64_t count, int64_t D, const T* norms, T* mean) {
+static void mean_row(const FeatureRows<T>& row, int64_t count, int64_t D, const T* norms, T* mean) {
     const T* first = row(0);
     const T first_norm = norms == nullptr ? T(1) : norms[0];
     for (int64_t d = 0; d < D; ++d) mean[d] = 0;
@@ -266,7 +232,7 @@ template <typename T>
 static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_t Qp,
                          const Outcome& outcome, double criterion) {
     const auto& n = p.size;
-    T* const probabilities = static_cast<T*>(p.probabilities) + task * n.Q * n.K;
+    T* const probabilities = reals<T>(p.probabilities, task * n.Q * n.K);
     int64_t* const labels = p.labels + task * n.Q;
     for (int64_t q = 0; q < n.Q; ++q) {
         T best = -1;
@@ -284,11 +250,11 @@ static void write_result(const PaddleParams& p, int64_t task, const T* u, int64_
         double held = 0;
         for (int64_t q = 0; q < n.Q; ++q) held += probabilities[q * n.K + k];
         const double proportion = held / double(n.Q);
-        static_cast<T*>(p.proportions)[task * n.K + k] = T(proportion);
-        static_cast<T*>(p.dual)[task * n.K + k] = T(1.0 + __builtin_log(proportion + p.epsilon));
+        reals<T>(p.proportions)[task * n.K + k] = T(proportion);
+        reals<T>(p.dual)[task * n.K + k] = T(1.0 + __builtin_log(proportion + p.epsilon));
     }
     p.iterations[task] = outcome.iterations;
-    static_cast<T*>(p.criterion)[task] = bounded(T(criterion), Range<T>::kInfinity);
+    reals<T>(p.criterion)[task] = bounded(T(criterion), Range<T>::kInfinity);
 }
 
 constexpr int64_t kSumWidth = 64;  // features summed at once
@@ -323,7 +289,7 @@ template <typename T>
 static void write_prototypes(const PaddleParams& p, int64_t task, const T* u, int64_t Qp, T* mean,
                              double* count) {
     const auto& n = p.size;
-    T* const out = static_cast<T*>(p.prototypes) + task * n.K * n.D;
+    T* const out = reals<T>(p.prototypes, task * n.K * n.D);
     const auto query = query_rows<T>(p, task);
     mean_row<T>(query, n.Q, n.D, nullptr, mean);
     const int64_t* labels = p.support_labels + (n.support_shared ? 0 : task * n.S);

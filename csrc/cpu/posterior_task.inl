@@ -14,7 +14,7 @@ struct PosteriorScratch {
     bool has_products = has_gram(double(Q), double(D), double(K));
     T plain = 1, projected = 0;       // a product in the metric: plain x.y + projected (Z x).(Z y)
     CoordinatesParams coordinates{};  // for this task only, like the next ones
-    AdaptParams adapt{};
+    AdaptParams adapt;
     T* x = arena.take<T>(Q * E);                    // scaled queries, and Z x
     T* weighed = arena.take<T>(C > 0 ? Q * E : 0);  // products with x are those in the metric
     T* panels = arena.take<T>(std::max((has_products ? std::max(Kp, Qp) : Kp) * E,
@@ -31,30 +31,14 @@ struct PosteriorScratch {
     void* adapt_scratch;
 
     PosteriorScratch(Arena& arena, const PosteriorParams& p, int64_t task = 0)
-        : arena(arena), p(p), task(task), at(p.size.L == 1 ? 0 : task) {
-        const auto of_task = [&](void* base, int64_t size) {
-            return static_cast<T*>(base) + task * size;
-        };
+        : arena(arena), p(p), task(task), at(p.size.L == 1 ? 0 : task),
+          adapt(adapt_of<T>(p, task)) {
         coordinates.B = 1, coordinates.N = 1, coordinates.D = D, coordinates.shared = true;
-        coordinates.rows = static_cast<const T*>(p.query) + task * Q * D;
-        coordinates.centre = static_cast<const T*>(p.centre) + at * D;
-        coordinates.scale = static_cast<const T*>(p.scale) + at * D;
+        coordinates.rows = reals<T>(p.query, task * Q * D);
+        coordinates.centre = reals<T>(p.centre, at * D);
+        coordinates.scale = reals<T>(p.scale, at * D);
         coordinates.finite = p.finite + task;
-        adapt.B = 1, adapt.Q = Q, adapt.K = K;
-        adapt.logits = logits;
-        adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
-        adapt.labels = p.labels + task * Q;
-        adapt.probabilities = given;
-        adapt.proportions = of_task(p.proportions, K);
-        adapt.dual = of_task(p.dual, K);
-        adapt.iterations = p.iterations + task;
-        adapt.criterion = of_task(p.criterion, 1);
-        adapt.concentration = of_task(p.concentration, 1);
-        adapt.bound = of_task(p.bound, 1);
-        adapt.priors = p.priors, adapt.chosen = p.chosen + task;
-        if (p.measures != nullptr) {
-            adapt.measures = static_cast<const T*>(p.measures) + task * p.priors * K;
-        }
+        adapt.logits = logits, adapt.probabilities = given;
         adapt_scratch = arena.take<char>(bytes_of<AdaptTask<T>>(adapt));
     }
 };
@@ -66,13 +50,13 @@ static void find_rows(const PosteriorScratch<T>& s, int threads) {
     CoordinatesParams row = s.coordinates;
     *row.finite = true;
     for (int64_t q = 0; q < Q; ++q) {
-        row.rows = static_cast<const T*>(s.coordinates.rows) + q * D;
+        row.rows = reals<T>(s.coordinates.rows, q * D);
         row.x = s.x + q * E;
         coordinates_rows<T>(row, 0, 1);
     }
     if (E == D) return;
     if (s.by_rows) {
-        const T* const offsets = static_cast<const T*>(s.p.rows) + s.at * s.p.size.N * D;
+        const T* const offsets = reals<T>(s.p.rows, s.at * s.p.size.N * D);
         pack_rows(offsets, D, M, D, T(1), s.panels, D);
         multiply<T>({s.x, E, 1}, Q, s.panels, D, M, {s.x + D, E, Simd<T>::kPanel}, threads);
     }
@@ -81,7 +65,7 @@ static void find_rows(const PosteriorScratch<T>& s, int threads) {
         if (!s.by_rows) std::copy_n(x, D, x + D);
         std::fill_n(x + D + M, C - M, T(0));
     }
-    const T* const factor = static_cast<const T*>(s.p.factor) + s.at * C * C;
+    const T* const factor = reals<T>(s.p.factor, s.at * C * C);
     substitute<T>(s.x + D, E, Q, {factor, C, s.panels, threads});
 }
 
@@ -89,10 +73,10 @@ static void find_rows(const PosteriorScratch<T>& s, int threads) {
 template <typename T>
 static void mean_products(const PosteriorScratch<T>& s, int threads) {
     const int64_t K = s.K, D = s.D, E = s.E, C = s.C;
-    const T* const means = static_cast<const T*>(s.p.rows) + ((s.at + 1) * s.p.size.N - K) * D;
+    const T* const means = reals<T>(s.p.rows, ((s.at + 1) * s.p.size.N - K) * D);
     pack_rows(means, D, K, D, s.plain, s.panels, E);
     if (E > D) {
-        const T* const solved = static_cast<const T*>(s.p.solved) + s.at * K * C;
+        const T* const solved = reals<T>(s.p.solved, s.at * K * C);
         pack_rows(solved, C, K, C, s.projected, s.panels + D * Simd<T>::kPanel, E);
     }
     multiply_closed(s.x, E, s.Q, s.panels, E, K, s.cross, threads);
@@ -144,19 +128,19 @@ static void absorb_step(const PosteriorScratch<T>& s) {
     const PosteriorParams& p = s.p;
     const int64_t Q = s.Q, K = s.K, task = s.task, at = task * Q * K, shared = s.at;
     const T *const given = s.given, *const cross = s.cross, *const inner = s.inner;
-    const T* const added = p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + at;
-    const T* __restrict__ shots = static_cast<const T*>(p.shots) + shared * K;
-    const T* const squares = static_cast<const T*>(p.squares) + shared * K;
-    const T variance = static_cast<const T*>(p.variance)[shared], mean_shots = T(p.mean_shots);
-    const T* const bias = static_cast<const T*>(p.bias) + task * K;
-    T* const proportions = static_cast<T*>(p.proportions) + task * K;
+    const T* const added = p.added == nullptr ? nullptr : reals<T>(p.added, at);
+    const T* __restrict__ shots = reals<T>(p.shots, shared * K);
+    const T* const squares = reals<T>(p.squares, shared * K);
+    const T variance = reals<T>(p.variance)[shared], mean_shots = T(p.mean_shots);
+    const T* const bias = reals<T>(p.bias, task * K);
+    T* const proportions = reals<T>(p.proportions, task * K);
     const T* const measure = chosen_measure<T>(p, task);
-    const T a = static_cast<const T*>(p.concentration)[task], share = absorb_share(a);
-    const T f = static_cast<const T*>(p.sharpness)[task], sharpness = f * share;
+    const T a = reals<T>(p.concentration)[task], share = absorb_share(a);
+    const T f = reals<T>(p.sharpness)[task], sharpness = f * share;
     const T temper = T(p.temper), reduced = temper * share;
     const T weight = T(p.weight), trust = T(trust_of(Q, K)), count = total_count(p.weight, Q, K, a);
     const T two_classes = chance_of_two_classes(a, K);
-    T* const out = static_cast<T*>(p.probabilities) + at;
+    T* const out = reals<T>(p.probabilities, at);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
     T* __restrict__ square = s.step;
     T* __restrict__ mass = s.step + s.Kp;
@@ -233,12 +217,11 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     Arena arena(scratch);
     PosteriorScratch<T> s(arena, p, task);
     const int64_t K = s.K;
-    const T sharpness = static_cast<const T*>(p.sharpness)[task];
-    const T* __restrict__ bias = static_cast<const T*>(p.bias) + task * K;
-    const T* const added =
-        p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + task * s.Q * K;
+    const T sharpness = reals<T>(p.sharpness)[task];
+    const T* __restrict__ bias = reals<T>(p.bias, task * K);
+    const T* const added = p.added == nullptr ? nullptr : reals<T>(p.added, task * s.Q * K);
     if (p.size.M > 0) {
-        const T* const shares = static_cast<const T*>(p.shares) + s.at * 3;
+        const T* const shares = reals<T>(p.shares, s.at * 3);
         s.plain = shares[1], s.projected = shares[2];
     }
     find_rows(s, threads);

@@ -5,32 +5,18 @@
 // Everything is organised in panels: kPanel consecutive numbers, one cache line of 64 bytes.
 
 template <typename T>
-struct Lanes;
-
-template <>
-struct Lanes<float> {
-    using Int = int32_t;
-    using Bits = uint32_t;
-    static constexpr float kLowest = -87.0f;  // exp() is zero below this
-    static constexpr float kHighest = 80.0f;  // exp() is not computed above this
-    static constexpr float kLog2e = 1.44269504f;
-    static constexpr float kLn2High = 0.693359375f;
-    static constexpr float kLn2Low = -2.12194440e-4f;
-    static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    static constexpr int kMantissaBits = 23;
-};
-
-template <>
-struct Lanes<double> {
-    using Int = int64_t;
-    using Bits = uint64_t;
-    static constexpr double kLowest = -708.0;
-    static constexpr double kHighest = 700.0;
-    static constexpr double kLog2e = 1.4426950408889634;
-    static constexpr double kLn2High = 6.93145751953125e-1;
-    static constexpr double kLn2Low = 1.42860682030941723212e-6;
-    static constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
-    static constexpr int kMantissaBits = 52;
+struct Lanes {
+    static constexpr bool kSingle = sizeof(T) == sizeof(float);
+    using Int = std::conditional_t<kSingle, int32_t, int64_t>;
+    using Bits = std::make_unsigned_t<Int>;
+    static constexpr T kLowest = kSingle ? -87 : -708;  // exp() is zero below this
+    static constexpr T kHighest = kSingle ? 80 : 700;   // exp() is not computed above this
+    static constexpr T kLog2e = kSingle ? T(1.44269504f) : T(1.4426950408889634);
+    static constexpr T kLn2High = kSingle ? T(0.693359375f) : T(6.93145751953125e-1);
+    static constexpr T kLn2Low = kSingle ? T(-2.12194440e-4f) : T(1.42860682030941723212e-6);
+    // 1.5 * 2^mantissa: adding it rounds to an integer.
+    static constexpr T kMagic = kSingle ? T(12582912) : T(6755399441055744);
+    static constexpr int kMantissaBits = kSingle ? 23 : 52;
 };
 
 template <typename T>
@@ -108,19 +94,12 @@ static inline Vec<float> expm1_polynomial(Vec<float> r) {
 
 // A Taylor series of degree 13 has an error below the rounding of double.
 static inline Vec<double> expm1_polynomial(Vec<double> r) {
-    Vec<double> p = splat(1.0 / 6227020800.0);
-    p = p * r + 1.0 / 479001600.0;
-    p = p * r + 1.0 / 39916800.0;
-    p = p * r + 1.0 / 3628800.0;
-    p = p * r + 1.0 / 362880.0;
-    p = p * r + 1.0 / 40320.0;
-    p = p * r + 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
+    constexpr double kTerms[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
+                                 1.0 / 40320,     1.0 / 5040,     1.0 / 720,     1.0 / 120,
+                                 1.0 / 24,        1.0 / 6,        0.5,           1.0};
+    Vec<double> p = splat(1.0 / 6227020800);
+#pragma GCC unroll 12
+    for (const double term : kTerms) p = p * r + term;
     return p * r;
 }
 

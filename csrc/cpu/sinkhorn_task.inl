@@ -260,9 +260,9 @@ template <typename T>
 static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch, int = 1) {
     Arena arena(scratch);
     SinkhornTask<T> s{arena, p};
-    const T* cost = static_cast<const T*>(p.cost) + task * p.Q * p.K;
-    const T* row_mass = static_cast<const T*>(p.row_mass) + (p.row_mass_shared ? 0 : task * p.Q);
-    const T* col_mass = static_cast<const T*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
+    const T* cost = reals<T>(p.cost, task * p.Q * p.K);
+    const T* row_mass = reals<T>(p.row_mass, p.row_mass_shared ? 0 : task * p.Q);
+    const T* col_mass = reals<T>(p.col_mass, p.col_mass_shared ? 0 : task * p.K);
     const double total = normalise_mass(row_mass, s.Q, s.Qp, s.row_mass);
     normalise_mass(col_mass, s.K, s.Kp, s.col_mass);
     start(s, cost, p.sharpness);
@@ -307,9 +307,9 @@ static void sinkhorn_task(const SinkhornParams& p, int64_t task, void* scratch, 
             fill(s, cost, p.sharpness);
         }
     }
-    write_plan(s, total, static_cast<T*>(p.plan) + task * p.Q * p.K);
+    write_plan(s, total, reals<T>(p.plan) + task * p.Q * p.K);
     p.iterations[task] = iterations;
-    static_cast<T*>(p.residual)[task] = residual;
+    reals<T>(p.residual)[task] = residual;
 }
 
 static Work sinkhorn_work(const SinkhornParams& p) {

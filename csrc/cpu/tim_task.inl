@@ -26,7 +26,7 @@ struct TimRows {
 };
 
 template <typename T>
-static T largest_centred(const Rows<T>& row, int64_t count, int64_t D, const T* norms,
+static T largest_centred(const FeatureRows<T>& row, int64_t count, int64_t D, const T* norms,
                          const T* mean) {
     T largest = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -206,8 +206,8 @@ static void tim_write(const TimPass<T>& pass, int64_t task) {
     const TimState<T>& s = pass.s;
     const TimParams& p = pass.params;
     int64_t* const labels = p.labels + task * s.Q;
-    T* const probabilities = static_cast<T*>(p.probabilities) + task * s.Q * s.K;
-    T* const prototypes = static_cast<T*>(p.prototypes) + task * s.K * s.D;
+    T* const probabilities = reals<T>(p.probabilities, task * s.Q * s.K);
+    T* const prototypes = reals<T>(p.prototypes, task * s.K * s.D);
     tim_scores(pass, s.first_query, s.panels() - s.first_query);
     for (int64_t q = 0; q < s.Q; ++q) {
         const T* score = s.p + s.S + q;
@@ -266,7 +266,7 @@ static void tim_task(const TimParams& p, int64_t task, void* scratch, int thread
         parallel_for(groups, threads, [&](int64_t i, int) { tim_assign_group(pass, i); });
         const double loss = tim_couple_queries(pass);
         if (pass.want_loss) {
-            static_cast<T*>(p.losses)[(pass.iteration - 1) * p.size.B + task] = T(loss);
+            reals<T>(p.losses)[(pass.iteration - 1) * p.size.B + task] = T(loss);
         }
         parallel_for(blocks, threads, [&](int64_t i, int) { tim_update_classes(pass, i); });
     }

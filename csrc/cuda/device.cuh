@@ -1,4 +1,4 @@
-// Host side of a kernel launch: device selection and error checks.
+// Host side of a kernel launch, and error checks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "common/math.h"
 #include "common/parallel.h"
 #include "common/workspace.h"
 
@@ -21,36 +22,14 @@ inline void check_cuda(cudaError_t status, const char* what) {
     throw std::runtime_error(message.str());
 }
 
-// Called after every launch, so that an error is reported where it happened and not at the next
-// synchronisation.
-inline void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
-
-inline void fill_bytes(void* at, int value, int64_t bytes, void* stream) {
-    const auto on = static_cast<cudaStream_t>(stream);
-    check_cuda(cudaMemsetAsync(at, value, size_t(bytes), on), "cudaMemsetAsync");
+inline void fill_bytes(void* at, int value, int64_t bytes, cudaStream_t stream) {
+    check_cuda(cudaMemsetAsync(at, value, size_t(bytes), stream), "cudaMemsetAsync");
 }
 
-// Makes `device` the current device of the thread during its lifetime.
-class DeviceGuard {
-  public:
-    explicit DeviceGuard(int device) {
-        check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-        changed_ = device != before_;
-        if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
-    }
-    ~DeviceGuard() {
-        if (changed_) cudaSetDevice(before_);
-    }
-    DeviceGuard(const DeviceGuard&) = delete;
-    DeviceGuard& operator=(const DeviceGuard&) = delete;
-
-  private:
-    int before_ = 0;
-    bool changed_ = false;
-};
-
-inline int device_attribute(cudaDeviceAttr which, int device) {
-    int value = 0;
+// Of the current device.
+inline int device_attribute(cudaDeviceAttr which) {
+    int device = 0, value = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
     return value;
 }
@@ -61,24 +40,23 @@ inline unsigned grid_size(int64_t blocks) {
     return static_cast<unsigned>(blocks);
 }
 
-// `bytes` of dynamic shared memory; `name` is for errors.
+// `bytes` of dynamic shared memory; `name` is for errors, which are reported where they happened and
+// not at the next synchronisation.
 template <typename... Parameters, typename... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
-            int64_t bytes, void* stream, const Arguments&... arguments) {
-    const auto on = static_cast<cudaStream_t>(stream);
-    kernel<<<grid_size(blocks), threads, size_t(bytes), on>>>(arguments...);
-    check_launch(name);
+            int64_t bytes, cudaStream_t stream, const Arguments&... arguments) {
+    kernel<<<grid_size(blocks), threads, size_t(bytes), stream>>>(arguments...);
+    check_cuda(cudaGetLastError(), name);
 }
 
 // The same for blocks that wait for one another: all are resident at the same time.
 template <typename... Parameters>
 void launch_together(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
-                     int64_t bytes, void* stream, Parameters... parameters) {
+                     int64_t bytes, cudaStream_t stream, Parameters... parameters) {
     void* arguments[] = {&parameters...};
-    check_cuda(
-        cudaLaunchCooperativeKernel(kernel, dim3(grid_size(blocks)), dim3(threads), arguments,
-                                    size_t(bytes), static_cast<cudaStream_t>(stream)),
-        name);
+    check_cuda(cudaLaunchCooperativeKernel(kernel, dim3(grid_size(blocks)), dim3(threads),
+                                           arguments, size_t(bytes), stream),
+               name);
 }
 
 // Blocks of a kernel that are resident at the same time on one multiprocessor.
@@ -95,9 +73,7 @@ int64_t resident_blocks(void (*kernel)(Parameters...), int threads, int64_t byte
 // setting belongs to the kernel, so a smaller one would make a launch from another thread fail.
 template <typename Kernel>
 void allow_all_shared(Kernel* kernel) {
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     cudaFuncAttributes attributes;
     check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -135,6 +111,12 @@ class SharedArena {
     char* base_;
     char* at_;
 };
+
+// Nearly all arrays of calls on CUDA are of floats.
+template <typename Base>
+__host__ __device__ auto* floats(Base* base, int64_t at = 0) {
+    return reals<float>(base, at);
+}
 
 // --- chunks of tasks ----------------------------------------------------------------------------
 

@@ -158,19 +158,25 @@ __device__ inline void multiply_group(float (&sum)[Tiles][Columns][4], unsigned 
 // are kept separately, rounded, and absorb the tensor-core sums every few groups.
 constexpr int kFlush = 4;
 
-template <int A, int B>
-__device__ inline void flush_sums(float (&total)[A][B][4], float (&sum)[A][B][4]) {
+// Calls body(sum, a, b, i) for the sums of a thread.
+template <int A, int B, typename Body>
+__device__ __forceinline__ void each_sum(float (&sum)[A][B][4], const Body& body) {
 #pragma unroll
     for (int a = 0; a < A; ++a) {
 #pragma unroll
         for (int b = 0; b < B; ++b) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                total[a][b][i] += sum[a][b][i];
-                sum[a][b][i] = 0.0f;
-            }
+            for (int i = 0; i < 4; ++i) body(sum[a][b][i], a, b, i);
         }
     }
+}
+
+template <int A, int B>
+__device__ inline void flush_sums(float (&total)[A][B][4], float (&sum)[A][B][4]) {
+    each_sum(sum, [&](float& value, int a, int b, int i) {
+        total[a][b][i] += value;
+        value = 0.0f;
+    });
 }
 
 // --- rows of numbers split into halves, padded with zeros ----------------------------------------

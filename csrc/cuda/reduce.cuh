@@ -207,18 +207,13 @@ __device__ inline float warp_select_rank(const float* values, int64_t count, int
 
 // --- feature rows of three types -----------------------------------------------------------------
 
-// The operators do not inspect labels and indices, which may be on a busy device. A value out of
-// range must not become an address, so kernels load both through these two functions.
+// The operators do not inspect labels, which may be on a busy device. A value out of range must not
+// become an address, so kernels load labels through this function.
 
 // The class of a support row; -1, which matches no class, for a label outside [0, K).
 __device__ inline int load_label(const int64_t* labels, int64_t row, int64_t K) {
     const int64_t label = labels[row];
     return label >= 0 && label < K ? int(label) : -1;
-}
-
-// A row of a bank of N rows; the nearest one for an index outside [0, N).
-__device__ inline int64_t load_index(const int64_t* index, int64_t row, int64_t N) {
-    return min(max(index[row], int64_t(0)), N - 1);
 }
 
 // 1 / ||row|| by one warp; 0 for a zero row, which therefore stays zero.

@@ -83,11 +83,11 @@ class Team {
 // leaves the device idle several, at most as many as are `useful`. Returns their number.
 template <typename... Parameters, typename... Arguments>
 int launch_teams(const char* name, void (*kernel)(Parameters...), int64_t tasks, int64_t useful,
-                 int threads, int64_t bytes, TeamMemory* memory, int device, cudaStream_t stream,
+                 int threads, int64_t bytes, TeamMemory* memory, cudaStream_t stream,
                  const Arguments&... arguments) {
     allow_all_shared(kernel);
-    const int64_t room = resident_blocks(kernel, threads, bytes) *
-                         device_attribute(cudaDevAttrMultiProcessorCount, device);
+    const int64_t room =
+        resident_blocks(kernel, threads, bytes) * device_attribute(cudaDevAttrMultiProcessorCount);
     const int blocks = int(max(min(min(room / tasks, useful), kMostTeamBlocks), int64_t(1)));
     if (blocks == 1) {
         launch(name, kernel, tasks, threads, bytes, stream, arguments..., 1);

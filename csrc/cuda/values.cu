@@ -103,15 +103,14 @@ __global__ void __launch_bounds__(kThreads) values_kernel(ValuesParams p, Within
 
 }  // namespace
 
-void run_cuda(const ValuesParams& p, int device, void* stream) {
+void run_cuda(const ValuesParams& p, cudaStream_t stream) {
     require(p.S <= kValuesRows, "labels must have at most ", kValuesRows, " rows, got ", p.S);
     const Within within(p.dtype, p.most);
     const int size = Within::bytes_of(p.dtype);
-    const DeviceGuard guard(device);
     fill_bytes(p.found, 0x7f, 2 * sizeof(int64_t), stream);
     int64_t bytes = 0;
     for (const int64_t count : p.counts) bytes += count * size;
-    const int64_t filled = 4 * device_attribute(cudaDevAttrMultiProcessorCount, device);
+    const int64_t filled = 4 * device_attribute(cudaDevAttrMultiProcessorCount);
     const int64_t readers = min(filled, ceil_div(bytes, int64_t(16 * kThreads * kAtOnce)));
     if (p.B + readers == 0) return;
     launch("values_kernel", values_kernel, p.B + readers, kThreads, 0, stream, p, within, size);

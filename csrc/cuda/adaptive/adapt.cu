@@ -1,8 +1,6 @@
 // `adapt` on CUDA: one kernel for the whole loop, one block per task, which stops on its own. The
 // algebra is in common/adapt.h.
 
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cuda/adaptive/adapt.cuh"
 
 namespace paddle_ext {
@@ -170,8 +168,8 @@ void launch_adapt_many(const AdaptParams& p, cudaStream_t stream) {
     const int64_t numbers = (p.Q <= kNearby ? p.Q : 0) + (p.K <= kNearby ? p.K : 0);
     const auto kernel = p.measures == nullptr ? adapt_many_kernel<false> : adapt_many_kernel<true>;
     allow_all_shared(kernel);
-    kernel<<<grid_size(p.B), kManyThreads, size_t(numbers) * sizeof(float), stream>>>(p);
-    check_launch("adapt_many_kernel");
+    launch("adapt_many_kernel", kernel, p.B, kManyThreads, numbers * int64_t(sizeof(float)), stream,
+           p);
 }
 
 // --- few classes ---------------------------------------------------------------------------------
@@ -370,7 +368,7 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     const FewShared s{SharedArena(memory), p.Q, p.K, p.priors, staged};
     const int64_t task = blockIdx.x, K = p.K;
     const Logits logits(p, task);
-    float* const out = static_cast<float*>(p.probabilities) + task * p.Q * K;
+    float* const out = floats(p.probabilities, task * p.Q * K);
     float* const likelihood = staged ? s.likelihood : out;
     // Each warp reads only rows that it wrote itself.
     for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
@@ -398,13 +396,12 @@ void launch_few(const AdaptParams& p, cudaStream_t stream) {
     const auto kernel =
         p.measures == nullptr ? adapt_few_kernel<kHeld, false> : adapt_few_kernel<kHeld, true>;
     allow_all_shared(kernel);
-    kernel<<<grid_size(p.B), kThreads, size_t(bytes), stream>>>(p, staged);
-    check_launch("adapt_few_kernel");
+    launch("adapt_few_kernel", kernel, p.B, kThreads, bytes, stream, p, staged);
 }
 
 bool has_few(const AdaptParams& p) { return p.K <= 32 * kMaxHeld; }
 
-void launch(const AdaptParams& p, cudaStream_t stream) {
+void launch_adapt_few(const AdaptParams& p, cudaStream_t stream) {
     switch (ceil_div(p.K, int64_t(32))) {
         case 1: return launch_few<1>(p, stream);
         case 2: return launch_few<2>(p, stream);
@@ -420,26 +417,22 @@ void launch(const AdaptParams& p, cudaStream_t stream) {
 
 // A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
 // products at the speed of one multiprocessor.
-double seconds_at_most(const AdaptParams& p, int device) {
+double seconds_at_most(const AdaptParams& p) {
     const double iteration = 1e-5 + double(p.Q) * double(p.K) / 5e9;
-    const double rounds = double(p.B) / device_attribute(cudaDevAttrMultiProcessorCount, device);
+    const double rounds = double(p.B) / device_attribute(cudaDevAttrMultiProcessorCount);
     return iteration * double(p.max_iter) * fmax(rounds, 1.0);
 }
 
 }  // namespace
 
-int64_t workspace_cuda(const AdaptParams& p, int) {
-    return has_few(p) ? 0 : adapt_many_workspace(p);
-}
+int64_t workspace_cuda(const AdaptParams& p) { return has_few(p) ? 0 : adapt_many_workspace(p); }
 
-void run_cuda(const AdaptParams& p, int device, void* stream) {
+void run_cuda(const AdaptParams& p, cudaStream_t stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
-    const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
-    Watch watch(on, seconds_at_most(p, device));
+    Watch watch(stream, seconds_at_most(p));
     AdaptParams watched = p;
     watched.stop = watch.stop();
-    has_few(p) ? launch(watched, on) : launch_adapt_many(watched, on);
+    has_few(p) ? launch_adapt_few(watched, stream) : launch_adapt_many(watched, stream);
     if (watch.active()) watch.wait();
 }
 

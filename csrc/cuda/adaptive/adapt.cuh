@@ -83,7 +83,7 @@ struct Measure {
     const float* values;  // [K]
 
     __device__ Measure(const AdaptParams& p, int64_t task, int64_t prior)
-        : values(static_cast<const float*>(p.measures) + (task * p.priors + prior) * p.K) {}
+        : values(floats(p.measures) + (task * p.priors + prior) * p.K) {}
     __device__ float operator[](int64_t k) const { return kGiven ? values[k] : 1.0f; }
 };
 
@@ -162,13 +162,13 @@ __device__ void write_task(const AdaptParams& p, int64_t task, const Loop& loop,
     const double constant = polygamma(mass).digamma - double(dual_shift(p));
     for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
         const double part = double(counts[k]) + double(loop.a) * double(measure[k]);
-        static_cast<float*>(p.proportions)[task * p.K + k] = float(part / mass);
-        static_cast<float*>(p.dual)[task * p.K + k] = float(double(dual[k]) - constant);
+        floats(p.proportions)[task * p.K + k] = float(part / mass);
+        floats(p.dual)[task * p.K + k] = float(double(dual[k]) - constant);
     }
     if (threadIdx.x != 0) return;
-    static_cast<float*>(p.concentration)[task] = loop.a;
-    static_cast<float*>(p.criterion)[task] = loop.moved;
-    static_cast<float*>(p.bound)[task] = float(bound);
+    floats(p.concentration)[task] = loop.a;
+    floats(p.criterion)[task] = loop.moved;
+    floats(p.bound)[task] = float(bound);
     p.iterations[task] = loop.iterations;
     p.chosen[task] = loop.prior;
 }
@@ -237,7 +237,7 @@ struct Logits {
     // -inf becomes a number that stays finite after subtracting any offset.
     __device__ float operator()(int64_t q, int64_t k) const {
         const int64_t at = first + q * K + k;
-        const float value = dtype == DType::kFloat32 ? static_cast<const float*>(base)[at]
+        const float value = dtype == DType::kFloat32 ? floats(base)[at]
                             : dtype == DType::kFloat16
                                 ? to_float(static_cast<const __half*>(base)[at])
                                 : to_float(static_cast<const __nv_bfloat16*>(base)[at]);

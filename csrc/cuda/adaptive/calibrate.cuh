@@ -10,8 +10,6 @@
 #pragma once
 
 #include "common/adaptive.h"
-#include "common/workspace.h"
-#include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/team.cuh"
 
@@ -29,33 +27,23 @@ struct CalibrateShared {
     bool goes_on;
 };
 
-// Arrays of all tasks in the workspace.
-struct CalibratePlan {
-    double2* moments;   // [B, 2, R] of the rows, written in turns
-    float* least;       // [B, R] smallest distances of rows that are not in shared memory
-    float* normaliser;  // [B, R]
-    float* drawn;       // [B, parts, K]
-    TeamMemory* teams;  // [B]
-    int64_t parts;      // of the rows
-    int64_t bytes;
-
-    explicit CalibratePlan(const CalibrateParams& p)
-        : parts(max(kCalibrateWarps / ceil_div(p.K, int64_t(32)), ceil_div(p.R, int64_t(64)))) {
-        SharedArena arena(p.workspace);
-        moments = arena.take<double2>(p.B * 2 * p.R);
-        least = arena.take<float>(p.B * p.R);
-        normaliser = arena.take<float>(p.B * p.R);
-        drawn = arena.take<float>(p.B * parts * p.K);
-        teams = arena.take<TeamMemory>(p.B);
-        bytes = arena.used();
-    }
+// A call, and the arrays of all tasks in its workspace.
+struct CalibratePlan : CalibrateParams {
+    SharedArena arena{workspace};
+    // Of the rows.
+    int64_t parts = max(kCalibrateWarps / ceil_div(K, int64_t(32)), ceil_div(R, int64_t(64)));
+    double2* moments = arena.take<double2>(B * 2 * R);  // [B, 2, R] of the rows, written in turns
+    // [B, R] smallest distances of rows that are not in shared memory
+    float* least = arena.take<float>(B * R);
+    float* normaliser = arena.take<float>(B * R);           // [B, R]
+    float* drawn_parts = arena.take<float>(B * parts * K);  // [B, parts, K]
+    TeamMemory* teams = arena.take<TeamMemory>(B);          // [B]
 };
 
 // A task from the view of one thread. The minimum of each row is subtracted to avoid overflow.
 template <typename Distances>
 struct CalibrateTask {
-    const CalibrateParams& p;
-    const CalibratePlan& plan;
+    const CalibratePlan& p;
     const Distances& source;
     float* rows;  // [count, stride] in shared memory, if stride is not 0
     int64_t stride, task;
@@ -63,8 +51,8 @@ struct CalibrateTask {
     CalibrateShared& shared;
     int64_t count = min(max(p.count[task], int64_t(0)), p.R);
     const int64_t* labels = p.labels + task * p.R;
-    float* least = plan.least + task * p.R;
-    float* normaliser = plan.normaliser + task * p.R;
+    float* least = p.least + task * p.R;
+    float* normaliser = p.normaliser + task * p.R;
     int turn = 0;
     float share = 0;
 
@@ -112,7 +100,7 @@ struct CalibrateTask {
     // The sums over all rows of moments_of(i, its smallest distance).
     template <typename Moments>
     __device__ double2 sums(const Moments& moments_of) {
-        double2* const moments = plan.moments + (task * 2 + turn) * p.R;
+        double2* const moments = p.moments + (task * 2 + turn) * p.R;
         turn = 1 - turn;  // other blocks may still be reading the previous ones
         each_row([&](int64_t i) {
             const double2 of_row = moments_of(i, stride > 0 || i >= count ? 0.0f : least[i]);
@@ -179,13 +167,12 @@ struct CalibrateTask {
     __device__ void write_drawn(float f) {
         const float half = 0.5f * kLog2e<float> * f;
         const int64_t tiles = ceil_div(p.K, int64_t(32));
-        float* const parts = plan.drawn + task * plan.parts * p.K;
-        for (int64_t item = team.thread / 32; item < tiles * plan.parts;
-             item += team.threads / 32) {
+        float* const parts = p.drawn_parts + task * p.parts * p.K;
+        for (int64_t item = team.thread / 32; item < tiles * p.parts; item += team.threads / 32) {
             const int64_t k = item % tiles * 32 + threadIdx.x % 32, part = item / tiles;
             if (k >= p.K) continue;
             float sum = 0;
-            for (int64_t i = part; i < count; i += plan.parts) {
+            for (int64_t i = part; i < count; i += p.parts) {
                 sum += k == own(i) ? 0.0f : exp2f(normaliser[i] - half * behind(i, k, 0.0f));
             }
             parts[part * p.K + k] = sum;
@@ -194,8 +181,8 @@ struct CalibrateTask {
         for (int64_t k = team.thread; k < p.K && team.thread < kCalibrateThreads;
              k += kCalibrateThreads) {
             float sum = 0;
-            for (int64_t part = 0; part < plan.parts; ++part) sum += parts[part * p.K + k];
-            static_cast<float*>(p.drawn)[task * p.K + k] = sum;
+            for (int64_t part = 0; part < p.parts; ++part) sum += parts[part * p.K + k];
+            floats(p.drawn)[task * p.K + k] = sum;
         }
     }
 
@@ -220,20 +207,13 @@ struct CalibrateTask {
 
 template <typename Distances>
 __global__ void __launch_bounds__(kCalibrateThreads, 2)
-    calibrate_kernel(CalibrateParams p, CalibratePlan plan, Distances source, int64_t stride,
-                     int mixtures, int blocks) {
+    calibrate_kernel(CalibratePlan p, Distances source, int64_t stride, int mixtures, int blocks) {
     extern __shared__ float rows[];
     __shared__ CalibrateShared shared;
     const int64_t task = blockIdx.x / blocks;
     const int rank = int(blockIdx.x % blocks);
-    CalibrateTask<Distances> t{p,
-                               plan,
-                               source,
-                               rows,
-                               stride,
-                               task,
-                               blocks == 1 ? Team() : Team(plan.teams + task, rank, blocks),
-                               shared};
+    const Team team = blocks == 1 ? Team() : Team(p.teams + task, rank, blocks);
+    CalibrateTask<Distances> t{p, source, rows, stride, task, team, shared};
     source.start(task, t.team);
     double least = 0;
     float best = 0, sharpness = 0;
@@ -255,26 +235,25 @@ __global__ void __launch_bounds__(kCalibrateThreads, 2)
     if (rank > 0) return;
     __syncthreads();
     if (threadIdx.x == 0) {
-        static_cast<float*>(p.sharpness)[task] = sharpness;
-        static_cast<float*>(p.objective)[task] = float(least);
+        floats(p.sharpness)[task] = sharpness;
+        floats(p.objective)[task] = float(least);
     }
     source.finish(task, sharpness, best);
 }
 
 template <typename Distances>
-void launch_calibrate(const CalibrateParams& p, const Distances& source, int mixtures, int device,
+void launch_calibrate(const CalibrateParams& p, const Distances& source, int mixtures,
                       cudaStream_t stream) {
     constexpr int64_t kOther = 8192;  // bytes, more than the kernel's other shared memory
     // Neighbouring rows begin in different banks.
     const int64_t stride = round_up(p.K, int64_t(32)) + kRowLanes;
     const int64_t bytes = p.R * stride * int64_t(sizeof(float));
-    const bool staged =
-        bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const CalibratePlan plan(p);
+    const bool staged = bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const CalibratePlan plan{p};
     launch_teams("calibrate_kernel", calibrate_kernel<Distances>, p.B,
                  staged ? 1 : ceil_div(p.R, int64_t(kRowsTogether)), kCalibrateThreads,
-                 staged ? bytes : 0, plan.teams, device, stream, p, plan, source,
-                 staged ? stride : 0, mixtures);
+                 staged ? bytes : 0, plan.teams, stream, plan, source, staged ? stride : 0,
+                 mixtures);
 }
 
 }  // namespace paddle_ext

@@ -7,8 +7,6 @@
 
 #include "common/adaptive.h"
 #include "cuda/adaptive/tile_product.cuh"
-#include "cuda/device.cuh"
-#include "cuda/reduce.cuh"
 #include "cuda/team.cuh"
 
 namespace paddle_ext {
@@ -28,8 +26,8 @@ struct Factor {
     int64_t B, S, K, M;
     float* factor;   // [B, M', M'] V V^T or V^T V, the lower triangle; replaced by L, split
     float* scatter;  // [B]
-    SolvedRows classes, judges;
-    TeamMemory* teams;  // [B]
+    SolvedRows classes{}, judges{};
+    TeamMemory* teams = nullptr;  // [B]
 };
 
 constexpr int kSide = int(kFactorBlock), kHalf = kSide / 2;
@@ -252,7 +250,7 @@ __device__ TileRows tile_rows(const SolvedRows& rows, int64_t task, int64_t tile
                               int pitch) {
     const int64_t row0 = tile * T::kRows, at = task * rows.count + row0;
     const int count = int(min(rows.count - row0, int64_t(T::kRows)));
-    const float* const from = static_cast<const float*>(rows.from);
+    const float* const from = floats(rows.from);
     const int* const units = rows.units == nullptr ? nullptr : rows.units + at;
     return {count,      count,    int(M),     from == nullptr ? nullptr : from + at * rows.pitch,
             rows.split, units,    rows.pitch, rows.to + at * 2 * pitch,
@@ -314,12 +312,12 @@ __global__ void __launch_bounds__(SquareTile::kThreads, 2)
 
 // The factor, then products of what it solved for.
 template <typename Products>
-void launch_factor(const Factor& f, const Products& next, int device, cudaStream_t stream) {
+void launch_factor(const Factor& f, const Products& next, cudaStream_t stream) {
     const int64_t tiles = factor_columns(f.M) / kSide + ceil_div(f.classes.count, kSide) +
                           ceil_div(f.judges.count, kSide);
     const int blocks =
         launch_teams("factor_kernel", factor_kernel<Products>, f.B, tiles, SquareTile::kThreads,
-                     sizeof(FactorShared<SquareTile>), f.teams, device, stream, f, next);
+                     sizeof(FactorShared<SquareTile>), f.teams, stream, f, next);
     if (blocks == 1) launch_product(next, f.B, stream);
 }
 

@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads) compare_pairs_kernel(GroupsParams p)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t group = blockIdx.x, K = p.K, start = p.starts[group];
     const int64_t n = p.starts[group + 1] - start, partners = min(p.partners, n - 1);
-    const float* const rows = static_cast<const float*>(p.rows);
-    const float* const inverse = static_cast<const float*>(p.inverse) + group * K;
+    const float* const rows = floats(p.rows);
+    const float* const inverse = floats(p.inverse, group * K);
     const double chance = lane < p.C ? p.chances[lane] : 0.0;
     double sum = 0, product = 1;  // of ratios whose logarithm is still to be taken
     for (int64_t i = warp; i < n; i += kWarps) {
@@ -198,9 +198,9 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t n = p.starts[group + 1] - start;
     const bool is_near = K <= 32 * kPer && near_numbers(n, K) <= numbers;
     const int64_t* const order = p.order + start;
-    const float* const rows = static_cast<const float*>(p.rows);
-    const float* const inverse = static_cast<const float*>(p.inverse) + group * K;
-    float *const u = static_cast<float*>(p.probabilities), *const share = memory.share + start;
+    const float* const rows = floats(p.rows);
+    const float* const inverse = floats(p.inverse, group * K);
+    float *const u = floats(p.probabilities), *const share = memory.share + start;
     float* const total = is_near ? near + kWarps * K : memory.total + group * K;
     float* const factor = is_near ? total + K : memory.factor + group * K;
     float *const near_rows = near + (kWarps + 2) * K, *const near_u = near_rows + n * K;
@@ -269,11 +269,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t workspace_cuda(const GroupsParams& p, int) { return GroupsWorkspace(p).arena.used(); }
+int64_t workspace_cuda(const GroupsParams& p) { return GroupsWorkspace(p).arena.used(); }
 
-void run_cuda(const GroupsParams& p, int device, void* stream) {
+void run_cuda(const GroupsParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
-    const DeviceGuard guard(device);
     if (p.C > 0) {
         require(p.C <= kMostChances, "too many chances: ", p.C);
         launch("compare_pairs_kernel", compare_pairs_kernel, p.B, kThreads, 0, stream, p);
@@ -290,19 +289,17 @@ void run_cuda(const GroupsParams& p, int device, void* stream) {
            bytes / int64_t(sizeof(float)));
 }
 
-int64_t workspace_cuda(const MixtureParams& p, int) { return MixtureWorkspace(p).arena.used(); }
+int64_t workspace_cuda(const MixtureParams& p) { return MixtureWorkspace(p).arena.used(); }
 
-void run_cuda(const MixtureParams& p, int device, void* stream) {
-    const DeviceGuard guard(device);
+void run_cuda(const MixtureParams& p, cudaStream_t stream) {
     require(p.C <= kMostChances, "too many chances: ", p.C);
     const MixtureWorkspace memory(p);
     require_workspace(p.workspace_bytes, memory.arena.used());
     launch_teams("mixture_kernel", mixture_kernel, 1, (p.N + kWarps - 1) / kWarps, kThreads, 0,
-                 memory.team, device, static_cast<cudaStream_t>(stream), p, memory);
+                 memory.team, stream, p, memory);
 }
 
-void run_cuda(const MeanParams& p, int device, void* stream) {
-    const DeviceGuard guard(device);
+void run_cuda(const MeanParams& p, cudaStream_t stream) {
     launch("mean_kernel", mean_kernel, 1, kThreads, 0, stream, p);
 }
 

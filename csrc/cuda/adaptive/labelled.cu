@@ -5,8 +5,6 @@
 // the class means. The feature scale reads only the calibration rows. Sums are taken in a fixed
 // order, without atomics, whatever the number of blocks.
 
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cuda/adaptive/labelled.cuh"
 #include "cuda/mma.cuh"
 
@@ -56,22 +54,22 @@ __device__ void find_one_shot_scale(const LabelledParams& p, const float* means,
 }
 
 // The feature scale, by one block.
-__device__ void find_scale(const LabelledParams& p, const LabelledPlan& plan, int64_t task) {
+__device__ void find_scale(const LabelledPlan& p, int64_t task) {
     __shared__ double scratch[kThreads / 32];
     __shared__ Source sources[kRowsAtATime];
     __shared__ __align__(16) float parts[kScaleParts][4 * kScaleLanes];
     const int lane = threadIdx.x % kScaleLanes, part = threadIdx.x / kScaleLanes;
     const int64_t D = p.D, count = p.count[task];
-    const float* const support = static_cast<const float*>(p.support) + task * p.S * D;
-    const float* const firsts = static_cast<const float*>(p.first) + task * p.S;
-    const float* const seconds = static_cast<const float*>(p.second) + task * p.S;
-    const float* const centre = static_cast<const float*>(p.centre) + task * D;
-    const float* const means = static_cast<const float*>(p.means) + task * p.K * D;
-    const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
+    const float* const support = floats(p.support, task * p.S * D);
+    const float* const firsts = floats(p.first, task * p.S);
+    const float* const seconds = floats(p.second, task * p.S);
+    const float* const centre = floats(p.centre, task * D);
+    const float* const means = floats(p.means, task * p.K * D);
+    const float* const shots = floats(p.shots, task * p.K);
     const int64_t* const own = p.own + task * p.R;
-    float* const scale = static_cast<float*>(p.scale) + task * D;
+    float* const scale = floats(p.scale, task * D);
     if (p.R == 0) {
-        float* const fourths = plan.sums + task * plan.parts * D;
+        float* const fourths = p.sums + task * p.parts * D;
         return find_one_shot_scale(p, means, fourths, scale, scratch);
     }
     double degrees = 0, mean = 0, sum = 0;
@@ -84,20 +82,20 @@ __device__ void find_scale(const LabelledParams& p, const LabelledPlan& plan, in
         const int size = int(min(count - start, int64_t(kRowsAtATime)));
         __syncthreads();  // the previous rows have been read
         for (int i = threadIdx.x; i < size; i += kThreads) {
-            const int row = plan.chosen[task * p.R + start + i];
+            const int row = p.chosen[task * p.R + start + i];
             sources[i] = {row, int(own[start + i]), firsts[row], seconds[row]};
         }
         __syncthreads();
         for (int64_t first = 0; first < D; first += 4 * kScaleLanes) {
             const int64_t d = first + 4 * lane;
-            const float4 c = load_row4(centre, d, D, plan.aligned);
+            const float4 c = load_row4(centre, d, D, p.aligned);
             float4 scatter = make_float4(0, 0, 0, 0);
 #pragma unroll 4
             for (int i = part; i < size; i += kScaleParts) {
                 const Source from = sources[i];
-                const float4 row = load_row4(support + from.row * D, d, D, plan.aligned);
+                const float4 row = load_row4(support + from.row * D, d, D, p.aligned);
                 const float4 x = centred(row, from.first, c);
-                const float4 w = load_row4(means + from.own * D, d, D, plan.aligned);
+                const float4 w = load_row4(means + from.own * D, d, D, p.aligned);
                 const float4 away = x * from.second - w;
                 scatter = scatter + away * away;
             }
@@ -128,21 +126,21 @@ __device__ void find_scale(const LabelledParams& p, const LabelledPlan& plan, in
 // By one block per task, or a team of blocks if there are few tasks.
 template <int kHeld>
 __global__ void __launch_bounds__(kThreads, kHeld <= 4 ? 3 : 1)
-    labelled_kernel(LabelledParams p, LabelledPlan plan, int blocks) {
+    labelled_kernel(LabelledPlan p, int blocks) {
     const int64_t task = blockIdx.x / blocks, D = p.D;
     const int rank = int(blockIdx.x % blocks);
-    Team team = blocks == 1 ? Team() : Team(plan.teams + task, rank, blocks);
+    Team team = blocks == 1 ? Team() : Team(p.teams + task, rank, blocks);
     const auto each_class = [&](const auto& body) {  // one warp each
         for (int64_t k = team.thread / 32; k < p.K; k += team.threads / 32) {
-            body(ClassRows(p, plan, task, k));
+            body(ClassRows(p, task, k));
         }
         team.sync();
     };
-    if (rank == 0) order_rows(p, plan, task);
+    if (rank == 0) order_rows(p, task);
     team.sync();
     if constexpr (kHeld > 0) {
-        for (int64_t part = rank; part < plan.parts; part += blocks) {
-            sum_rows<kHeld>(p, plan, task, part);
+        for (int64_t part = rank; part < p.parts; part += blocks) {
+            sum_rows<kHeld>(p, task, part);
         }
         team.sync();
     } else {
@@ -150,14 +148,14 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 4 ? 3 : 1)
     }
     // The mean of the class means: from sums of rows, or from the means. A single class is not
     // centred.
-    const float* const from = kHeld > 0 ? plan.sums : static_cast<const float*>(p.means);
-    const int64_t count = kHeld > 0 ? plan.parts : p.K;
+    const float* const from = kHeld > 0 ? p.sums : floats(p.means);
+    const int64_t count = kHeld > 0 ? p.parts : p.K;
     const float share = kHeld > 0 ? 1.0f : 1.0f / float(p.K);
     for (int64_t d = team.thread; d < D; d += team.threads) {
         float sum = 0;
 #pragma unroll 8
         for (int64_t i = 0; i < count; ++i) sum += from[(task * count + i) * D + d];
-        static_cast<float*>(p.centre)[task * D + d] = p.K > 1 ? sum * share : 0.0f;
+        floats(p.centre)[task * D + d] = p.K > 1 ? sum * share : 0.0f;
     }
     team.sync();
     each_class([&](const ClassRows& c) {
@@ -167,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 4 ? 3 : 1)
             find_long_mean<true>(c);
         }
     });
-    if (rank == 0) find_scale(p, plan, task);
+    if (rank == 0) find_scale(p, task);
 }
 
 // --- query rows ---------------------------------------------------------------------------------
@@ -189,10 +187,10 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
     if (item >= p.B * p.N) return;
     const int64_t D = p.D, task = p.shared ? 0 : item / p.N;
     const auto of_task = [&](const void* all) {
-        return all == nullptr ? nullptr : static_cast<const float*>(all) + task * D;
+        return all == nullptr ? nullptr : floats(all, task * D);
     };
     const float *const centre = of_task(p.centre), *const scale = of_task(p.scale);
-    const float* const row = static_cast<const float*>(p.rows) + item * D;
+    const float* const row = floats(p.rows, item * D);
     float first = 1, second = 1;
     if (centre != nullptr) {
         first = warp_inverse_norm(row, D, aligned);
@@ -208,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
         if (p.split) {
             store_row4(static_cast<__half*>(p.x) + item * row_halves(D), d, out);
         } else {
-            store_row4(static_cast<float*>(p.x) + item * D, d, D, aligned, out);
+            store_row4(floats(p.x, item * D), d, D, aligned, out);
         }
     }
     if (threadIdx.x % 32 == 0 && p.finite != nullptr && !plainly_finite(first)) {
@@ -218,14 +216,9 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
 
 }  // namespace
 
-int64_t workspace_cuda(const LabelledParams& p, int) { return LabelledPlan(p, false).bytes; }
+int64_t workspace_cuda(const LabelledParams& p) { return LabelledPlan{p}.arena.used(); }
 
-LabelledPlan labelled_plan(const LabelledParams& p) {
-    return {p, rows_aligned(p.dtype, p.D, {p.support, p.centre, p.means})};
-}
-
-void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, int device,
-                     cudaStream_t stream) {
+void launch_labelled(const LabelledPlan& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "support on CUDA must be float32 for the native code");
     require(p.S <= INT32_MAX && p.K < INT32_MAX, "support must have fewer than 2^31 rows");
     const int held = rows_held(p.D);
@@ -233,20 +226,18 @@ void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, int devi
                         : held == 4 ? labelled_kernel<4>
                         : held == 8 ? labelled_kernel<8>
                                     : labelled_kernel<0>;
-    const int64_t useful = max(plan.parts, ceil_div(p.K, kWarps));
-    launch_teams("labelled_kernel", kernel, p.B, useful, kThreads, row_sums_bytes(p.D), plan.teams,
-                 device, stream, p, plan);
+    const int64_t useful = max(p.parts, ceil_div(p.K, kWarps));
+    launch_teams("labelled_kernel", kernel, p.B, useful, kThreads, row_sums_bytes(p.D), p.teams,
+                 stream, p);
 }
 
-void run_cuda(const LabelledParams& p, int device, void* stream) {
-    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
-    const DeviceGuard guard(device);
-    launch_labelled(p, labelled_plan(p), device, static_cast<cudaStream_t>(stream));
+void run_cuda(const LabelledParams& p, cudaStream_t stream) {
+    require_workspace(p.workspace_bytes, workspace_cuda(p));
+    launch_labelled(LabelledPlan{p}, stream);
 }
 
-void run_cuda(const CoordinatesParams& p, int device, void* stream) {
+void run_cuda(const CoordinatesParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
-    const DeviceGuard guard(device);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.centre, p.scale, p.x});
     launch("coordinates_kernel", coordinates_kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0,
            stream, p, aligned);

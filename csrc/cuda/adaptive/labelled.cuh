@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/adaptive.h"
-#include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/team.cuh"
 
@@ -12,27 +11,17 @@ namespace paddle_ext {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kPartRows = 128;  // rows per block of the first pass
 
-// Arrays of all tasks in the workspace.
-struct LabelledPlan {
-    int* order;         // [B, S]      rows, by class
-    int* start;         // [B, K + 1]  where a class begins in `order`
-    int* chosen;        // [B, R]      calibration rows
-    float* sums;        // [B, parts, D] partial sums of the rows
-    TeamMemory* teams;  // [B]
-    int64_t parts;
-    bool aligned;  // rows can be read four numbers at a time
-    int64_t bytes;
-
-    LabelledPlan(const LabelledParams& p, bool aligned)
-        : parts(ceil_div(p.S, int64_t(kPartRows))), aligned(aligned) {
-        SharedArena arena(p.workspace);
-        order = arena.take<int>(p.B * p.S);
-        start = arena.take<int>(p.B * (p.K + 1));
-        chosen = arena.take<int>(p.B * p.R);
-        sums = arena.take<float>(p.B * parts * p.D);
-        teams = arena.take<TeamMemory>(p.B);
-        bytes = arena.used();
-    }
+// A call, and the arrays of all tasks in its workspace.
+struct LabelledPlan : LabelledParams {
+    SharedArena arena{workspace};
+    int64_t parts = ceil_div(S, int64_t(kPartRows));
+    int* order = arena.take<int>(B * S);             // [B, S]      rows, by class
+    int* start = arena.take<int>(B * (K + 1));       // [B, K + 1]  where a class begins in them
+    int* chosen = arena.take<int>(B * R);            // [B, R]      calibration rows
+    float* sums = arena.take<float>(B * parts * D);  // [B, parts, D] partial sums of the rows
+    TeamMemory* teams = arena.take<TeamMemory>(B);   // [B]
+    // Rows can be read four numbers at a time.
+    bool aligned = rows_aligned(dtype, D, {support, centre, means});
 };
 
 __device__ inline float4 centred(float4 x, float first, float4 c) { return x * first - c; }
@@ -77,7 +66,7 @@ constexpr int kTile = 2048;  // labels in shared memory at once
 
 // Calls body(s) for the rows of class k, in order; all threads of the block take part.
 template <typename Body>
-__device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, int* tile,
+__device__ void for_each_row(const LabelledPlan& p, int64_t task, int64_t k, int* tile,
                              const Body& body) {
     for (int64_t first = 0; first < p.S; first += kTile) {
         const int size = int(min(p.S - first, int64_t(kTile)));
@@ -94,14 +83,14 @@ __device__ void for_each_row(const LabelledParams& p, int64_t task, int64_t k, i
 }
 
 // By one block.
-__device__ inline void order_rows(const LabelledParams& p, const LabelledPlan& plan, int64_t task) {
+__device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
     __shared__ int scratch[kWarps];
     __shared__ int tile[kTile];
     const int64_t S = p.S, K = p.K;
     const int64_t* const labels = p.labels + task * S;
-    float* const shots = static_cast<float*>(p.shots) + task * K;
-    int* const start = plan.start + task * (K + 1);
-    int* const order = plan.order + task * S;
+    float* const shots = floats(p.shots, task * K);
+    int* const start = p.start + task * (K + 1);
+    int* const order = p.order + task * S;
     int done = 0;
     bool empty = false;  // whether a class of this thread is empty
     for (int64_t first = 0; first < K; first += kThreads) {
@@ -122,8 +111,8 @@ __device__ inline void order_rows(const LabelledParams& p, const LabelledPlan& p
     if (done < S) {  // no other kernel writes the factors of a row without a class
         for (int64_t s = threadIdx.x; s < S; s += kThreads) {
             if (load_label(labels, s, K) >= 0) continue;
-            static_cast<float*>(p.first)[task * S + s] = 0.0f;
-            static_cast<float*>(p.second)[task * S + s] = 0.0f;
+            floats(p.first)[task * S + s] = 0.0f;
+            floats(p.second)[task * S + s] = 0.0f;
         }
     }
     if (p.finite != nullptr) {
@@ -157,11 +146,11 @@ __device__ inline void order_rows(const LabelledParams& p, const LabelledPlan& p
         ranked += here;
         const int64_t place = is ? place_of(rank, total, count) : -1;
         if (place < 0) continue;
-        plan.chosen[task * p.R + place] = int(s);
+        p.chosen[task * p.R + place] = int(s);
         p.own[task * p.R + place] = labels[s];
     }
     for (int64_t i = count + threadIdx.x; i < p.R; i += kThreads) {
-        plan.chosen[task * p.R + i] = -1;
+        p.chosen[task * p.R + i] = -1;
         p.own[task * p.R + i] = 0;
     }
 }
@@ -171,14 +160,13 @@ __device__ inline void order_rows(const LabelledParams& p, const LabelledPlan& p
 // Norms of a part of the rows of a task, and the part's share of the mean of the class means, by
 // one block; a warp takes two rows at a time.
 template <int kHeld>
-__device__ void sum_rows(const LabelledParams& p, const LabelledPlan& plan, int64_t task,
-                         int64_t part) {
+__device__ void sum_rows(const LabelledPlan& p, int64_t task, int64_t part) {
     extern __shared__ float warp_sums[];  // [kWarps, 128 kHeld]
     const int64_t D = p.D;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const float* const support = static_cast<const float*>(p.support) + task * p.S * D;
-    const float* const shots = static_cast<const float*>(p.shots) + task * p.K;
-    float* const firsts = static_cast<float*>(p.first) + task * p.S;
+    const float* const support = floats(p.support, task * p.S * D);
+    const float* const shots = floats(p.shots, task * p.K);
+    float* const firsts = floats(p.first, task * p.S);
     const int64_t end = min((part + 1) * kPartRows, p.S);
     float4 sum[kHeld] = {};
     for (int64_t s = part * kPartRows + 2 * warp; s < end; s += 2 * kWarps) {
@@ -188,7 +176,7 @@ __device__ void sum_rows(const LabelledParams& p, const LabelledPlan& plan, int6
             const float* const row = support + min(s + i, end - 1) * D;
 #pragma unroll
             for (int h = 0; h < kHeld; ++h) {
-                x[i][h] = load_row4(row, 4 * lane + 128 * h, D, plan.aligned);
+                x[i][h] = load_row4(row, 4 * lane + 128 * h, D, p.aligned);
             }
         }
 #pragma unroll
@@ -198,7 +186,7 @@ __device__ void sum_rows(const LabelledParams& p, const LabelledPlan& plan, int6
 #pragma unroll
             for (int h = 0; h < kHeld; ++h) squared += squared_norm(x[i][h]);
             const float first =
-                inverse_norm(support + (s + i) * D, D, plan.aligned, warp_sum(squared));
+                inverse_norm(support + (s + i) * D, D, p.aligned, warp_sum(squared));
             const int k = load_label(p.labels + task * p.S, s + i, p.K);
             if (lane == 0) {
                 firsts[s + i] = first;
@@ -217,7 +205,7 @@ __device__ void sum_rows(const LabelledParams& p, const LabelledPlan& plan, int6
     for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         float total = 0;
         for (int other = 0; other < kWarps; ++other) total += warp_sums[other * kHeld * 128 + d];
-        plan.sums[(task * plan.parts + part) * D + d] = total;
+        p.sums[(task * p.parts + part) * D + d] = total;
     }
     __syncthreads();  // the sums of the warps have been read
 }
@@ -230,8 +218,7 @@ inline int64_t row_sums_bytes(int64_t D) {
 
 // One class from the view of its warp: its rows are order[begin .. end).
 struct ClassRows {
-    const float* support;
-    const float* centre;
+    const float *support, *centre;
     float *firsts, *seconds, *mean;
     const int* order;
     int begin, end;
@@ -239,20 +226,12 @@ struct ClassRows {
     bool aligned;
     bool* finite;
 
-    __device__ ClassRows(const LabelledParams& p, const LabelledPlan& plan, int64_t task,
-                         int64_t k) {
-        D = p.D;
-        aligned = plan.aligned;
-        support = static_cast<const float*>(p.support) + task * p.S * D;
-        centre = static_cast<const float*>(p.centre) + task * D;
-        firsts = static_cast<float*>(p.first) + task * p.S;
-        seconds = static_cast<float*>(p.second) + task * p.S;
-        mean = static_cast<float*>(p.means) + (task * p.K + k) * D;
-        order = plan.order + task * p.S;
-        begin = plan.start[task * (p.K + 1) + k];
-        end = plan.start[task * (p.K + 1) + k + 1];
-        finite = p.finite == nullptr ? nullptr : p.finite + task;
-    }
+    __device__ ClassRows(const LabelledPlan& p, int64_t task, int64_t k)
+        : support(floats(p.support, task * p.S * p.D)), centre(floats(p.centre, task * p.D)),
+          firsts(floats(p.first, task * p.S)), seconds(floats(p.second, task * p.S)),
+          mean(floats(p.means, (task * p.K + k) * p.D)), order(p.order + task * p.S),
+          begin(p.start[task * (p.K + 1) + k]), end(p.start[task * (p.K + 1) + k + 1]), D(p.D),
+          aligned(p.aligned), finite(p.finite == nullptr ? nullptr : p.finite + task) {}
 
     // Four numbers of a row, scaled and, in the second pass, centred.
     template <bool kCentred>
@@ -342,8 +321,6 @@ __device__ void find_mean(const ClassRows& c) {
 }
 
 // All outputs of `labelled`.
-LabelledPlan labelled_plan(const LabelledParams& p);
-void launch_labelled(const LabelledParams& p, const LabelledPlan& plan, int device,
-                     cudaStream_t stream);
+void launch_labelled(const LabelledPlan& p, cudaStream_t stream);
 
 }  // namespace paddle_ext

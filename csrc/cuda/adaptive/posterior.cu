@@ -1,15 +1,10 @@
-// The absorb step of `adaptive` on CUDA: one block per task. First products with weighted sums of
-// queries, in tiles, which have a kernel of their own if there are many; then sums over the queries;
-// then one warp per query. The algebra is in common/adaptive.h.
+// `posterior` on CUDA; the algebra is in common/adaptive.h.
+//
+// Queries into the coordinates; one product with the rows of the likelihood and with one another;
+// with a full metric, z of the queries and their products; `adapt`; products with weighted sums of
+// queries, from the query-query products; the absorb step.
 
-#include "common/adaptive.h"
-#include "common/math.h"
-#include "common/params.h"
-#include "common/workspace.h"
 #include "cuda/adaptive/factor.cuh"
-#include "cuda/adaptive/tile_product.cuh"
-#include "cuda/device.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 
@@ -17,49 +12,67 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// Prototypes absorb the queries, each query classified without itself.
-struct AbsorbStep : PosteriorParams {
-    int64_t Q = size.Q, K = size.K;
-    const float *given,
-        *cross;         // [B, Q, K] probabilities before; products of queries and prototypes
-    const float* gram;  // [B, Q, Q] products of queries with one another, for the next two:
-    float* inner;       // [B, Q, K] products of queries and weighted sums of queries
-    float* own;         // [B, Q]    and of queries with themselves
-    float* class_sums;  // [B, 2, K]
+// The likelihood of a task.
+__device__ int64_t likelihood_of(const PosteriorParams& p, int64_t task) {
+    return p.size.L == 1 ? 0 : task;
+}
 
-    explicit AbsorbStep(const PosteriorParams& p) : PosteriorParams(p) {}
+// A call, the arrays of all tasks in its workspace, and the calls that use them.
+struct PosteriorPlan {
+    PosteriorParams p;
+    SharedArena arena{p.workspace};
+    int64_t B = p.size.B, Q = p.size.Q, K = p.size.K, D = p.size.D;
+    // [B, Q, D'] times the root of the scale
+    __half* x = arena.take<__half>(B * Q * row_halves(D));
+    float* cross = arena.take<float>(B * Q * K);   // [B, Q, K] products of queries and prototypes
+    float* logits = arena.take<float>(B * Q * K);  // [B, Q, K] not needed after the proportions:
+    float* inner = logits;                         // products of queries and their weighted sums
+    float* gram = arena.take<float>(B * Q * Q);    // [B, Q, Q] queries with one another
+    float* given = arena.take<float>(B * Q * K);   // [B, Q, K] probabilities before the step
+    // [B, Q, M'] by rows products with offsets; then split
+    float* z = arena.take<float>(B * Q * factor_columns(p.size.M));
+    float* own = arena.take<float>(B * Q);             // [B, Q] queries with themselves
+    float* class_sums = arena.take<float>(B * 2 * K);  // [B, 2, K]
+    AdaptParams adapt = adapt_of<float>(p);
+    CoordinatesParams coordinates{};
+
+    explicit PosteriorPlan(const PosteriorParams& call) : p(call) {
+        coordinates.B = B, coordinates.N = Q, coordinates.D = D;
+        coordinates.shared = p.size.L == 1, coordinates.dtype = p.dtype;
+        coordinates.rows = p.query, coordinates.centre = p.centre, coordinates.scale = p.scale;
+        coordinates.x = x, coordinates.split = true, coordinates.finite = p.finite;
+        adapt.logits = logits, adapt.probabilities = given;
+        adapt.workspace_bytes = workspace_cuda(adapt);
+        adapt.workspace = arena.take<char>(adapt.workspace_bytes);
+    }
 };
+
+// --- the absorb step ----------------------------------------------------------------------------
+//
+// Prototypes absorb the queries, each query classified without itself: one block per task. First
+// products with weighted sums of queries, in tiles, which have a kernel of their own if there are
+// many; then sums over the queries; then one warp per query.
 
 // One task.
 struct Step {
-    const float *given, *cross, *inner, *own, *added;   // [Q, K], own [Q], added may be null
-    const float *shots, *squares, *bias, *proportions;  // [K]
-    const float* measure;                               // [K]; null: 1 for all classes
-    float sharpness, prior, share, weight, trust, temper, count, variance, mean_shots, two_classes;
-    float *square, *mass;  // [K] in the workspace
-
-    __device__ Step(const AbsorbStep& p, int64_t task) {
-        const int64_t at = task * p.Q * p.K, shared = p.size.L == 1 ? 0 : task;
-        given = p.given + at, cross = p.cross + at, inner = p.inner + at;
-        own = p.own + task * p.Q;
-        added = p.added == nullptr ? nullptr : static_cast<const float*>(p.added) + at;
-        shots = static_cast<const float*>(p.shots) + shared * p.K;
-        squares = static_cast<const float*>(p.squares) + shared * p.K;
-        bias = static_cast<const float*>(p.bias) + task * p.K;
-        proportions = static_cast<const float*>(p.proportions) + task * p.K;
-        measure = chosen_measure<float>(p, task);
-        sharpness = static_cast<const float*>(p.sharpness)[task];
-        variance = static_cast<const float*>(p.variance)[shared], mean_shots = float(p.mean_shots);
-        prior = static_cast<const float*>(p.concentration)[task];
-        share = absorb_share(prior);
-        count = total_count(p.weight, p.Q, p.K, prior);
-        two_classes = chance_of_two_classes(prior, p.K);
-        weight = float(p.weight);
-        trust = float(trust_of(p.Q, p.K));
-        temper = float(p.temper);
-        square = p.class_sums + task * 2 * p.K;
-        mass = square + p.K;
-    }
+    const PosteriorPlan& plan;
+    int64_t task;
+    const PosteriorParams& p = plan.p;
+    int64_t Q = plan.Q, K = plan.K, at = task * Q * K, shared = likelihood_of(p, task);
+    const float *given = plan.given + at, *cross = plan.cross + at, *inner = plan.inner + at;
+    const float* own = plan.own + task * Q;
+    const float* added = p.added == nullptr ? nullptr : floats(p.added, at);
+    const float* shots = floats(p.shots, shared* K);
+    const float* squares = floats(p.squares, shared* K);
+    const float* bias = floats(p.bias, task* K);
+    const float* proportions = floats(p.proportions, task* K);
+    const float* measure = chosen_measure<float>(p, task);  // null: 1 for all classes
+    float sharpness = floats(p.sharpness)[task], prior = floats(p.concentration)[task];
+    float variance = floats(p.variance)[shared], mean_shots = float(p.mean_shots);
+    float share = absorb_share(prior), count = total_count(p.weight, Q, K, prior);
+    float two_classes = chance_of_two_classes(prior, K);
+    float weight = float(p.weight), trust = float(trust_of(Q, K)), temper = float(p.temper);
+    float *square = plan.class_sums + task * 2 * K, *mass = square + K;
 };
 
 // A class, as needed by the rows of all queries.
@@ -92,16 +105,16 @@ struct StepClass {
 // Probabilities and labels of the queries of a warp. Their classes are held in kHeld registers per
 // lane; with 0, rows go through memory.
 template <int kHeld>
-__device__ void write_queries(const Step& s, const AbsorbStep& p, float* out, int64_t* labels) {
+__device__ void write_queries(const Step& s, float* out, int64_t* labels) {
     constexpr int kKept = kHeld > 0 ? kHeld : 1;
     const int lane = threadIdx.x % 32;
-    const int64_t K = p.K;
+    const int64_t K = s.K;
     StepClass classes[kKept];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
         if (lane + 32 * i < K) classes[i] = StepClass(s, lane + 32 * i);
     }
-    for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
+    for (int64_t q = threadIdx.x / 32; q < s.Q; q += kWarps) {
         float kept[kKept], most = Range<float>::kMinusInfinity, sum = 0, best = -1.0f;
         int label = 0;
         const float own = s.own[q];
@@ -144,7 +157,7 @@ constexpr int kInnerHeld = kInnerRows / kWarps;
 
 // A tile of inner = gram W, where W holds the weights of the queries in the classes, and the diagonal
 // of the Gram matrix.
-__device__ void find_inner(const AbsorbStep& p, int64_t task, int64_t tile) {
+__device__ void find_inner(const PosteriorPlan& p, int64_t task, int64_t tile) {
     __shared__ __align__(16) float gram[kInnerRows][kInnerDepth];
     __shared__ float weights[kInnerDepth][kInnerClasses];
     const int64_t Q = p.Q, K = p.K, tiles = ceil_div(K, int64_t(kInnerClasses));
@@ -201,23 +214,23 @@ __device__ void find_inner(const AbsorbStep& p, int64_t task, int64_t tile) {
     }
 }
 
-__host__ __device__ int64_t inner_tiles(const AbsorbStep& p) {
+__host__ __device__ int64_t inner_tiles(const PosteriorPlan& p) {
     return ceil_div(p.Q, int64_t(kInnerRows)) * ceil_div(p.K, int64_t(kInnerClasses));
 }
 
 constexpr int64_t kFewTiles = 4;  // a block of the step itself finds as many
 
 // One block per tile.
-__global__ void __launch_bounds__(kThreads) inner_kernel(AbsorbStep p) {
+__global__ void __launch_bounds__(kThreads) inner_kernel(PosteriorPlan p) {
     const int64_t tiles = inner_tiles(p);
     find_inner(p, blockIdx.x / tiles, blockIdx.x % tiles);
 }
 
 // Sums over the queries: kTiles tiles of 32 classes at a time, some of the queries for each warp.
 template <int kTiles>
-__device__ void sum_queries(const Step& s, const AbsorbStep& p) {
+__device__ void sum_queries(const Step& s) {
     __shared__ float parts[2][kWarps][32 * kTiles];
-    const int64_t Q = p.Q, K = p.K;
+    const int64_t Q = s.Q, K = s.K;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int64_t first = 0; first < K; first += 32 * kTiles) {
         float shots[kTiles], square[kTiles] = {}, mass[kTiles] = {};
@@ -256,16 +269,15 @@ __device__ void sum_queries(const Step& s, const AbsorbStep& p) {
 }
 
 // How much of the batch each class is; see class_share. `square` and `mass` are not needed any more.
-__device__ void write_shares(const Step& s, const AbsorbStep& p, const float* u,
-                             const int64_t* labels, float* shares) {
-    const int K = int(p.K);
+__device__ void write_shares(const Step& s, const float* u, const int64_t* labels, float* shares) {
+    const int K = int(s.K);
     int labelled = 0;  // classes with a label
     for (int first = 0; first < K; first += kThreads) {
         const int k = first + int(threadIdx.x);
         double held = 0;
         float counted = 0;
 #pragma unroll 1
-        for (int64_t q = 0; k < K && q < p.Q; ++q) {
+        for (int64_t q = 0; k < K && q < s.Q; ++q) {
             held += double(u[q * K + k]);
             counted += float(labels[q] == k);
         }
@@ -273,111 +285,51 @@ __device__ void write_shares(const Step& s, const AbsorbStep& p, const float* u,
         labelled += __syncthreads_count(counted > 0);
     }
     for (int k = threadIdx.x; k < K; k += kThreads) {
-        shares[k] = class_share(s.square[k], s.mass[k], float(labelled) / float(K), p.Q);
+        shares[k] = class_share(s.square[k], s.mass[k], float(labelled) / float(K), s.Q);
     }
 }
 
 template <int kHeld>
-__global__ void __launch_bounds__(kThreads) absorb_kernel(AbsorbStep p) {
-    const int64_t task = blockIdx.x, Q = p.Q, K = p.K;
-    const Step s(p, task);
-    for (int64_t tile = 0; inner_tiles(p) <= kFewTiles && tile < inner_tiles(p); ++tile) {
-        find_inner(p, task, tile);
+__global__ void __launch_bounds__(kThreads) absorb_kernel(PosteriorPlan plan) {
+    const Step s{plan, blockIdx.x};
+    for (int64_t tile = 0; inner_tiles(plan) <= kFewTiles && tile < inner_tiles(plan); ++tile) {
+        find_inner(plan, s.task, tile);
     }
     __syncthreads();
-    sum_queries<(kHeld > 0 ? kHeld : 4)>(s, p);
-    float* const out = static_cast<float*>(p.probabilities) + task * Q * K;
-    write_queries<kHeld>(s, p, out, p.labels + task * Q);
+    sum_queries<(kHeld > 0 ? kHeld : 4)>(s);
+    float* const out = floats(s.p.probabilities, s.at);
+    int64_t* const labels = s.p.labels + s.task * s.Q;
+    write_queries<kHeld>(s, out, labels);
     __syncthreads();  // all probabilities are written, and the proportions have been read
-    write_shares(s, p, out, p.labels + task * Q, static_cast<float*>(p.proportions) + task * K);
+    write_shares(s, out, labels, floats(s.p.proportions, s.task * s.K));
 }
 
-void launch_absorb_step(const AbsorbStep& p, void* stream) {
-    require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
+void launch_absorb_step(const PosteriorPlan& p, cudaStream_t stream) {
     const auto kernel = p.K <= 64    ? absorb_kernel<2>
                         : p.K <= 160 ? absorb_kernel<5>
                         : p.K <= 256 ? absorb_kernel<8>
                                      : absorb_kernel<0>;
     const int64_t tiles = inner_tiles(p);
     if (tiles > kFewTiles) {
-        launch("inner_kernel", inner_kernel, p.size.B * tiles, kThreads, 0, stream, p);
+        launch("inner_kernel", inner_kernel, p.B * tiles, kThreads, 0, stream, p);
     }
-    launch("absorb_kernel", kernel, p.size.B, kThreads, 0, stream, p);
+    launch("absorb_kernel", kernel, p.B, kThreads, 0, stream, p);
 }
 
-// --- posterior -----------------------------------------------------------------------------------
-//
-// `posterior` on CUDA; the algebra is in common/adaptive.h.
-//
-// Queries into the coordinates; one product with the rows of the likelihood and with one another;
-// with a full metric, z of the queries and their products; `adapt`; products with weighted sums of
-// queries, from the query-query products; the absorb step.
-
-// Arrays of all tasks in the workspace, and the calls that use them.
-struct PosteriorPlan {
-    CoordinatesParams coordinates{};
-    AdaptParams adapt{};
-    AbsorbStep step;
-    __half* x;                             // [B, Q, D'] times the root of the scale
-    float *cross, *logits, *gram, *given;  // [B, Q, K], gram [B, Q, Q]
-    float* z;                              // [B, Q, M'] by rows products with offsets; then split
-    float *inner, *own;                    // [B, Q, K], [B, Q]
-    int64_t bytes;
-
-    explicit PosteriorPlan(const PosteriorParams& p) : step(p) {
-        SharedArena arena(p.workspace);
-        const int64_t B = p.size.B, Q = p.size.Q, K = p.size.K, D = p.size.D;
-        x = arena.take<__half>(B * Q * row_halves(D));
-        cross = arena.take<float>(B * Q * K);
-        logits = arena.take<float>(B * Q * K);
-        inner = logits;  // the logits are not needed after the proportions
-        gram = arena.take<float>(B * Q * Q);
-        given = arena.take<float>(B * Q * K);
-        z = arena.take<float>(B * Q * factor_columns(p.size.M));
-        own = arena.take<float>(B * Q);
-        coordinates.B = B, coordinates.N = Q, coordinates.D = D;
-        coordinates.shared = p.size.L == 1, coordinates.dtype = p.dtype;
-        coordinates.rows = p.query, coordinates.centre = p.centre, coordinates.scale = p.scale;
-        coordinates.x = x, coordinates.split = true, coordinates.finite = p.finite;
-        adapt.B = B, adapt.Q = Q, adapt.K = K, adapt.dtype = p.dtype;
-        adapt.logits = logits;
-        adapt.weight = p.weight, adapt.max_iter = p.max_iter, adapt.tol = p.tol;
-        adapt.labels = p.labels, adapt.probabilities = given;
-        adapt.proportions = p.proportions, adapt.dual = p.dual;
-        adapt.iterations = p.iterations, adapt.criterion = p.criterion;
-        adapt.concentration = p.concentration, adapt.bound = p.bound;
-        adapt.priors = p.priors, adapt.measures = p.measures, adapt.chosen = p.chosen;
-        adapt.workspace_bytes = workspace_cuda(adapt, 0);
-        adapt.workspace = arena.take<char>(adapt.workspace_bytes);
-        step.given = given, step.cross = cross, step.gram = gram, step.inner = inner,
-        step.own = own;
-        step.class_sums = arena.take<float>(B * 2 * K);
-        bytes = arena.used();
-    }
-};
-
-// The likelihood of a task.
-__device__ int64_t likelihood_of(const PosteriorParams& p, int64_t task) {
-    return p.size.L == 1 ? 0 : task;
-}
+// --- products -----------------------------------------------------------------------------------
 
 // Queries with the rows of the likelihood and with one another, in the feature scale.
-struct ScaledProducts : ProductSizes {
-    PosteriorParams p;
+struct ScaledProducts : RowProducts {
     PosteriorPlan plan;
 
-    __device__ const __half* row(int64_t task, int64_t q) const {
-        return plan.x + (task * rows + q) * 2 * depth;
-    }
     __device__ const __half* column(int64_t task, int64_t c) const {
-        const int64_t N = p.size.N;
-        if (c >= N) return row(task, c - N);
-        return static_cast<const __half*>(p.rows) + (likelihood_of(p, task) * N + c) * 2 * depth;
+        const int64_t N = columns - rows;
+        return c < N ? right + (likelihood_of(plan.p, task) * N + c) * 2 * depth : row(task, c - N);
     }
     __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
-        const int64_t K = p.size.K, M = p.size.M, N = p.size.N, k = c - (N - K);
-        const int64_t at = task * rows + q, likelihood = likelihood_of(p, task);
-        const float plain = M > 0 ? static_cast<const float*>(p.shares)[3 * likelihood + 1] : 1.0f;
+        const int64_t K = plan.K, M = plan.p.size.M, N = plan.p.size.N, k = c - (N - K);
+        const int64_t at = task * rows + q, likelihood = likelihood_of(plan.p, task);
+        const float plain = M > 0 ? floats(plan.p.shares)[3 * likelihood + 1] : 1.0f;
         if (c >= N) {
             plan.gram[at * rows + c - N] = plain * value;
         } else if (k < 0) {
@@ -389,28 +341,18 @@ struct ScaledProducts : ProductSizes {
     }
 
     __device__ float logit(int64_t task, int64_t at, int64_t k, float cross) const {
-        const float f = static_cast<const float*>(p.sharpness)[task];
-        const float bias = static_cast<const float*>(p.bias)[task * p.size.K + k];
-        const auto added = static_cast<const float*>(p.added);
-        return fmaf(f, cross, bias) + (added == nullptr ? 0.0f : added[at * p.size.K + k]);
+        const float f = floats(plan.p.sharpness)[task],
+                    bias = floats(plan.p.bias)[task * plan.K + k];
+        const float* const added = floats(plan.p.added);
+        return fmaf(f, cross, bias) + (added == nullptr ? 0.0f : added[at * plan.K + k]);
     }
 };
 
 // Adds the part of the full metric: z of the queries with z of the classes and with one another.
 struct SolvedProducts : ScaledProducts {
-    __device__ const __half* row(int64_t task, int64_t q) const {
-        return reinterpret_cast<const __half*>(plan.z) + (task * rows + q) * 2 * depth;
-    }
-    __device__ const __half* column(int64_t task, int64_t c) const {
-        const int64_t K = p.size.K;
-        if (c >= K) return row(task, c - K);
-        return static_cast<const __half*>(p.solved) + (likelihood_of(p, task) * K + c) * 2 * depth;
-    }
-
     __device__ void store(int64_t task, int64_t q, int64_t c, float value) const {
-        const int64_t K = p.size.K, at = task * rows + q;
-        const float more =
-            value * static_cast<const float*>(p.shares)[3 * likelihood_of(p, task) + 2];
+        const int64_t K = plan.K, at = task * rows + q, likelihood = likelihood_of(plan.p, task);
+        const float more = value * floats(plan.p.shares)[3 * likelihood + 2];
         if (c >= K) {
             plan.gram[at * rows + c - K] += more;
             return;
@@ -427,10 +369,11 @@ __global__ void __launch_bounds__(QueryTile::kThreads, 3)
     extern __shared__ __align__(128) char memory[];
     auto& s = *reinterpret_cast<FactorShared<QueryTile>*>(memory);
     const int64_t tiles = ceil_div(rows.count, QueryTile::kRows), task = blockIdx.x / tiles;
-    const int64_t likelihood = likelihood_of(next.p, task), M = next.p.size.M;
+    const PosteriorParams& p = next.plan.p;
+    const int64_t likelihood = likelihood_of(p, task), M = p.size.M;
     const int pitch = int(next.depth);
     const __half* const of_task =
-        static_cast<const __half*>(next.p.factor) + likelihood * pitch * 2 * int64_t(pitch);
+        static_cast<const __half*>(p.factor) + likelihood * pitch * 2 * int64_t(pitch);
     const FactorTask<QueryTile> t{s, of_task, pitch};
     const TileRows mine = tile_rows<QueryTile>(rows, task, blockIdx.x % tiles, M, pitch);
     for (int column0 = 0; column0 < pitch; column0 += kSide) {
@@ -447,34 +390,35 @@ __global__ void __launch_bounds__(QueryTile::kThreads, 3)
 
 }  // namespace
 
-int64_t workspace_cuda(const PosteriorParams& p, int) { return PosteriorPlan(p).bytes; }
+int64_t workspace_cuda(const PosteriorParams& p) { return PosteriorPlan(p).arena.used(); }
 
-void run_cuda(const PosteriorParams& p, int device, void* stream) {
+void run_cuda(const PosteriorParams& p, cudaStream_t stream) {
     const auto [B, Q, K, D, M, N, L] = p.size;
     require(p.dtype == DType::kFloat32, "query on CUDA must be float32 for the native code");
     require(Q + N <= INT32_MAX / 2, "query must have fewer than 2^30 rows");
-    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
-    const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
+    require(K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", K);
     const PosteriorPlan plan(p);
+    require_workspace(p.workspace_bytes, plan.arena.used());
     fill_bytes(p.finite, 1, B, stream);
-    run_cuda(plan.coordinates, device, stream);
-    launch_product(ScaledProducts{{Q, N + Q, row_numbers(D)}, p, plan}, B, on);
+    run_cuda(plan.coordinates, stream);
+    const auto rows = static_cast<const __half*>(p.rows);
+    launch_product(ScaledProducts{{Q, N + Q, row_numbers(D), plan.x, rows}, plan}, B, stream);
     if (M > 0) {
         const int64_t pitch = factor_columns(M);
         const bool by_rows = N > K;
         const auto z = reinterpret_cast<__half*>(plan.z);
-        const SolvedRows rows = by_rows ? SolvedRows{Q, plan.z, false, nullptr, pitch, z}
-                                        : SolvedRows{Q, plan.x, true, nullptr, row_numbers(D), z};
-        const SolvedProducts products{{{Q, K + Q, pitch}, p, plan}};
+        const SolvedRows solved = by_rows ? SolvedRows{Q, plan.z, false, nullptr, pitch, z}
+                                          : SolvedRows{Q, plan.x, true, nullptr, row_numbers(D), z};
+        const auto classes = static_cast<const __half*>(p.solved);
+        const SolvedProducts products{{{Q, K + Q, pitch, z, classes}, plan}};
         const int64_t tiles = ceil_div(Q, QueryTile::kRows);
         allow_all_shared(solve_kernel);
         launch("solve_kernel", solve_kernel, B * tiles, QueryTile::kThreads,
-               sizeof(FactorShared<QueryTile>), stream, rows, products);
-        if (tiles > 1) launch_product(products, B, on);
+               sizeof(FactorShared<QueryTile>), stream, solved, products);
+        if (tiles > 1) launch_product(products, B, stream);
     }
-    run_cuda(plan.adapt, device, stream);
-    launch_absorb_step(plan.step, stream);
+    run_cuda(plan.adapt, stream);
+    launch_absorb_step(plan, stream);
 }
 
 }  // namespace paddle_ext

@@ -1,7 +1,6 @@
 // Products of split rows with one another on the tensor cores, with float precision.
 #pragma once
 
-#include "cuda/device.cuh"
 #include "cuda/mma.cuh"
 
 namespace paddle_ext {
@@ -87,16 +86,9 @@ struct Tile {
                 }
             }
         }
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-            for (int n = 0; n < kN; ++n) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    sum[m][n][i] = fmaf(part[m][n][i], kProductFactor, sum[m][n][i]);
-                }
-            }
-        }
+        each_sum(sum, [&](float& value, int m, int n, int i) {
+            value = fmaf(part[m][n][i], kProductFactor, value);
+        });
     }
 
     // The pieces that this thread copies of each stage of kCount rows, row(r).
@@ -160,10 +152,26 @@ struct Tile {
 using WideTile = Tile<2, 4, 4, 2>;   // 128 x 64
 using QueryTile = Tile<5, 2, 1, 4>;  // 80 x 64: 75 queries, common in the field, fit in one tile
 
-// A Problem is these sizes of a task, row(task, r), column(task, c) and store(task, r, c, value).
-struct ProductSizes {
+// A Problem is these rows and columns of a task, and store(task, r, c, value).
+struct RowProducts {
     int64_t rows, columns, depth;  // numbers in a row, padded
+    const __half *left, *right;    // [tasks, rows, 2 depth], [tasks, columns, 2 depth]
     bool lower = false;            // only results with c <= r are needed
+
+    __device__ const __half* row(int64_t task, int64_t r) const {
+        return left + (task * rows + r) * 2 * depth;
+    }
+    __device__ const __half* column(int64_t task, int64_t c) const {
+        return right + (task * columns + c) * 2 * depth;
+    }
+};
+
+struct StoredProducts : RowProducts {
+    float* out;  // [tasks, rows, columns]
+
+    __device__ void store(int64_t task, int64_t r, int64_t c, float value) const {
+        out[(task * rows + r) * columns + c] = value;
+    }
 };
 
 template <typename T, typename Problem>
@@ -194,7 +202,7 @@ __global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
 }
 
 template <typename T>
-__host__ __device__ int64_t tiles_of(const ProductSizes& p) {
+__host__ __device__ int64_t tiles_of(const RowProducts& p) {
     return ceil_div(p.rows, int64_t(T::kRows)) * ceil_div(p.columns, int64_t(T::kColumns));
 }
 

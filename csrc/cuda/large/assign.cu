@@ -2,8 +2,6 @@
 // classes than a block takes, an earlier launch finds each row's largest logit and sum.
 
 #include "common/large.h"
-#include "common/math.h"
-#include "common/workspace.h"
 #include "cuda/large/rows.cuh"
 #include "cuda/mma.cuh"
 
@@ -13,27 +11,23 @@ namespace {
 
 // The logits of the rows of one task.
 struct Logits {
-    const float *products, *length, *bias;
-    float slope;
-    int64_t K, stride;
-
-    __device__ Logits(const AssignParams& p, int64_t task)
-        : products(static_cast<const float*>(p.products) + task * p.N * p.stride),
-          length(p.length == nullptr ? nullptr : static_cast<const float*>(p.length) + task * p.N),
-          bias(static_cast<const float*>(p.bias) + task * p.K),
-          slope(static_cast<const float*>(p.slope)[task]), K(p.K), stride(p.stride) {}
+    const AssignParams& p;
+    int64_t task, stride = p.stride;
+    const float* products = floats(p.products, task* p.N* stride);
+    const float* length = p.length == nullptr ? nullptr : floats(p.length, task* p.N);
+    const float* bias = floats(p.bias, task* p.K);
+    float slope = floats(p.slope)[task];
 
     __device__ float length_of(int64_t row) const { return length == nullptr ? 1.0f : length[row]; }
 };
 
 // The logits of row `row`, counted over all tasks.
 struct RowLogits {
-    Logits all;
-    int64_t q;
-    float factor;
-
-    __device__ RowLogits(const AssignParams& p, int64_t row)
-        : all(p, row / p.N), q(row % p.N), factor(all.slope * all.length_of(q)) {}
+    const AssignParams& p;
+    int64_t row;
+    Logits all{p, row / p.N};
+    int64_t q = row % p.N;
+    float factor = all.slope * all.length_of(q);
 
     __device__ float operator()(int64_t k) const {
         return comparable(fmaf(factor, all.products[q * all.stride + k], all.bias[k]));
@@ -45,24 +39,13 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(AssignParams p, RowStat
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
     const int lane = threadIdx.x % 32;
-    const RowLogits logit(p, row);
+    const RowLogits logit{p, row};
     float most = kNothing, sum = 0;
     for (int64_t k = lane; k < p.K; k += 32) most = fmaxf(most, logit(k));
     most = warp_max(most);
     for (int64_t k = lane; k < p.K; k += 32) sum += expf(logit(k) - most);
     sum = warp_sum(sum);
     if (lane == 0) stats[row] = {most, 1.0f / sum};
-}
-
-template <typename Written>
-__device__ Written rounded(float value);
-template <>
-__device__ float rounded<float>(float value) {
-    return value;
-}
-template <>
-__device__ __half rounded<__half>(float value) {
-    return __float2half_rn(value);
 }
 
 // The products of a warp's next row, on their way to shared memory while it works on the last one. A
@@ -114,29 +97,21 @@ __device__ void write_top(const AssignParams& p, int64_t row, float share, int c
     for (int64_t rank = 0; rank < p.top; ++rank) {
         float best = -1.0f;
         int label = 0x7fffffff;
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) {
-                const int k = class_of<kWidth>(i) + j;
-                if (k < classes && value[i][j] > best) {
-                    best = value[i][j];
-                    label = k;
-                }
+        each_class<kVectors, kWidth>([&](int i, int j) {
+            const int k = class_of<kWidth>(i) + j;
+            if (k < classes && value[i][j] > best) {
+                best = value[i][j];
+                label = k;
             }
-        }
+        });
         label = warp_argmax(best, label);
         best = warp_max(best);
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) {
-                if (class_of<kWidth>(i) + j == label) value[i][j] = -2.0f;
-            }
-        }
+        each_class<kVectors, kWidth>([&](int i, int j) {
+            if (class_of<kWidth>(i) + j == label) value[i][j] = -2.0f;
+        });
         if (threadIdx.x % 32 == 0) {
             p.top_classes[row * p.top + rank] = label;
-            static_cast<float*>(p.top_probabilities)[row * p.top + rank] = best * share;
+            floats(p.top_probabilities)[row * p.top + rank] = best * share;
         }
     }
 }
@@ -145,9 +120,8 @@ template <int kVectors, int kWidth, typename Written>
 __global__ void __launch_bounds__(kThreads, 2)
     assign_kernel(AssignParams p, RowsWorkspace all, const RowStats* stats) {
     extern __shared__ __align__(16) float memory[];  // [kWarps, kLine]
-    const int64_t tiles = ceil_div(p.K, int64_t(kTile));
-    const Place at(p.N, all.rows, tiles);
-    const Logits logits(p, at.task);
+    const Place at{p.N, p.K, all.rows};
+    const Logits logits{p, at.task};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t end = min(p.N, at.first_row + all.rows);
     const int classes = int(min(p.K - at.first_class, int64_t(kTile)));
@@ -164,21 +138,13 @@ __global__ void __launch_bounds__(kThreads, 2)
         float most = kNothing, share;
         staged.read(factor, value);
         if (q + kWarps < end) staged.fetch(q + kWarps);
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) most = fmaxf(most, value[i][j]);
-        }
+        each_class<kVectors, kWidth>([&](int i, int j) { most = fmaxf(most, value[i][j]); });
         most = stats == nullptr ? warp_max(most) : stats[at.task * p.N + q].most;
         float sum = 0;
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) {
-                value[i][j] = exp2_approx((value[i][j] - most) * kLog2e<float>);
-                sum += value[i][j];
-            }
-        }
+        each_class<kVectors, kWidth>([&](int i, int j) {
+            value[i][j] = exp2_approx((value[i][j] - most) * kLog2e<float>);
+            sum += value[i][j];
+        });
         share = stats == nullptr ? 1.0f / warp_sum(sum) : stats[at.task * p.N + q].share;
         if (p.log_sums != nullptr) log_sum += double(most - logf(share));
         const float scale = p.normalise ? share : float(kLikelihoodUnit);
@@ -196,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             float kept[kWidth];
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) {
-                high.x[j] = rounded<Written>(value[i][j] * written);
+                high.x[j] = Written(value[i][j] * written);
                 kept[j] = to_float(high.x[j]);
             }
             if (out != nullptr) {
@@ -206,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                 Some<kWidth, Written> low;
 #pragma unroll
                 for (int j = 0; j < kWidth; ++j) {
-                    low.x[j] = rounded<Written>(value[i][j] * written - kept[j]);
+                    low.x[j] = Written(value[i][j] * written - kept[j]);
                     kept[j] += to_float(low.x[j]);
                 }
                 *reinterpret_cast<Some<kWidth, Written>*>(rest + first + k) = low;
@@ -264,12 +230,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // One warp per row: the largest classes, one after the other; of equal ones, the smaller number
 // first.
-__global__ void __launch_bounds__(kThreads) top_kernel(AssignParams p) {
+__global__ void __launch_bounds__(kThreads) top_kernel(AssignParams p, const RowStats* stats) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
     const int lane = threadIdx.x % 32;
-    const RowLogits logit(p, row);
-    float before = INFINITY, most = 0, share = 0;
+    const RowLogits logit{p, row};
+    const RowStats own = stats[row];
+    float before = INFINITY;
     int64_t before_class = -1;
     for (int64_t rank = 0; rank < p.top; ++rank) {
         float best = kNothing;
@@ -284,16 +251,9 @@ __global__ void __launch_bounds__(kThreads) top_kernel(AssignParams p) {
         }
         label = warp_argmax(best, label);
         best = warp_max(best);
-        if (rank == 0) {
-            most = best;
-            float sum = 0;
-            for (int64_t k = lane; k < p.K; k += 32) sum += expf(logit(k) - most);
-            share = 1.0f / warp_sum(sum);
-        }
         if (lane == 0) {
             p.top_classes[row * p.top + rank] = label;
-            static_cast<float*>(p.top_probabilities)[row * p.top + rank] =
-                expf(best - most) * share;
+            floats(p.top_probabilities)[row * p.top + rank] = expf(best - own.most) * own.share;
         }
         before = best;
         before_class = label;
@@ -306,8 +266,8 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N) return;
     const int lane = threadIdx.x % 32;
-    const RowLogits logit(p, row);
-    float* const behind = static_cast<float*>(p.products) + row * p.stride;
+    const RowLogits logit{p, row};
+    float* const behind = floats(p.products, row * p.stride);
     float best = kNothing;
     for (int64_t k = lane; k < p.K; k += 32) best = fmaxf(best, logit(k));
     best = warp_max(best);
@@ -322,71 +282,33 @@ __global__ void __launch_bounds__(kThreads) leads_kernel(AssignParams p, double*
 
 template <typename Written>
 void launch_assign(const AssignParams& p, const RowsWorkspace& all, cudaStream_t stream) {
-    RowStats* stats = nullptr;
-    if (p.K > kTile) {
-        stats = static_cast<RowStats*>(all.stats);
-        launch("stats_kernel", stats_kernel, row_blocks(p.B * p.N), kThreads, 0, stream, p, stats);
+    auto* const stats = p.K > kTile ? static_cast<RowStats*>(all.stats) : nullptr;
+    const int64_t row_warps = row_blocks(p.B * p.N);
+    if (stats != nullptr) {
+        launch("stats_kernel", stats_kernel, row_warps, kThreads, 0, stream, p, stats);
+        if (p.top > 0) launch("top_kernel", top_kernel, row_warps, kThreads, 0, stream, p, stats);
     }
     with_shape(p.K, [&](auto shape) {
         using S = decltype(shape);
         const auto kernel = assign_kernel<S::kVectors, S::kWidth, Written>;
         const size_t line = Staged<S::kVectors, S::kWidth>::kLine * sizeof(float);
-        launch("assign_kernel", kernel, all.grid(p.B, p.K), kThreads, kWarps * line, stream, p, all,
-               stats);
+        launch("assign_kernel", kernel, all.grid(), kThreads, kWarps * line, stream, p, all, stats);
     });
 }
 
-}  // namespace
-
-void add_parts(const RowsWorkspace& all, int64_t B, int64_t K, double* held, cudaStream_t stream) {
-    launch("add_parts_kernel", add_parts_kernel, ceil_div(B * K, 32), kThreads, 0, stream,
-           all.parts, all.blocks, K, B * K, held);
-}
-
-void add_logs(const double* parts, int64_t lines, int64_t length, double* sums, void* stream) {
-    launch("add_logs_kernel", add_logs_kernel, lines, kThreads, 0, stream, parts, length, sums);
-}
-
-int64_t workspace_cuda(const AssignParams& p, int) { return RowsWorkspace::bytes(p.B, p.N, p.K); }
-
-void run_cuda(const AssignParams& p, int device, void* on) {
-    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
-    require(p.K < (int64_t(1) << 31), "num_classes must be fewer than 2^31, got ", p.K);
-    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
-    const DeviceGuard guard(device);
-    const auto stream = static_cast<cudaStream_t>(on);
-    Arena arena(p.workspace);
-    const RowsWorkspace all(arena, p.B, p.N, p.K);
-    const int64_t row_warps = row_blocks(p.B * p.N);
-    if (p.top > 0 && p.K > kTile) {
-        launch("top_kernel", top_kernel, row_warps, kThreads, 0, stream, p);
-    }
-    if (p.probabilities != nullptr || p.held != nullptr || p.log_sums != nullptr || p.top > 0) {
-        if (p.written == DType::kFloat16) {
-            launch_assign<__half>(p, all, stream);
-        } else {
-            launch_assign<float>(p, all, stream);
-        }
-        if (p.held != nullptr) add_parts(all, p.B, p.K, p.held, stream);
-        if (p.log_sums != nullptr) {
-            add_logs(all.log_parts, p.B, all.blocks, p.log_sums, stream);
-        }
-    }
-    if (p.leads != nullptr) {
-        launch("leads_kernel", leads_kernel, row_warps, kThreads, 0, stream, p, all.log_parts);
-        add_logs(all.log_parts, 2 * p.B, p.N, p.leads, stream);
-    }
+// Adds the parts of all blocks to `held` [B, K].
+void add_parts(const RowsWorkspace& all, double* held, cudaStream_t stream) {
+    launch("add_parts_kernel", add_parts_kernel, ceil_div(all.B * all.K, 32), kThreads, 0, stream,
+           all.parts, all.blocks, all.K, all.B * all.K, held);
 }
 
 // --- counts of classes from likelihoods of rows that are kept, in half precision -----------------
-
-namespace {
 
 __global__ void __launch_bounds__(kThreads) row_sums_kernel(CountParams p, float* shares) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
     if (row >= p.B * p.N || is_stopped(p, row / p.N)) return;
     const __half* const a = static_cast<const __half*>(p.likelihood) + row * p.K;
-    const float* const g = static_cast<const float*>(p.weights) + row / p.N * p.K;
+    const float* const g = floats(p.weights, row / p.N * p.K);
     float sum = 0;
     for (int64_t k = threadIdx.x % 32; k < p.K; k += 32) sum += to_float(a[k]) * g[k];
     sum = warp_sum(sum);
@@ -398,14 +320,12 @@ __global__ void __launch_bounds__(kThreads, 2)
     count_kernel(CountParams p, RowsWorkspace all, const float* sums) {
     constexpr int kLine = 32 * kVectors * kWidth;
     __shared__ float staged[kWarps * kLine];
-    const int64_t tiles = ceil_div(p.K, int64_t(kTile));
-    const Place at(p.N, all.rows, tiles);
+    const Place at{p.N, p.K, all.rows};
     if (is_stopped(p, at.task)) return;  // what is added then is not used
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t end = min(p.N, at.first_row + all.rows);
     const int classes = int(min(p.K - at.first_class, int64_t(kTile)));
-    const float* const weights =
-        static_cast<const float*>(p.weights) + at.task * p.K + at.first_class;
+    const float* const weights = floats(p.weights, at.task * p.K + at.first_class);
     float held[kVectors][kWidth] = {};
     int faint = 0;
     for (int64_t q = at.first_row + warp; q < end; q += kWarps) {
@@ -431,11 +351,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         sum = sums == nullptr ? warp_sum(sum) : sums[row];
         faint += sum < float(kFaintRow);
         const float share = sum > 0 ? 1.0f / sum : 0.0f;
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) held[i][j] = fmaf(value[i][j], share, held[i][j]);
-        }
+        each_class<kVectors, kWidth>(
+            [&](int i, int j) { held[i][j] = fmaf(value[i][j], share, held[i][j]); });
     }
     const int64_t part = at.task * all.blocks + at.block;
     write_sums(held, staged, all.parts + part * p.K + at.first_class, classes);
@@ -450,28 +367,58 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-int64_t workspace_cuda(const CountParams& p, int) { return RowsWorkspace::bytes(p.B, p.N, p.K); }
+void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
+              cudaStream_t stream) {
+    launch("add_logs_kernel", add_logs_kernel, lines, kThreads, 0, stream, parts, length, sums);
+}
 
-void run_cuda(const CountParams& p, int device, void* on) {
+int64_t workspace_cuda(const AssignParams& p) {
+    return RowsWorkspace{Arena(), p.B, p.N, p.K}.arena.used();
+}
+
+void run_cuda(const AssignParams& p, cudaStream_t stream) {
+    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
+    require(p.K < (int64_t(1) << 31), "num_classes must be fewer than 2^31, got ", p.K);
+    const RowsWorkspace all{Arena(p.workspace), p.B, p.N, p.K};
+    require_workspace(p.workspace_bytes, all.arena.used());
+    if (p.probabilities != nullptr || p.held != nullptr || p.log_sums != nullptr || p.top > 0) {
+        if (p.written == DType::kFloat16) {
+            launch_assign<__half>(p, all, stream);
+        } else {
+            launch_assign<float>(p, all, stream);
+        }
+        if (p.held != nullptr) add_parts(all, p.held, stream);
+        if (p.log_sums != nullptr) {
+            add_logs(all.log_parts, p.B, all.blocks, p.log_sums, stream);
+        }
+    }
+    if (p.leads != nullptr) {
+        launch("leads_kernel", leads_kernel, row_blocks(p.B * p.N), kThreads, 0, stream, p,
+               all.log_parts);
+        add_logs(all.log_parts, 2 * p.B, p.N, p.leads, stream);
+    }
+}
+
+int64_t workspace_cuda(const CountParams& p) {
+    return RowsWorkspace{Arena(), p.B, p.N, p.K}.arena.used();
+}
+
+void run_cuda(const CountParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat16, "likelihood on CUDA must be float16");
-    require_workspace(p.workspace_bytes, workspace_cuda(p, device));
-    const DeviceGuard guard(device);
-    const auto stream = static_cast<cudaStream_t>(on);
-    Arena arena(p.workspace);
-    const RowsWorkspace all(arena, p.B, p.N, p.K);
+    const RowsWorkspace all{Arena(p.workspace), p.B, p.N, p.K};
+    require_workspace(p.workspace_bytes, all.arena.used());
     float* sums = nullptr;
     if (p.K > kTile) {
-        sums = static_cast<float*>(all.stats);
-        row_sums_kernel<<<row_blocks(p.B * p.N), kThreads, 0, stream>>>(p, sums);
-        check_launch("row_sums_kernel");
+        sums = floats(all.stats);
+        launch("row_sums_kernel", row_sums_kernel, row_blocks(p.B * p.N), kThreads, 0, stream, p,
+               sums);
     }
     with_shape(p.K, [&](auto shape) {
         using S = decltype(shape);
-        count_kernel<S::kVectors, S::kWidth>
-            <<<all.grid(p.B, p.K), kThreads, 0, stream>>>(p, all, sums);
+        launch("count_kernel", count_kernel<S::kVectors, S::kWidth>, all.grid(), kThreads, 0,
+               stream, p, all, sums);
     });
-    check_launch("count_kernel");
-    add_parts(all, p.B, p.K, p.held, stream);
+    add_parts(all, p.held, stream);
     add_logs(all.log_parts, p.B, all.blocks, p.faint, stream);
 }
 

@@ -32,21 +32,26 @@ __device__ Some<kWidth, T> load(const T* from) {
 // The position of a block: task, first row and first class. Blocks of a task and tile are
 // neighbours.
 struct Place {
-    int64_t task, block, first_row, first_class;
-
-    __device__ Place(int64_t N, int64_t rows, int64_t tiles) {
-        const int64_t blocks = ceil_div(N, rows);
-        block = blockIdx.x % blocks;
-        first_row = block * rows;
-        first_class = blockIdx.x / blocks % tiles * kTile;
-        task = blockIdx.x / blocks / tiles;
-    }
+    int64_t N, K, rows;
+    int64_t blocks = ceil_div(N, rows), tiles = ceil_div(K, int64_t(kTile));
+    int64_t block = blockIdx.x % blocks, first_row = block * rows;
+    int64_t first_class = blockIdx.x / blocks % tiles * kTile, task = blockIdx.x / blocks / tiles;
 };
 
 // A lane has kVectors times kWidth classes of a tile: those from width * (lane + 32 i) on.
 template <int kWidth>
 __device__ int class_of(int i) {
     return kWidth * (int(threadIdx.x % 32) + 32 * i);
+}
+
+// Calls body(i, j) for the classes of a lane.
+template <int kVectors, int kWidth, typename Body>
+__device__ __forceinline__ void each_class(const Body& body) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) body(i, j);
+    }
 }
 
 // Writes the class sums held by the lanes of all warps to a line of `parts`; `sums` is shared memory
@@ -56,11 +61,7 @@ __device__ void write_sums(const float (&held)[kVectors][kWidth], float* sums, f
                            int64_t count) {
     constexpr int kLine = 32 * kVectors * kWidth;
     float* const own = sums + threadIdx.x / 32 * kLine;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) own[class_of<kWidth>(i) + j] = held[i][j];
-    }
+    each_class<kVectors, kWidth>([&](int i, int j) { own[class_of<kWidth>(i) + j] = held[i][j]; });
     __syncthreads();
     for (int k = threadIdx.x; k < count; k += kThreads) {
         float sum = 0;
@@ -76,28 +77,18 @@ struct RowStats {
 
 // The workspace of `assign` and `count`.
 struct RowsWorkspace {
-    int64_t rows, blocks;  // per block, per task
-    float* parts;          // [B, blocks, K]
-    double* log_parts;     // [B, blocks], or [B, 2, N] for leads
-    void* stats;           // [B, N], for more classes than a block handles
+    Arena arena;
+    int64_t B, N, K;
+    int64_t rows = rows_of_block(B, N), blocks = ceil_div(N, rows);  // per block, per task
+    float* parts = arena.take<float>(B * blocks * K);                // [B, blocks, K]
+    double* log_parts = arena.take<double>(B * N * 2);  // [B, blocks], or [B, 2, N] for leads
+    // [B, N], for more classes than a block handles
+    void* stats = arena.take<RowStats>(K > kTile ? B * N : 0);
 
-    RowsWorkspace(Arena& arena, int64_t B, int64_t N, int64_t K)
-        : rows(rows_of_block(B, N)), blocks(ceil_div(N, rows)),
-          parts(arena.take<float>(B * blocks * K)), log_parts(arena.take<double>(B * N * 2)),
-          stats(arena.take<RowStats>(K > kTile ? B * N : 0)) {}
-
-    static int64_t bytes(int64_t B, int64_t N, int64_t K) {
-        Arena arena;
-        const RowsWorkspace all(arena, B, N, K);
-        return arena.used();
-    }
-
-    unsigned grid(int64_t B, int64_t K) const {
-        return grid_size(B * ceil_div(K, int64_t(kTile)) * blocks);
-    }
+    int64_t grid() const { return B * ceil_div(K, int64_t(kTile)) * blocks; }
 };
 
-inline unsigned row_blocks(int64_t rows) { return grid_size(ceil_div(rows, int64_t(kWarps))); }
+inline int64_t row_blocks(int64_t rows) { return ceil_div(rows, int64_t(kWarps)); }
 
 template <int kVectors_, int kWidth_>
 struct Shape {
@@ -119,10 +110,8 @@ void with_shape(int64_t K, const Launch& launch) {
     launch(Shape<8, 4>());
 }
 
-// Adds the parts of all blocks to `held` [B, K].
-void add_parts(const RowsWorkspace& all, int64_t B, int64_t K, double* held, cudaStream_t stream);
-
 // Adds lines of numbers to `sums`, one for each.
-void add_logs(const double* parts, int64_t lines, int64_t length, double* sums, void* stream);
+void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
+              cudaStream_t stream);
 
 }  // namespace paddle_ext

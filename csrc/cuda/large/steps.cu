@@ -1,15 +1,10 @@
 // Steps of large tasks on CUDA: absorbing queries, moving prototypes, rows as halves, the end of an
 // iteration. First the absorb step of `adaptive`.
 
-#include "common/adapt.h"
 #include "common/adaptive.h"
 #include "common/large.h"
-#include "common/math.h"
-#include "common/workspace.h"
 #include "cuda/adaptive/adapt.cuh"
-#include "cuda/device.cuh"
 #include "cuda/large/rows.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 
@@ -17,16 +12,12 @@ namespace {
 
 // Data of all rows; see AbsorbParams.
 struct Absorb {
-    const float *bias, *square, *mass, *constant, *total, *prior, *added;
-    float slope, sharper, share, weight, trust, temper;
-
-    __device__ explicit Absorb(const AbsorbParams& p)
-        : bias(static_cast<const float*>(p.bias)), square(static_cast<const float*>(p.square)),
-          mass(static_cast<const float*>(p.mass)), constant(static_cast<const float*>(p.constant)),
-          total(static_cast<const float*>(p.total)), prior(static_cast<const float*>(p.prior)),
-          added(static_cast<const float*>(p.added)), slope(float(p.slope)),
-          sharper(float(p.sharper)), share(float(p.share)), weight(float(p.weight)),
-          trust(float(p.trust)), temper(float(p.temper)) {}
+    const AbsorbParams& p;
+    const float *bias = floats(p.bias), *square = floats(p.square), *mass = floats(p.mass);
+    const float *constant = floats(p.constant), *total = floats(p.total), *prior = floats(p.prior);
+    const float* added = floats(p.added);
+    float slope = float(p.slope), sharper = float(p.sharper), share = float(p.share);
+    float weight = float(p.weight), trust = float(p.trust), temper = float(p.temper);
 
     // The further logit of a class, at [row, k] of `added`.
     __device__ float more(int64_t at) const { return added == nullptr ? 0.0f : added[at]; }
@@ -50,9 +41,9 @@ template <int kVectors, int kWidth>
 __global__ void __launch_bounds__(kThreads) absorb_kernel(AbsorbParams p) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
     if (row >= p.N) return;
-    const Absorb absorb(p);
-    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
-    const float own = static_cast<const float*>(p.own)[row];
+    const Absorb absorb{p};
+    float* const cross = floats(p.products, row * 2 * K);
+    const float own = floats(p.own)[row];
     float value[kVectors][kWidth], most = kNothing, sum = 0;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -96,9 +87,9 @@ __global__ void __launch_bounds__(kThreads) absorb_of_many_kernel(AbsorbParams p
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
     if (row >= p.N) return;
     const int lane = threadIdx.x % 32;
-    const Absorb absorb(p);
-    float* const cross = static_cast<float*>(p.products) + row * 2 * K;
-    const float own = static_cast<const float*>(p.own)[row];
+    const Absorb absorb{p};
+    float* const cross = floats(p.products, row * 2 * K);
+    const float own = floats(p.own)[row];
     const auto logit = [&](int64_t k) {
         return absorb.before(k, cross[k], absorb.more(row * K + k));
     };
@@ -113,46 +104,21 @@ __global__ void __launch_bounds__(kThreads) absorb_of_many_kernel(AbsorbParams p
     }
 }
 
-}  // namespace
-
-void run_cuda(const AbsorbParams& p, int device, void* stream) {
-    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
-    const DeviceGuard guard(device);
-    const auto on = static_cast<cudaStream_t>(stream);
-    if (p.K > kTile) {
-        absorb_of_many_kernel<<<row_blocks(p.N), kThreads, 0, on>>>(p);
-    } else {
-        with_shape(p.K, [&](auto shape) {
-            using S = decltype(shape);
-            absorb_kernel<S::kVectors, S::kWidth><<<row_blocks(p.N), kThreads, 0, on>>>(p);
-        });
-    }
-    check_launch("absorb_kernel");
-}
-
 // --- prototypes: one block per class -------------------------------------------------------------
-
-namespace {
 
 constexpr int kMoveThreads = 128, kMoveWarps = kMoveThreads / 32;
 
 // Class number `at` of all tasks.
 struct MovedClass {
     const MoveParams& p;
-    int64_t at, task;
-    float shots, mass;
-
-    __device__ MovedClass(const MoveParams& params, int64_t number)
-        : p(params), at(number), task(number / params.K), shots(0), mass(1) {
-        if (p.sums == nullptr) return;
-        shots = float(p.shots[at]);
-        mass = float(safe_mass(p.shots[at] + p.held[at]));
-    }
+    int64_t at, task = at / p.K;
+    float shots = p.sums == nullptr ? 0.0f : float(p.shots[at]);
+    float mass = p.sums == nullptr ? 1.0f : float(safe_mass(p.shots[at] + p.held[at]));
 
     // Feature d of the sum of the rows, in the coordinates.
     __device__ float sum(int64_t d) const {
-        const float* const sums = static_cast<const float*>(p.sums);
-        const float* const rest = static_cast<const float*>(p.rest);
+        const float* const sums = floats(p.sums);
+        const float* const rest = floats(p.rest);
         float found = 0;
         for (int64_t part = 0; part < p.parts; ++part) {
             const int64_t line = (task * p.parts + part) * p.K + at % p.K;
@@ -161,19 +127,19 @@ struct MovedClass {
             if (rest != nullptr) found += rest[line * p.D + d];
         }
         if (p.scale == nullptr) return found;
-        const float scale = static_cast<const float*>(p.scale)[task * p.D + d];
-        const float centre = static_cast<const float*>(p.centre)[task * p.D + d];
+        const float scale = floats(p.scale)[task * p.D + d];
+        const float centre = floats(p.centre)[task * p.D + d];
         return found * scale - float(p.held[at]) * centre;
     }
 
     __device__ float moved(int64_t d) const {
-        return (static_cast<const float*>(p.start)[at * p.D + d] * shots + sum(d)) / mass;
+        return (floats(p.start)[at * p.D + d] * shots + sum(d)) / mass;
     }
 
     // Feature d as a factor of products.
     __device__ void write(int64_t d, float w) const {
         __half* const to = static_cast<__half*>(p.operand) + at * p.pieces * p.D + d;
-        if (p.factor != nullptr) w *= static_cast<const float*>(p.factor)[task * p.D + d];
+        if (p.factor != nullptr) w *= floats(p.factor)[task * p.D + d];
         const __half high = __float2half_rn(w);
         to[0] = high;
         if (p.pieces == 1) return;
@@ -184,11 +150,11 @@ struct MovedClass {
 
 __global__ void __launch_bounds__(kMoveThreads) move_kernel(MoveParams p) {
     __shared__ double scratch[kMoveWarps];
-    const MovedClass own(p, blockIdx.x);
+    const MovedClass own{p, blockIdx.x};
     const bool moves = p.sums != nullptr && p.running[own.task] != 0;
-    float* const prototype = static_cast<float*>(p.prototypes) + own.at * p.D;
-    float* const before = static_cast<float*>(p.before) + own.at * p.D;
-    const float* const centre = static_cast<const float*>(p.centre);
+    float* const prototype = floats(p.prototypes, own.at * p.D);
+    float* const before = floats(p.before, own.at * p.D);
+    const float* const centre = floats(p.centre);
     double squared = 0, half_square = 0;
     for (int64_t d = threadIdx.x; d < p.D; d += kMoveThreads) {
         float w = prototype[d];
@@ -211,17 +177,7 @@ __global__ void __launch_bounds__(kMoveThreads) move_kernel(MoveParams p) {
     p.base[own.at] = -p.slope[own.task] * half_square;
 }
 
-}  // namespace
-
-void run_cuda(const MoveParams& p, int device, void* stream) {
-    require(p.dtype == DType::kFloat32, "prototypes on CUDA must be float32");
-    const DeviceGuard guard(device);
-    launch("move_kernel", move_kernel, p.B * p.K, kMoveThreads, 0, stream, p);
-}
-
 // --- rows as halves, for products on tensor cores: one warp per row ------------------------------
-
-namespace {
 
 __device__ void store4(__half* to, float4 x, bool aligned, int64_t left) {
     const __half2 first = __floats2half2_rn(x.x, x.y), second = __floats2half2_rn(x.z, x.w);
@@ -313,38 +269,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Unit>
-void repeat(const SplitParams& p, void* stream) {
+void repeat(const SplitParams& p, cudaStream_t stream) {
     const int64_t width = p.D * int64_t(sizeof(__half)) / int64_t(sizeof(Unit));
     launch("repeat_kernel", repeat_kernel<Unit>, ceil_div(p.B * p.N * width, kThreads), kThreads, 0,
            stream, static_cast<const Unit*>(p.rows), p.B * p.N, width, static_cast<Unit*>(p.out));
 }
 
-void repeat_halves(const SplitParams& p, void* stream) {
-    require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
-    const auto places = reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
-    if (p.D % 8 == 0 && places % 16 == 0) return repeat<uint4>(p, stream);
-    repeat<__half>(p, stream);
-}
-
-}  // namespace
-
-void run_cuda(const SplitParams& p, int device, void* stream) {
-    require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
-    const DeviceGuard guard(device);
-    if (p.pieces == 2) return repeat_halves(p, stream);
-    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
-                         rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
-    with_feature_type(p.dtype, [&](auto* feature) {
-        using Feature = std::remove_pointer_t<decltype(feature)>;
-        const auto kernel = p.unit ? split_kernel<Feature, true> : split_kernel<Feature, false>;
-        launch("split_kernel", kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0, stream, p,
-               aligned);
-    });
-}
-
 // --- the end of an iteration: one block per task -------------------------------------------------
-
-namespace {
 
 constexpr int kDualThreads = 1024, kDualWarps = kDualThreads / 32;
 
@@ -408,10 +339,45 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
 
 }  // namespace
 
-void run_cuda(const DualParams& p, int device, void* stream) {
-    const DeviceGuard guard(device);
-    dual_kernel<<<grid_size(p.B), kDualThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
-    check_launch("dual_kernel");
+void run_cuda(const AbsorbParams& p, cudaStream_t stream) {
+    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
+    if (p.K > kTile) {
+        return launch("absorb_of_many_kernel", absorb_of_many_kernel, row_blocks(p.N), kThreads, 0,
+                      stream, p);
+    }
+    with_shape(p.K, [&](auto shape) {
+        using S = decltype(shape);
+        launch("absorb_kernel", absorb_kernel<S::kVectors, S::kWidth>, row_blocks(p.N), kThreads, 0,
+               stream, p);
+    });
+}
+
+void run_cuda(const MoveParams& p, cudaStream_t stream) {
+    require(p.dtype == DType::kFloat32, "prototypes on CUDA must be float32");
+    launch("move_kernel", move_kernel, p.B * p.K, kMoveThreads, 0, stream, p);
+}
+
+void run_cuda(const SplitParams& p, cudaStream_t stream) {
+    require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
+    if (p.pieces == 2) {
+        require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
+        const auto places =
+            reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
+        const bool wide = p.D % 8 == 0 && places % 16 == 0;
+        return wide ? repeat<uint4>(p, stream) : repeat<__half>(p, stream);
+    }
+    const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
+                         rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
+    with_feature_type(p.dtype, [&](auto* feature) {
+        using Feature = std::remove_pointer_t<decltype(feature)>;
+        const auto kernel = p.unit ? split_kernel<Feature, true> : split_kernel<Feature, false>;
+        launch("split_kernel", kernel, ceil_div(p.B * p.N, kWarps), kThreads, 0, stream, p,
+               aligned);
+    });
+}
+
+void run_cuda(const DualParams& p, cudaStream_t stream) {
+    launch("dual_kernel", dual_kernel, p.B, kDualThreads, 0, stream, p);
 }
 
 }  // namespace paddle_ext

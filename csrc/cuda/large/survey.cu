@@ -2,9 +2,7 @@
 // are taken in a fixed order, without atomics.
 
 #include "common/large.h"
-#include "common/workspace.h"
 #include "cuda/large/rows.cuh"
-#include "cuda/reduce.cuh"
 
 namespace paddle_ext {
 
@@ -33,24 +31,10 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x % 32 == 0) lengths[row] = Real(fmin(found, double(Range<float>::kInfinity)));
 }
 
-template <typename Feature, typename Real>
-void launch_lengths(const Feature* rows, int64_t count, int64_t D, bool aligned, Real* lengths,
-                    void* stream) {
-    launch("lengths_kernel", lengths_kernel<Feature, Real>, ceil_div(count, kWarps), kThreads, 0,
-           stream, rows, count, D, aligned, lengths);
-}
-
 // Statistics of one feature over some rows.
 struct FeatureStats {
     double sum = 0, square = 0;
     float least = INFINITY, most = -INFINITY;
-
-    __device__ void add(float x) {
-        sum += double(x);
-        square += double(x) * double(x);
-        least = lower(least, x);
-        most = higher(most, x);
-    }
 
     __device__ void add(const FeatureStats& other) {
         sum += other.sum;
@@ -62,40 +46,34 @@ struct FeatureStats {
 
 // How a survey is divided: a block takes some rows and kColumns features.
 struct SurveyPlan {
-    int64_t rows, blocks, tiles;
-    FeatureStats* parts;  // [B, blocks, D]
-    double* squares;      // [B, D]
-    int64_t used;
-
-    explicit SurveyPlan(const SurveyParams& p)
-        : rows(p.B * p.N < (1 << 15) ? 64 : 512), blocks(ceil_div(p.N, rows)),
-          tiles(ceil_div(p.D, int64_t(kColumns))) {
-        Arena arena(p.workspace);
-        parts = arena.take<FeatureStats>(p.B * blocks * p.D);
-        squares = arena.take<double>(p.B * p.D);
-        used = arena.used();
-    }
+    SurveyParams p;
+    Arena arena{p.workspace};
+    int64_t rows = p.B * p.N < (1 << 15) ? 64 : 512, blocks = ceil_div(p.N, rows);
+    int64_t tiles = ceil_div(p.D, int64_t(kColumns));
+    FeatureStats* parts = arena.take<FeatureStats>(p.B * blocks * p.D);  // [B, blocks, D]
+    double* squares = arena.take<double>(p.B * p.D);                     // [B, D]
 };
 
 template <typename Feature>
-__global__ void __launch_bounds__(kThreads)
-    survey_kernel(SurveyParams p, SurveyPlan plan, bool aligned) {
+__global__ void __launch_bounds__(kThreads) survey_kernel(SurveyPlan plan, bool aligned) {
+    const SurveyParams& p = plan.p;
     __shared__ FeatureStats shared[kWarps][kColumns];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t tile = blockIdx.x % plan.tiles, part = blockIdx.x / plan.tiles;
     const int64_t task = part / plan.blocks, first = part % plan.blocks * plan.rows;
     const int64_t end = min(p.N, first + plan.rows), d = tile * kColumns + 4 * lane;
-    const float* const lengths = static_cast<const float*>(p.length);
+    const float* const lengths = floats(p.length);
     FeatureStats own[4];
     for (int64_t n = first + warp; n < end; n += kWarps) {
         const int64_t row = task * p.N + n;
         const float length = lengths == nullptr ? 1.0f : lengths[row];
         const float4 x =
             load_row4(static_cast<const Feature*>(p.rows) + row * p.D, d, p.D, aligned);
-        own[0].add(x.x * length);
-        own[1].add(x.y * length);
-        own[2].add(x.z * length);
-        own[3].add(x.w * length);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float value = (&x.x)[i] * length;
+            own[i].add({double(value), double(value) * double(value), value, value});
+        }
     }
     for (int i = 0; i < 4; ++i) shared[warp][4 * lane + i] = own[i];
     __syncthreads();
@@ -107,14 +85,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One thread per feature of a task.
-__global__ void __launch_bounds__(kThreads) add_survey_kernel(SurveyParams p, SurveyPlan plan) {
+__global__ void __launch_bounds__(kThreads) add_survey_kernel(SurveyPlan plan) {
+    const SurveyParams& p = plan.p;
     const int64_t at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
     if (at >= p.B * p.D) return;
     const FeatureStats* const parts = plan.parts + at / p.D * plan.blocks * p.D + at % p.D;
     FeatureStats all;
     for (int64_t block = 0; block < plan.blocks; ++block) all.add(parts[block * p.D]);
-    float* const least = static_cast<float*>(p.least) + at;
-    float* const most = static_cast<float*>(p.most) + at;
+    float* const least = floats(p.least, at);
+    float* const most = floats(p.most, at);
     p.sums[at] += all.sum;
     plan.squares[at] = all.square;
     *least = lower(*least, all.least);
@@ -123,24 +102,19 @@ __global__ void __launch_bounds__(kThreads) add_survey_kernel(SurveyParams p, Su
 
 // --- place --------------------------------------------------------------------------------------
 
-struct PlaceWorkspace {
-    double* lengths;  // [B or 1, S] 1 / norm of the support rows
-    double* means;    // [B, K, D]   without the unit
-    double* reaches;  // [B, K]
-    int64_t used;
-
-    explicit PlaceWorkspace(const PlaceParams& p) {
-        Arena arena(p.workspace);
-        lengths = arena.take<double>((p.shared ? 1 : p.B) * p.S);
-        means = arena.take<double>(p.B * p.K * p.D);
-        reaches = arena.take<double>(p.B * p.K);
-        used = arena.used();
-    }
+struct PlacePlan {
+    PlaceParams p;
+    Arena arena{p.workspace};
+    // [B or 1, S] 1 / norm of the support rows
+    double* lengths = arena.take<double>((p.shared ? 1 : p.B) * p.S);
+    double* means = arena.take<double>(p.B * p.K * p.D);  // [B, K, D] without the unit
+    double* reaches = arena.take<double>(p.B * p.K);      // [B, K]
 };
 
 // The mean of a class, one block each; the first class of a task also measures the queries' reach.
 template <typename Feature>
-__global__ void __launch_bounds__(kThreads) class_means_kernel(PlaceParams p, PlaceWorkspace all) {
+__global__ void __launch_bounds__(kThreads) class_means_kernel(PlacePlan all) {
+    const PlaceParams& p = all.p;
     __shared__ double scratch[kWarps];
     const int64_t at = blockIdx.x, task = at / p.K, k = at % p.K, set = p.shared ? 0 : task;
     const int64_t* const start = p.start + set * (p.K + 1) + k;
@@ -168,7 +142,8 @@ __global__ void __launch_bounds__(kThreads) class_means_kernel(PlaceParams p, Pl
 
 // Means in units of the task, one block per class; the first class of a task also writes the
 // coordinates.
-__global__ void __launch_bounds__(kThreads) place_kernel(PlaceParams p, PlaceWorkspace all) {
+__global__ void __launch_bounds__(kThreads) place_kernel(PlacePlan all) {
+    const PlaceParams& p = all.p;
     __shared__ double scratch[kWarps];
     const int64_t at = blockIdx.x, task = at / p.K;
     double reach = 0;
@@ -176,14 +151,14 @@ __global__ void __launch_bounds__(kThreads) place_kernel(PlaceParams p, PlaceWor
         reach = fmax(reach, all.reaches[task * p.K + k]);
     const double unit = unit_for<float>(block_max(reach, scratch));
     for (int64_t d = threadIdx.x; d < p.D; d += kThreads)
-        static_cast<float*>(p.means)[at * p.D + d] = float(all.means[at * p.D + d] / unit);
+        floats(p.means)[at * p.D + d] = float(all.means[at * p.D + d] / unit);
     if (at % p.K != 0) return;
     double square = 0;
     for (int64_t d = threadIdx.x; d < p.D; d += kThreads) {
         const int64_t number = task * p.D + d;
         const FeaturePlace place = place_feature<float>(p, number);
-        static_cast<float*>(p.scale)[number] = float(1 / place.width / unit);
-        static_cast<float*>(p.centre)[number] = float(place.centre / unit);
+        floats(p.scale)[number] = float(1 / place.width / unit);
+        floats(p.centre)[number] = float(place.centre / unit);
         const double mean = p.sums[number] / p.total;
         square += mean * mean;
     }
@@ -200,51 +175,50 @@ __global__ void __launch_bounds__(kThreads) slope_kernel(SlopeParams p) {
 
 }  // namespace
 
-int64_t workspace_cuda(const SurveyParams& p, int) { return SurveyPlan(p).used; }
+int64_t workspace_cuda(const SurveyParams& p) { return SurveyPlan{p}.arena.used(); }
 
-void run_cuda(const SurveyParams& p, int device, void* stream) {
+void run_cuda(const SurveyParams& p, cudaStream_t stream) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
-    const DeviceGuard guard(device);
-    const SurveyPlan plan(p);
-    require_workspace(p.workspace_bytes, plan.used);
+    const SurveyPlan plan{p};
+    require_workspace(p.workspace_bytes, plan.arena.used());
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows});
     with_feature_type(p.dtype, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         if (p.length != nullptr) {
-            launch_lengths(static_cast<const Feature*>(p.rows), p.B * p.N, p.D, aligned,
-                           static_cast<float*>(p.length), stream);
+            launch("lengths_kernel", lengths_kernel<Feature, float>, row_blocks(p.B * p.N),
+                   kThreads, 0, stream, static_cast<const Feature*>(p.rows), p.B * p.N, p.D,
+                   aligned, floats(p.length));
         }
         launch("survey_kernel", survey_kernel<Feature>, p.B * plan.blocks * plan.tiles, kThreads, 0,
-               stream, p, plan, aligned);
+               stream, plan, aligned);
     });
     launch("add_survey_kernel", add_survey_kernel, ceil_div(p.B * p.D, kThreads), kThreads, 0,
-           stream, p, plan);
+           stream, plan);
     add_logs(plan.squares, p.B, p.D, p.squares, stream);
 }
 
-int64_t workspace_cuda(const PlaceParams& p, int) { return PlaceWorkspace(p).used; }
+int64_t workspace_cuda(const PlaceParams& p) { return PlacePlan{p}.arena.used(); }
 
-void run_cuda(const PlaceParams& p, int device, void* stream) {
+void run_cuda(const PlaceParams& p, cudaStream_t stream) {
     require(p.dtype != DType::kFloat64 && p.written == DType::kFloat32,
             "support on CUDA must be of half or single precision");
-    const DeviceGuard guard(device);
-    const PlaceWorkspace all(p);
-    require_workspace(p.workspace_bytes, all.used);
+    const PlacePlan all{p};
+    require_workspace(p.workspace_bytes, all.arena.used());
     with_feature_type(p.dtype, [&](auto* feature) {
         using Feature = std::remove_pointer_t<decltype(feature)>;
         const int64_t rows = (p.shared ? 1 : p.B) * p.S;
         if (p.scaling == Scaling::kAuto && rows > 0) {
-            launch_lengths(static_cast<const Feature*>(p.support), rows, p.D,
-                           rows_aligned(p.dtype, p.D, {p.support}), all.lengths, stream);
+            launch("lengths_kernel", lengths_kernel<Feature, double>, row_blocks(rows), kThreads, 0,
+                   stream, static_cast<const Feature*>(p.support), rows, p.D,
+                   rows_aligned(p.dtype, p.D, {p.support}), all.lengths);
         }
-        launch("class_means_kernel", class_means_kernel<Feature>, p.B * p.K, kThreads, 0, stream, p,
+        launch("class_means_kernel", class_means_kernel<Feature>, p.B * p.K, kThreads, 0, stream,
                all);
     });
-    launch("place_kernel", place_kernel, p.B * p.K, kThreads, 0, stream, p, all);
+    launch("place_kernel", place_kernel, p.B * p.K, kThreads, 0, stream, all);
 }
 
-void run_cuda(const SlopeParams& p, int device, void* stream) {
-    const DeviceGuard guard(device);
+void run_cuda(const SlopeParams& p, cudaStream_t stream) {
     launch("slope_kernel", slope_kernel, ceil_div(p.B, kThreads), kThreads, 0, stream, p);
 }
 

@@ -97,7 +97,7 @@ __device__ inline void write_few(const Block& b, int64_t task, const float2 (&u)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int q = b.row + r;
-        float* const out = static_cast<float*>(p.probabilities) + (task * b.Q + q) * b.K;
+        float* const out = floats(p.probabilities, (task * b.Q + q) * b.K);
         float best = -1.0f;
         int label = 0;
 #pragma unroll
@@ -393,7 +393,7 @@ __device__ void write_rows(const Block& b, int64_t task) {
          first += 4) {
         float best[4] = {-1.0f, -1.0f, -1.0f, -1.0f};
         int label[4] = {};
-        float* const out = static_cast<float*>(p.probabilities) + (task * b.Q + first) * b.K;
+        float* const out = floats(p.probabilities, (task * b.Q + first) * b.K);
         // Deferred changes and sleeping classes leave rows slightly off the simplex: renormalise.
         double total[4] = {};
         for (int k = b.lane; k < b.K; k += 32) {

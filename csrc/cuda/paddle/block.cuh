@@ -424,8 +424,8 @@ __device__ inline void write_classes(const Block& b, int64_t task) {
     const PaddleParams& p = b.c.call;
     for (int k = threadIdx.x; k < b.K; k += blockDim.x) {
         const float proportion = b.s.held[k] / float(b.Q);
-        static_cast<float*>(p.proportions)[task * b.K + k] = proportion;
-        static_cast<float*>(p.dual)[task * b.K + k] = 1.0f + logf(proportion + b.limit.epsilon);
+        floats(p.proportions)[task * b.K + k] = proportion;
+        floats(p.dual)[task * b.K + k] = 1.0f + logf(proportion + b.limit.epsilon);
     }
 }
 
@@ -445,8 +445,7 @@ __device__ __forceinline__ void solve_tasks(const Chunk& c, const Solve& solve) 
         const Outcome outcome = solve(b, c.first + at, float(fmin(c.call.tol / unit, kMost)));
         if (threadIdx.x == 0) {
             c.call.iterations[c.first + at] = outcome.iterations;
-            static_cast<float*>(c.call.criterion)[c.first + at] =
-                float(fmin(outcome.criterion * unit, kMost));
+            floats(c.call.criterion)[c.first + at] = float(fmin(outcome.criterion * unit, kMost));
         }
         __syncthreads();  // shared memory is free for the next task
     }

@@ -5,6 +5,7 @@
 // A chunk is a view of the call: its own first task, with all pointers of the call unchanged.
 #pragma once
 
+#include "common/rows.h"
 #include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 
@@ -81,40 +82,6 @@ void launch_blocks(const Chunk& chunk);
 void launch_prototypes(const Chunk& chunk);
 
 int block_shared_bytes(const TaskSizes& size, bool shared_gram);
-
-// --- feature rows of a call: dense or from a bank ------------------------------------------------
-
-// Where the rows of a task are stored: in its own block, or scattered in a bank.
-template <typename Feature>
-struct DeviceRows {
-    const Feature* base;
-    const int64_t* index;
-    int64_t D, N;
-
-    __device__ const Feature* operator()(int64_t i) const {
-        if (index == nullptr) return base + i * D;
-        return base + load_index(index, i, N) * D;
-    }
-};
-
-template <typename Feature>
-__device__ inline DeviceRows<Feature> device_rows(const void* features, const int64_t* index,
-                                                  int64_t task, int64_t rows, const TaskSizes& n) {
-    const auto* base = static_cast<const Feature*>(features);
-    if (index != nullptr) return {base, index + task * rows, n.D, n.N};
-    return {base + task * rows * n.D, nullptr, n.D, n.N};
-}
-
-template <typename Feature>
-__device__ inline DeviceRows<Feature> query_rows(const PaddleParams& p, int64_t task) {
-    return device_rows<Feature>(p.query, p.query_index, task, p.size.Q, p.size);
-}
-
-template <typename Feature>
-__device__ inline DeviceRows<Feature> support_rows(const PaddleParams& p, int64_t task) {
-    const int64_t own = p.size.support_shared ? 0 : task;
-    return device_rows<Feature>(p.support, p.support_index, own, p.size.S, p.size);
-}
 
 // One number, or two neighbours at an address aligned to both.
 template <int Width, typename Feature>

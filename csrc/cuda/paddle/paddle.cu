@@ -17,12 +17,12 @@ constexpr double kBlockProducts = 6e7;
 constexpr int kBlockWarps = 32;        // limit per block
 constexpr int kReservedShared = 1024;  // bytes that the system reserves in every block
 
-CudaPlan make_plan(const PaddleParams& params, int device) {
+CudaPlan make_plan(const PaddleParams& params) {
     const TaskSizes& n = params.size;
     CudaPlan plan{};
     plan.Qp = round_up(n.Q, int64_t(kRowsPerWarp));
     plan.Dp = round_up(n.D, int64_t(4));
-    const int available = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int available = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     const bool small = n.Q <= kBlockWarps * kRowsPerWarp &&
                        double(n.Q) * double(n.Q) * double(n.K) <= kBlockProducts;
     // G is kept in shared memory only if two blocks still fit on a multiprocessor, to hide each
@@ -50,26 +50,24 @@ double seconds_at_most(const PaddleParams& p, int multiprocessors) {
     return iteration * double(p.max_iter) * std::ceil(double(n.B) / double(multiprocessors));
 }
 
-ChunkSetup make_setup(const PaddleParams& params, int device) {
+ChunkSetup make_setup(const PaddleParams& params) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
-    const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
-    return {params, make_plan(params, device), group_plan(params.size), multiprocessors, nullptr,
-            nullptr};
+    const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+    return {params, make_plan(params), group_plan(params.size), multiprocessors, nullptr, nullptr};
 }
 
 }  // namespace
 
-int64_t workspace_cuda(const PaddleParams& params, int device) {
-    const ChunkSetup setup = make_setup(params, device);
+int64_t workspace_cuda(const PaddleParams& params) {
+    const ChunkSetup setup = make_setup(params);
     if (!setup.plan.fits) return kTooLarge;
     return chunk_bytes<Chunk>(setup, std::max<int64_t>(chunk_tasks(setup), 1));
 }
 
-void run_cuda(const PaddleParams& params, int device, void* stream) {
-    const DeviceGuard guard(device);
-    ChunkSetup setup = make_setup(params, device);
+void run_cuda(const PaddleParams& params, cudaStream_t stream) {
+    ChunkSetup setup = make_setup(params);
     require(setup.plan.fits, "a task is too large for this solver");
-    setup.stream = static_cast<cudaStream_t>(stream);
+    setup.stream = stream;
     Watch watch(setup.stream, seconds_at_most(params, setup.multiprocessors));
     setup.stop = watch.stop();
     const int64_t step = chunk_tasks(setup);

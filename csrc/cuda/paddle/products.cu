@@ -24,16 +24,11 @@ constexpr int kLeastExponent = -100;  // two to minus this, times kHalfRange, is
 
 // The rows, columns and task of a block.
 struct Place {
-    int64_t at, row0, column0;
-
-    __device__ explicit Place(const TaskSizes& n) {
-        const int64_t row_tiles = ceil_div(n.K + n.Q, int64_t(kTileRows));
-        const int64_t column_tiles = ceil_div(n.Q, int64_t(kTileColumns));
-        const int64_t tile = blockIdx.x % (row_tiles * column_tiles);
-        at = blockIdx.x / (row_tiles * column_tiles);
-        row0 = tile / column_tiles * kTileRows;
-        column0 = tile % column_tiles * kTileColumns;
-    }
+    const TaskSizes& n;
+    int64_t row_tiles = ceil_div(n.K + n.Q, int64_t(kTileRows));
+    int64_t column_tiles = ceil_div(n.Q, int64_t(kTileColumns)), tiles = row_tiles * column_tiles;
+    int64_t at = blockIdx.x / tiles, row0 = blockIdx.x % tiles / column_tiles * kTileRows;
+    int64_t column0 = blockIdx.x % tiles % column_tiles * kTileColumns;
 };
 
 // Halves of four numbers: the high parts; the low parts are one group further.
@@ -151,7 +146,7 @@ __device__ inline void write_products(const Chunk& c, const Place& place,
 
 __global__ void __launch_bounds__(kThreads, 3) products_kernel(Chunk c) {
     __shared__ __align__(128) Stage stage[2];
-    const Place place(c.call.size);
+    const Place place{c.call.size};
     const int64_t groups = ceil_div(c.plan.Dp, int64_t(kGroup)), K = c.call.size.K;
     float squares[kRowLoads] = {}, total[kBlocks][4] = {};
     Loads next;

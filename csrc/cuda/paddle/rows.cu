@@ -22,8 +22,9 @@ __device__ inline float4 load_written4(const float* row, int64_t d, int64_t D, b
 // Mean and range of Width neighbouring features, relative to the first row: a common offset costs
 // no precision. Returns the size of the scaled, centred features.
 template <int Width, typename Feature>
-__device__ inline float measure_features(const Chunk& c, int64_t at, const DeviceRows<Feature>& row,
-                                         int64_t d, bool unit_norm) {
+__device__ inline float measure_features(const Chunk& c, int64_t at,
+                                         const FeatureRows<Feature>& row, int64_t d,
+                                         bool unit_norm) {
     const PaddleParams& p = c.call;
     const int64_t Q = p.size.Q, D = p.size.D;
     const float* const norms = c.norms + at * Q;
@@ -353,10 +354,10 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, task = c.first + at;
     const int64_t own = n.support_shared ? 0 : at;
     const auto row = query_rows<Feature>(c.call, task);
-    const float* const u = static_cast<const float*>(c.call.probabilities) + task * n.Q * n.K + k;
+    const float* const u = floats(c.call.probabilities, task * n.Q * n.K + k);
     const float* const shift = c.raw_shift + own * n.D;
     const float* const sums = c.raw_sums + (own * n.K + k) * c.plan.Dp;
-    float* const out = static_cast<float*>(c.call.prototypes) + (task * n.K + k) * n.D;
+    float* const out = floats(c.call.prototypes, (task * n.K + k) * n.D);
     for (int64_t d0 = 0; d0 < n.D; d0 += kThreads) {
         const int64_t d = d0 + threadIdx.x;
         const float from = d < n.D ? shift[d] : 0.0f;

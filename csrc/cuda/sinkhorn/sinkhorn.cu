@@ -44,20 +44,21 @@ struct LaunchPlan {
 constexpr int64_t kNumbersPerThread = 64;
 
 // As many blocks as a task can use, and as many teams as are resident at the same time.
-TeamPlan plan_teams(const SinkhornParams& p, int device) {
+TeamPlan plan_teams(const SinkhornParams& p) {
     const int64_t resident = resident_blocks(sinkhorn_teams_kernel, kLargeThreads, 0) *
-                             device_attribute(cudaDevAttrMultiProcessorCount, device);
+                             device_attribute(cudaDevAttrMultiProcessorCount);
     const int64_t useful = ceil_div(p.Q * p.K, kNumbersPerThread * kLargeThreads);
     TeamPlan plan{};
     plan.blocks = int(std::min(useful, resident));
     plan.teams = int(std::min<int64_t>(p.B, resident / plan.blocks));
-    LargeTask(nullptr, p.Q, p.K, int64_t(plan.blocks) * kLargeThreads, false, &plan.task_bytes);
+    const int64_t threads = int64_t(plan.blocks) * kLargeThreads;
+    plan.task_bytes = LargeTask{{SharedArena(nullptr), p.Q, p.K}, threads, false}.bytes();
     plan.bytes = plan.team_bytes() + plan.teams * plan.task_bytes;
     return plan;
 }
 
 // The tile with the fewest registers over all warps.
-LaunchPlan make_plan(const SinkhornParams& p, int device) {
+LaunchPlan make_plan(const SinkhornParams& p) {
     LaunchPlan plan{};
     int64_t fewest = INT64_MAX;
     for (const TileKernel& kernel : kTileKernels) {
@@ -71,58 +72,53 @@ LaunchPlan make_plan(const SinkhornParams& p, int device) {
         plan.warps = int(warps);
     }
     if (plan.tile != nullptr) {
-        TileShared(nullptr, int(p.Q), int(p.K), plan.warps, plan.tile->tiles, plan.tile->held,
-                   &plan.bytes);
+        const TileShared shared{
+            {SharedArena(nullptr), p.Q, p.K}, plan.warps, plan.tile->tiles, plan.tile->held};
+        plan.bytes = shared.arena.used();
         return plan;
     }
-    LargeTask(nullptr, p.Q, p.K, kLargeThreads, true, &plan.bytes);
+    plan.bytes = LargeTask{{SharedArena(nullptr), p.Q, p.K}, kLargeThreads, true}.bytes();
     constexpr int64_t kOther = 1024;  // bytes, more than the kernel's other shared memory
-    plan.shared =
-        plan.bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (!plan.shared) plan.teams = plan_teams(p, device);
+    plan.shared = plan.bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (!plan.shared) plan.teams = plan_teams(p);
     return plan;
 }
 
 // A rough upper bound on the time of a call's tasks: a few microseconds per iteration of a block,
 // plus its products at the speed of one multiprocessor.
-double seconds_at_most(const SinkhornParams& p, const LaunchPlan& plan, int device) {
+double seconds_at_most(const SinkhornParams& p, const LaunchPlan& plan) {
     const bool alone = plan.tile != nullptr || plan.shared;
     const double blocks = alone ? 1 : plan.teams.blocks;
     const double iteration = 1e-5 + double(p.Q) * double(p.K) / 2e10 / blocks;
-    const double multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
+    const double multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     const double at_once = alone ? multiprocessors : plan.teams.teams;
     return iteration * double(p.max_iter) * std::ceil(double(p.B) / at_once);
 }
 
 }  // namespace
 
-int64_t workspace_cuda(const SinkhornParams& params, int device) {
-    const DeviceGuard guard(device);
-    return make_plan(params, device).teams.bytes;
-}
+int64_t workspace_cuda(const SinkhornParams& params) { return make_plan(params).teams.bytes; }
 
-void run_cuda(const SinkhornParams& p, int device, void* stream) {
+void run_cuda(const SinkhornParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "Sinkhorn's iteration on CUDA takes float32 costs");
     require(p.Q <= INT32_MAX && p.K <= INT32_MAX && p.B <= INT32_MAX,
             "tasks, rows and columns must each be fewer than 2^31");
-    const DeviceGuard guard(device);
-    const cudaStream_t on = static_cast<cudaStream_t>(stream);
-    const LaunchPlan plan = make_plan(p, device);
-    Watch watch(on, seconds_at_most(p, plan, device));
+    const LaunchPlan plan = make_plan(p);
+    Watch watch(stream, seconds_at_most(p, plan));
     if (plan.tile != nullptr) {
         allow_all_shared(plan.tile->run);
-        launch("sinkhorn_tile_kernel", plan.tile->run, p.B, 32 * plan.warps, plan.bytes, on, p,
+        launch("sinkhorn_tile_kernel", plan.tile->run, p.B, 32 * plan.warps, plan.bytes, stream, p,
                watch.stop());
     } else if (plan.shared) {
         allow_all_shared(sinkhorn_shared_kernel);
-        launch("sinkhorn_shared_kernel", sinkhorn_shared_kernel, p.B, kLargeThreads, plan.bytes, on,
-               p, watch.stop());
+        launch("sinkhorn_shared_kernel", sinkhorn_shared_kernel, p.B, kLargeThreads, plan.bytes,
+               stream, p, watch.stop());
     } else {
         const TeamPlan& teams = plan.teams;
         require_workspace(p.workspace_bytes, teams.bytes);
-        fill_bytes(p.workspace, 0, teams.team_bytes(), on);
+        fill_bytes(p.workspace, 0, teams.team_bytes(), stream);
         launch_together("sinkhorn_teams_kernel", sinkhorn_teams_kernel, teams.blocks * teams.teams,
-                        kLargeThreads, 0, on, p, teams, watch.stop());
+                        kLargeThreads, 0, stream, p, teams, watch.stop());
     }
     if (watch.active()) watch.wait();
 }

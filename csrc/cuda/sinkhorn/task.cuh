@@ -2,29 +2,11 @@
 // with the same names. Logarithms are base 2 here.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <cstdint>
-
 #include "common/sinkhorn.h"
 #include "cuda/reduce.cuh"
 #include "cuda/team.cuh"
 
 namespace paddle_ext::sinkhorn {
-
-struct Task {
-    const float* cost;  // [Q, K]
-    const float* row_mass;
-    const float* col_mass;
-    float* plan;  // [Q, K]
-    int Q, K;
-    double sharpness;  // in base 2
-    float row_total, col_total;
-    float tol;
-
-    __device__ float row_share(int q) const { return row_total > 0 ? row_mass[q] / row_total : 0; }
-    __device__ float col_share(int k) const { return col_total > 0 ? col_mass[k] / col_total : 0; }
-};
 
 // Every warp computes the same.
 __device__ inline float warp_total(const float* mass, int count) {
@@ -33,34 +15,39 @@ __device__ inline float warp_total(const float* mass, int count) {
     return float(warp_sum(total));
 }
 
-__device__ inline Task make_task(const SinkhornParams& p, int64_t task) {
-    Task t;
-    t.Q = int(p.Q);
-    t.K = int(p.K);
-    t.cost = static_cast<const float*>(p.cost) + task * p.Q * p.K;
-    t.plan = static_cast<float*>(p.plan) + task * p.Q * p.K;
-    t.row_mass = static_cast<const float*>(p.row_mass) + (p.row_mass_shared ? 0 : task * p.Q);
-    t.col_mass = static_cast<const float*>(p.col_mass) + (p.col_mass_shared ? 0 : task * p.K);
-    t.sharpness = fmin(p.sharpness * kLog2e<double>, SinkhornBounds<double>::kFinite);
-    t.row_total = warp_total(t.row_mass, t.Q);
-    t.col_total = warp_total(t.col_mass, t.K);
-    t.tol = float(fmin(p.tol, double(SinkhornBounds<float>::kFinite)));
-    return t;
-}
+struct Task {
+    const float *cost, *row_mass, *col_mass;  // [Q, K], [Q], [K]
+    float* plan;                              // [Q, K]
+    int Q, K;
+    double sharpness;  // in base 2
+    float row_total, col_total, tol;
+
+    __device__ Task(const SinkhornParams& p, int64_t task)
+        : cost(floats(p.cost, task * p.Q * p.K)),
+          row_mass(floats(p.row_mass, p.row_mass_shared ? 0 : task * p.Q)),
+          col_mass(floats(p.col_mass, p.col_mass_shared ? 0 : task * p.K)),
+          plan(floats(p.plan, task * p.Q * p.K)), Q(int(p.Q)), K(int(p.K)),
+          sharpness(fmin(p.sharpness * kLog2e<double>, SinkhornBounds<double>::kFinite)),
+          row_total(warp_total(row_mass, Q)), col_total(warp_total(col_mass, K)),
+          tol(float(fmin(p.tol, double(SinkhornBounds<float>::kFinite)))) {}
+
+    __device__ float row_share(int q) const { return row_total > 0 ? row_mass[q] / row_total : 0; }
+    __device__ float col_share(int k) const { return col_total > 0 ? col_mass[k] / col_total : 0; }
+
+    __device__ bool stops(const SinkhornParams& p, int iterations, float residual) const {
+        return iterations >= p.max_iter || (tol > 0 && !(residual > tol));
+    }
+};
 
 // Potentials of a task, in shared memory or in the workspace.
 struct Potentials {
-    double* col_low;  // [K]  minimum, over the rows with mass, of the cost minus row_low; or 0
-    double* row_log;  // [Q]  f
-    double* col_log;  // [K]  g
-    float* row_low;   // [Q]  minimum of the cost
-
-    __host__ __device__ void take(SharedArena& arena, int64_t Q, int64_t K) {
-        col_low = arena.take<double>(K);
-        row_log = arena.take<double>(Q);
-        col_log = arena.take<double>(K);
-        row_low = arena.take<float>(Q);
-    }
+    SharedArena arena;
+    int64_t rows, columns;
+    // [K] minimum, over the rows with mass, of the cost minus row_low; or 0
+    double* col_low = arena.take<double>(columns);
+    double* row_log = arena.take<double>(rows);     // [Q]  f
+    double* col_log = arena.take<double>(columns);  // [K]  g
+    float* row_low = arena.take<float>(rows);       // [Q]  minimum of the cost
 };
 
 // Lanes per row: few for short rows, so that a warp handles several.
@@ -168,11 +155,6 @@ __device__ inline float planned(float a, float m, float b, float total) {
     return total * (fminf(a * m, SinkhornBounds<float>::kFinite) * b);
 }
 
-__device__ inline bool stops(const SinkhornParams& p, const Task& t, int iterations,
-                             float residual) {
-    return iterations >= p.max_iter || (t.tol > 0 && !(residual > t.tol));
-}
-
 // --- large tasks ---------------------------------------------------------------------------------
 //
 // All iterations of a large task: in one block, with M in shared memory, or, if it does not fit, in
@@ -183,30 +165,19 @@ constexpr int kLargeThreads = 512;
 constexpr int64_t kTerms = 128;  // long sums are split into sums of this many: rounding accumulates
 
 // The vectors of a task, in shared memory alongside M or in the workspace.
-struct LargeTask {
-    Potentials potentials;
-    float* row_mass;  // [Q]  of a total of 1
-    float* col_mass;  // [K]
-    float* a;         // [Q]
-    float* b;         // [K]
-    float* row_sum;   // [Q]
-    float* part;      // [max(threads, K)]  sums of a column over some rows
-    float* m;         // [Q, K] or none
+struct LargeTask : Potentials {
+    int64_t threads;  // of a team
+    bool with_m;
+    float* row_mass = arena.take<float>(rows);  // [Q]  of a total of 1
+    float* col_mass = arena.take<float>(columns);
+    float* a = arena.take<float>(rows);
+    float* b = arena.take<float>(columns);
+    float* row_sum = arena.take<float>(rows);
+    // Sums of a column over some rows.
+    float* part = arena.take<float>(columns > threads ? columns : threads);
+    float* m = arena.take<float>(with_m ? rows * columns : 0);  // [Q, K] or none
 
-    // For a team of this many threads.
-    __host__ __device__ LargeTask(void* base, int64_t Q, int64_t K, int64_t threads, bool with_m,
-                                  int64_t* bytes) {
-        SharedArena arena(base);
-        potentials.take(arena, Q, K);
-        row_mass = arena.take<float>(Q);
-        col_mass = arena.take<float>(K);
-        a = arena.take<float>(Q);
-        b = arena.take<float>(K);
-        row_sum = arena.take<float>(Q);
-        part = arena.take<float>(K > threads ? K : threads);
-        m = arena.take<float>(with_m ? Q * K : 0);
-        if (bytes != nullptr) *bytes = round_up(arena.used(), int64_t(256));
-    }
+    int64_t bytes() const { return round_up(arena.used(), int64_t(256)); }
 };
 
 // row_sum = M b
@@ -288,15 +259,17 @@ __device__ inline void fill(Team& team, const Task& t, const LargeTask& s) {
     for (int q = team.thread / 32; q < t.Q; q += team.threads / 32) {
         for (int k = team.thread % 32; k < t.K; k += 32) {
             const int64_t at = int64_t(q) * t.K + k;
-            s.m[at] = element(t, s.potentials, q, k, t.cost[at]);
+            s.m[at] = element(t, s, q, k, t.cost[at]);
         }
     }
     team.sync();
 }
 
-__device__ inline void go_home(Team& team, const Task& t, const LargeTask& s) {
+// The same, with the factors where they start.
+__device__ inline void refill(Team& team, const Task& t, const LargeTask& s) {
     for (int q = team.thread; q < t.Q; q += team.threads) s.a[q] = sqrtf(s.row_mass[q]);
     for (int k = team.thread; k < t.K; k += team.threads) s.b[k] = sqrtf(s.col_mass[k]);
+    fill(team, t, s);
 }
 
 // The factors of one side, into its potentials.
@@ -309,11 +282,10 @@ __device__ inline void absorb(Team& team, int count, double* log, const float* f
 
 // The row sums again, if a row is lost.
 __device__ __noinline__ void recover_rows(Team& team, const Task& t, const LargeTask& s) {
-    absorb(team, t.K, s.potentials.col_log, s.b, s.col_mass);
+    absorb(team, t.K, s.col_log, s.b, s.col_mass);
     team.sync();  // the potentials of the columns are in place
-    centre<true>(team, t, s.potentials);
-    go_home(team, t, s);
-    fill(team, t, s);
+    centre<true>(team, t, s);
+    refill(team, t, s);
     sum_rows(team, t, s);
 }
 
@@ -326,11 +298,10 @@ __device__ inline void find_rows(Team& team, const Task& t, const LargeTask& s) 
 }
 
 __device__ __noinline__ bool recover_columns(Team& team, const Task& t, const LargeTask& s) {
-    absorb(team, t.Q, s.potentials.row_log, s.a, s.row_mass);
+    absorb(team, t.Q, s.row_log, s.a, s.row_mass);
     team.sync();  // the potentials of the rows are in place
-    centre<false>(team, t, s.potentials);
-    go_home(team, t, s);
-    fill(team, t, s);
+    centre<false>(team, t, s);
+    refill(team, t, s);
     bool far = false, lost = false;
     column_factors(team, t, s, far, lost);
     return team.any(far);
@@ -348,14 +319,13 @@ __device__ inline bool column_step(Team& team, const Task& t, const LargeTask& s
 }
 
 __device__ __noinline__ void absorb(Team& team, const Task& t, const LargeTask& s) {
-    absorb(team, t.Q, s.potentials.row_log, s.a, s.row_mass);
-    absorb(team, t.K, s.potentials.col_log, s.b, s.col_mass);
-    go_home(team, t, s);
-    fill(team, t, s);
+    absorb(team, t.Q, s.row_log, s.a, s.row_mass);
+    absorb(team, t.K, s.col_log, s.b, s.col_mass);
+    refill(team, t, s);
 }
 
 __device__ __noinline__ void first_iteration(Team& team, const Task& t, const LargeTask& s) {
-    start_potentials(team, t, s.potentials);
+    start_potentials(team, t, s);
     for (int q = team.thread; q < t.Q; q += team.threads) s.row_mass[q] = t.row_share(q);
     for (int k = team.thread; k < t.K; k += team.threads) {
         s.col_mass[k] = t.col_share(k);
@@ -364,10 +334,9 @@ __device__ __noinline__ void first_iteration(Team& team, const Task& t, const La
     fill(team, t, s);
     sum_rows(team, t, s);
     if (!column_step(team, t, s, row_step(team, t, s), true)) return;
-    absorb(team, t.Q, s.potentials.row_log, s.a, s.row_mass);
-    reduce_columns(team, t, s.potentials);
-    go_home(team, t, s);
-    fill(team, t, s);
+    absorb(team, t.Q, s.row_log, s.a, s.row_mass);
+    reduce_columns(team, t, s);
+    refill(team, t, s);
     if (column_step(team, t, s, false)) absorb(team, t, s);
 }
 
@@ -380,7 +349,7 @@ __device__ inline void solve(const SinkhornParams& p, Team& team, int64_t task, 
     for (;; ++done) {
         sum_rows(team, t, s);
         residual = row_residual(team, t, s);
-        if (stops(p, t, done, residual)) break;
+        if (t.stops(p, done, residual)) break;
         // All blocks of a team must agree whether the call is cancelled.
         const bool asks = stop != nullptr && done % 64 == 0;
         if (asks && team.any(threadIdx.x == 0 && *stop != 0)) break;
@@ -395,7 +364,7 @@ __device__ inline void solve(const SinkhornParams& p, Team& team, int64_t task, 
     }
     if (team.thread == 0) {
         p.iterations[task] = done;
-        static_cast<float*>(p.residual)[task] = residual;
+        floats(p.residual)[task] = residual;
     }
     team.sync();  // the memory is free for the next task
 }
@@ -405,8 +374,8 @@ __global__ void __launch_bounds__(kLargeThreads)
     sinkhorn_shared_kernel(const SinkhornParams p, const volatile int* stop) {
     extern __shared__ double memory[];
     Team team;
-    const Task t = make_task(p, blockIdx.x);
-    solve(p, team, blockIdx.x, t, LargeTask(memory, p.Q, p.K, kLargeThreads, true, nullptr), stop);
+    const LargeTask s{{SharedArena(memory), p.Q, p.K}, kLargeThreads, true};
+    solve(p, team, blockIdx.x, Task(p, blockIdx.x), s, stop);
 }
 
 // How tasks that do not fit in shared memory are divided among blocks.
@@ -435,8 +404,8 @@ __global__ void __launch_bounds__(kLargeThreads, 2)
     const int number = blockIdx.x / plan.blocks;
     Team team(plan.team(p.workspace, number), blockIdx.x % plan.blocks, plan.blocks);
     for (int64_t task = number; task < p.B; task += plan.teams) {
-        const Task t = make_task(p, task);
-        LargeTask s(plan.task(p.workspace, number), p.Q, p.K, team.threads, false, nullptr);
+        const Task t(p, task);
+        LargeTask s{{SharedArena(plan.task(p.workspace, number)), p.Q, p.K}, team.threads, false};
         s.m = t.plan;
         solve(p, team, task, t, s, stop);
     }

@@ -60,21 +60,13 @@ __device__ __forceinline__ int reduced_item(int lane, bool& first) {
 }
 
 // Shared memory of a block.
-struct TileShared {
-    Potentials potentials;
-    float* part;  // [2, warps, 32 kTiles]  sums of a warp, by parity of the iteration
-    float* y;     // [warps, kHeld]
-    uint2* note;  // [2, warps]  residual and flags of a warp, by parity of the iteration
-
-    __host__ __device__ TileShared(void* base, int Q, int K, int warps, int tiles, int held,
-                                   int64_t* bytes) {
-        SharedArena arena(base);
-        potentials.take(arena, Q, K);
-        part = arena.take<float>(warps > 1 ? 2 * warps * 32 * tiles : 0);
-        y = arena.take<float>(warps * held);
-        note = arena.take<uint2>(2 * warps);
-        if (bytes != nullptr) *bytes = arena.used();
-    }
+struct TileShared : Potentials {
+    int warps, tiles, held;
+    // [2, warps, 32 kTiles]  sums of a warp, by parity of the iteration
+    float* part = arena.take<float>(warps > 1 ? 2 * warps * 32 * tiles : 0);
+    float* y = arena.take<float>(warps * held);  // [warps, kHeld]
+    // [2, warps]  residual and flags of a warp, by parity of the iteration
+    uint2* note = arena.take<uint2>(2 * warps);
 };
 
 // Flags that a warp passes to the others.
@@ -223,7 +215,7 @@ struct Tile {
     }
 
     __device__ __forceinline__ void absorb_across() {
-        double* const log = kRowsAcross ? s.potentials.row_log : s.potentials.col_log;
+        double* const log = kRowsAcross ? s.row_log : s.col_log;
         if (warp > 0) return;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -232,7 +224,7 @@ struct Tile {
     }
 
     __device__ __forceinline__ void absorb_held() {
-        double* const log = kRowsAcross ? s.potentials.col_log : s.potentials.row_log;
+        double* const log = kRowsAcross ? s.col_log : s.row_log;
         if (first && own < held_count) log[own] += absorbed(y, y_mass);
     }
 
@@ -240,7 +232,7 @@ struct Tile {
     __device__ __forceinline__ void fill() {
         __syncthreads();  // the potentials are in place
         each([&](int at, int q, int k, int i, int j, bool inside) {
-            m[i][j] = inside ? element(t, s.potentials, q, k, t.cost[at]) : 0.0f;
+            m[i][j] = inside ? element(t, s, q, k, t.cost[at]) : 0.0f;
         });
     }
 
@@ -267,11 +259,11 @@ __device__ __forceinline__ void fill_for(Refill refill, const Task& t, const Til
         (refill == Refill::kReduce && !kRowsAcross)) {
         tile.absorb_held();
     }
-    if (refill == Refill::kReduce) reduce_columns(Team(), t, s.potentials);
+    if (refill == Refill::kReduce) reduce_columns(Team(), t, s);
     if (centres) {
         __syncthreads();  // the potentials of the other side are in place
         const bool rows = kRowsAcross == (refill == Refill::kCentreAcross);
-        rows ? centre<true>(Team(), t, s.potentials) : centre<false>(Team(), t, s.potentials);
+        rows ? centre<true>(Team(), t, s) : centre<false>(Team(), t, s);
     }
     tile.fill();
     if (refill != Refill::kStart) tile.go_home();
@@ -283,9 +275,9 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
     sinkhorn_tile_kernel(const SinkhornParams p, const volatile int* stop) {
     extern __shared__ double memory[];
     const int64_t task = blockIdx.x;
-    const Task t = make_task(p, task);
-    const TileShared s(memory, t.Q, t.K, blockDim.x / 32, kTiles, kHeld, nullptr);
-    start_potentials(Team(), t, s.potentials);
+    const Task t(p, task);
+    const TileShared s{{SharedArena(memory), t.Q, t.K}, int(blockDim.x / 32), kTiles, kHeld};
+    start_potentials(Team(), t, s);
 
     // Rows across the lanes: across_step is the row step of an iteration, held_step its column
     // step. Columns across the lanes: held_step is its row step, across_step its column step, and
@@ -324,7 +316,7 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
         if (kRowsAcross && held_lost) refill = Refill::kCentreHeld;
         if (done > 0 && !known && refill == Refill::kNone) {
             if (kRowsAcross) worst = tile.across_residual(sum);
-            if (stops(p, t, done, t.row_total * __uint_as_float(worst))) break;
+            if (t.stops(p, done, t.row_total * __uint_as_float(worst))) break;
             if (given_up(stop, done)) break;
         }
         if (!kRowsAcross && held_lost) refill = Refill::kCentreHeld;
@@ -361,7 +353,7 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
     });
     if (threadIdx.x == 0) {
         p.iterations[task] = done;
-        static_cast<float*>(p.residual)[task] = t.row_total * __uint_as_float(worst);
+        floats(p.residual)[task] = t.row_total * __uint_as_float(worst);
     }
 }
 

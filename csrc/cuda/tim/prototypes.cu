@@ -145,18 +145,6 @@ __device__ __forceinline__ void multiply_stage(WarpSums<Classes>& sum, unsigned 
     }
 }
 
-template <int Classes>
-__device__ __forceinline__ void scale_sums(WarpSums<Classes>& sum, float factor) {
-#pragma unroll
-    for (auto& tile : sum) {
-#pragma unroll
-        for (auto& block : tile) {
-#pragma unroll
-            for (float& value : block) value *= factor;
-        }
-    }
-}
-
 // 2) The step of the prototypes, and their new squared norms.
 template <int Classes>
 __device__ __forceinline__ void step_prototypes(const TimChunk& c, const TimIteration& it,
@@ -273,7 +261,9 @@ __global__ void __launch_bounds__(kThreads, kPrototypeBlocks)
         if (step == steps - kAhead && it.stage == TimStage::kStep) {
             prefetch_prototypes<Classes>(c, task, first_class, chunk);
         }
-        if (step == support_steps) scale_sums<Classes>(sum, support_unit / query_unit);
+        if (step == support_steps) {
+            each_sum(sum, [&](float& value, int, int, int) { value *= support_unit / query_unit; });
+        }
         const unsigned at = base + unsigned(step % kStages) * kStageBytes<Classes>;
         multiply_stage<Classes>(sum, at, lane);
     }

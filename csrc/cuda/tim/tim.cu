@@ -96,14 +96,13 @@ __global__ void scale_kernel(TimChunk c) {
         // Means of rows, at most `rate` too far on either side, with room to spare.
         reach = fmin(reach, fmax(1.0, query) * (1.0 + 2.0 * p.learning_rate) * 4.0);
     }
-    TimScale scale;
-    scale.unit = float(unit);
-    scale.query = float(kHalfRange / fmin(fmax(query, 1.0), Range<float>::kMaxWeight));
-    scale.prototype = float(kHalfRange / tim_unit<float>(reach, 0.0));
-    scale.temperature = float(units.temperature);
-    scale.rate = float(units.rate);
-    scale.epsilon = float(units.epsilon);
-    c.scale[task] = scale;
+    const double largest_query = fmin(fmax(query, 1.0), Range<float>::kMaxWeight);
+    c.scale[task] = {float(unit),
+                     float(kHalfRange / largest_query),
+                     float(kHalfRange / tim_unit<float>(reach, 0.0)),
+                     float(units.temperature),
+                     float(units.rate),
+                     float(units.epsilon)};
 }
 
 // 5) the rows in halves; `is_query` selects the scale
@@ -130,7 +129,7 @@ __global__ void output_kernel(TimChunk c) {
     const int64_t d = at % n.D, row = at / n.D, task = row / n.K;
     const float* const centre = of_support(c.centre, n, task, n.D);
     const float w = c.w[row * c.plan.groups * kGroup + d] * c.scale[task].unit + centre[d];
-    static_cast<float*>(c.call.prototypes)[c.first * n.K * n.D + at] =
+    floats(c.call.prototypes)[c.first * n.K * n.D + at] =
         fminf(fmaxf(w, Range<float>::kMinusInfinity), Range<float>::kInfinity);
 }
 
@@ -189,12 +188,12 @@ double largest_slope(double alpha, double Q, double K) {
 
 // As many tasks as fit into the given bytes, or fewer if the last blocks of the prototype step
 // would leave most of the device idle. All chunks except the last have this size.
-int64_t chunk_tasks(const TimSetup& c, int64_t bytes, int device) {
+int64_t chunk_tasks(const TimSetup& c, int64_t bytes) {
     int64_t most = tasks_that_fit<TimChunk>(c, bytes, kMostTasks);
     while (most > 1 && chunk_bytes<TimChunk>(c, most) > bytes)
         --most;  // rounding up to lines takes more
     if (c.call.size.B <= most) return std::max<int64_t>(c.call.size.B, 1);
-    const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
+    const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     const int64_t blocks = c.plan.chunks * ceil_div(c.call.size.K, int64_t(c.plan.class_tile));
     const int64_t resident = multiprocessors * kPrototypeBlocks;
     int64_t best = most;
@@ -296,18 +295,17 @@ void iterate(const TimChunk& c, Watch& watch) {
 }  // namespace
 
 // The orders of the entropies are not known yet: enough for either layout.
-int64_t workspace_cuda(const TimParams& params, int) {
+int64_t workspace_cuda(const TimParams& params) {
     const TimSetup setup = make_setup(params);
     const int64_t all = chunk_bytes<TimChunk>(setup, std::max<int64_t>(params.size.B, 1));
     return std::min(all, std::max(kWorkspaceBytes, chunk_bytes<TimChunk>(setup, 1)));
 }
 
-void run_cuda(const TimParams& params, int device, void* stream) {
-    const DeviceGuard guard(device);
+void run_cuda(const TimParams& params, cudaStream_t stream) {
     TimSetup setup = make_setup(params);
     set_weights(setup);
-    setup.stream = static_cast<cudaStream_t>(stream);
-    const int64_t step = chunk_tasks(setup, params.workspace_bytes, device);
+    setup.stream = stream;
+    const int64_t step = chunk_tasks(setup, params.workspace_bytes);
     Arena arena(params.workspace);
     TimChunk c{setup, &arena, step};
     require_workspace(params.workspace_bytes, arena.used());

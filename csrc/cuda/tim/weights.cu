@@ -368,7 +368,7 @@ __global__ void sum_losses_kernel(TimChunk c, int iteration) {
     const int64_t parts = 1 + c.plan.row_blocks;
     float loss = 0.0f;
     for (int64_t i = 0; i < parts; ++i) loss += c.loss_parts[number * parts + i];
-    static_cast<float*>(c.call.losses)[iteration * c.call.size.B + c.first + number] = loss;
+    floats(c.call.losses)[iteration * c.call.size.B + c.first + number] = loss;
 }
 
 }  // namespace
