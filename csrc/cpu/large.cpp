@@ -30,8 +30,7 @@ struct Parts {
     double* held = arena.take<double>(count * K);
     char* rows = arena.take<char>(workers * row_step);
 
-    // Calls work(task, first row, end, row of the worker, sums) for all parts, then adds up their
-    // results.
+    // Calls work(task, first row, end, row of the worker, sums) for all parts, then add(task, sums).
     template <typename Work, typename Add>
     void run(const Work& work, const Add& add) const {
         for (int64_t item = 0; item < count; ++item) sums[item] = {held + item * K, 0, {0, 0}};

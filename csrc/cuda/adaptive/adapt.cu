@@ -166,10 +166,10 @@ int64_t adapt_many_workspace(const AdaptParams& p) {
 void launch_adapt_many(const AdaptParams& p, cudaStream_t stream) {
     require_workspace(p.workspace_bytes, adapt_many_workspace(p));
     const int64_t numbers = (p.Q <= kNearby ? p.Q : 0) + (p.K <= kNearby ? p.K : 0);
+    const int64_t bytes = numbers * int64_t(sizeof(float));
     const auto kernel = p.measures == nullptr ? adapt_many_kernel<false> : adapt_many_kernel<true>;
     allow_all_shared(kernel);
-    launch("adapt_many_kernel", kernel, p.B, kManyThreads, numbers * int64_t(sizeof(float)), stream,
-           p);
+    launch("adapt_many_kernel", kernel, p.B, kManyThreads, bytes, stream, p);
 }
 
 // --- few classes ---------------------------------------------------------------------------------

@@ -382,11 +382,8 @@ void run_cuda(const AssignParams& p, cudaStream_t stream) {
     const RowsWorkspace all{Arena(p.workspace), p.B, p.N, p.K};
     require_workspace(p.workspace_bytes, all.arena.used());
     if (p.probabilities != nullptr || p.held != nullptr || p.log_sums != nullptr || p.top > 0) {
-        if (p.written == DType::kFloat16) {
-            launch_assign<__half>(p, all, stream);
-        } else {
-            launch_assign<float>(p, all, stream);
-        }
+        const bool halves = p.written == DType::kFloat16;
+        halves ? launch_assign<__half>(p, all, stream) : launch_assign<float>(p, all, stream);
         if (p.held != nullptr) add_parts(all, p.held, stream);
         if (p.log_sums != nullptr) {
             add_logs(all.log_parts, p.B, all.blocks, p.log_sums, stream);
