@@ -37,23 +37,12 @@ LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `classify`.
+    """The result of `classify`."""
 
-    Parameters
-    ----------
-    outcome : Outcome
-        The predictions, the corrections, and what the labelled samples say about both.
-    table, page : Path
-        The file of the predictions, and the page.
-    written : list of Path
-        All files, and the folder of sorted images.
-    seconds : float
-    """
-
-    outcome: Outcome
-    table: Path
+    outcome: Outcome  # predictions, corrections, and what the labelled samples say about both
+    table: Path  # of the predictions
     page: Path
-    written: list[Path]
+    written: list[Path]  # all files, and the folder of sorted images
     seconds: float
 
     def __len__(self) -> int:

@@ -39,32 +39,14 @@ ANSWERS = ("label", "probability", "doubt")
 
 @dataclass
 class StreamReport:
-    """The result of `stream`.
-
-    Parameters
-    ----------
-    class_names : tuple of str
-    output : Path
-    notes : list of str
-        Messages for the user.
-    unreadable : dict of str to str
-        Files that could not be read, and why.
-
-    Attributes
-    ----------
-    counts : Tensor [K] int64
-        Samples of each class.
-    right, judged : int
-        Correctly labelled samples, and samples with a true class; 0 if unknown.
-    seconds : float
-    """
+    """The result of `stream`."""
 
     class_names: tuple[str, ...]
     output: Path
-    notes: list[str]
-    unreadable: dict[str, str] = field(default_factory=dict)
-    right: int = 0
-    judged: int = 0
+    notes: list[str]  # for the user
+    unreadable: dict[str, str] = field(default_factory=dict)  # files, and why
+    right: int = 0  # correctly labelled samples, if true classes are known
+    judged: int = 0  # samples with a true class
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
