@@ -21,7 +21,7 @@ from ..text import plain_cell, plural
 from .answering import check_batch
 from .answers import UNKNOWN
 from .label_studio import read_label_studio
-from .read.opening import Source, classes_of
+from .read.opening import Source, classes_of, row_notes
 from .read.samples import (
     Batch,
     Changed,
@@ -205,6 +205,7 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
 
         source.unlabelled = Changed(source.unlabelled, rest)
         source.total = max(0, source.total - len(labels))
+    source.notes += row_notes(source)
     learned = example_labels, used, before
     return Corrected(source, data, *learned, samples, label_at, label_of, remaining)
 

@@ -24,7 +24,7 @@ from .outcome import Outcome, Suggested, check_labelled, expected_accuracy
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
-from .read.opening import Source, classes_of, encode, open_data, row_notes
+from .read.opening import Source, classes_of, encode, open_data
 from .read.samples import Batch, Changed, Labelled, WithText
 from .read.tables import TableSamples
 from .settings import Settings
@@ -126,7 +126,6 @@ def classify(
     encode(source, device)
     data = (first, new) if settings.model is None else (Path(settings.model), first)
     corrected = corrected_source(source, files, DataNames.of(*data))
-    source.notes += row_notes(source)
     given, names = classes_of(source.examples, source.named), source.labelled.class_names
     hierarchy = prior = None
     if parents is not None:

@@ -19,16 +19,10 @@ from ..files import ahead
 from ..solution import Solution
 from .answering import classified
 from .answers import UNKNOWN
+from .corrections import DataNames, corrected_source
 from .read.input_check import Finding, check_input
-from .read.opening import encode, open_data, row_notes
-from .read.samples import (
-    Batch,
-    concatenated,
-    has_text,
-    matched_names,
-    pyarrow,
-    selected_from,
-)
+from .read.opening import encode, open_data
+from .read.samples import Batch, concatenated, has_text, matched_names, pyarrow
 from .read.tables import TableSamples
 from .run import existing
 from .settings import Settings
@@ -87,25 +81,10 @@ def stream(
     *,
     show: Callable[[list[Finding]], None] | None = None,
 ) -> StreamReport:
-    """Classify data into one file: Parquet, CSV or Excel.
+    """Classify data into one file, ``.parquet``, ``.csv`` or ``.xlsx``; otherwise as `classify`.
 
     The output has the columns of a table except the features, or the names of the samples, followed
     by ``label``, ``probability`` and ``doubt``. It gets its final name once it is complete.
-
-    Parameters
-    ----------
-    labelled, unlabelled
-        As in `classify`.
-    output : path
-        Ends in ``.parquet``, ``.csv`` or ``.xlsx``.
-    settings : Settings or None
-    show : callable or None
-        As in `classify`.
-
-    Raises
-    ------
-    ValueError, OSError, ImportError
-        A one-sentence error that says what to change.
 
     Examples
     --------
@@ -126,10 +105,7 @@ def stream(
     if show is not None:
         show(check_input(source))
     encode(source, device)
-    texts, usable = source.embeds_texts, source.usable()
-    examples, trusted = selected_from(source.examples, usable), [*compress(source.trusted, usable)]
-    source.labelled = source.classes_by(examples, trusted)
-    source.notes += row_notes(source)
+    corrected_source(source, (), DataNames.of(first, new))
     batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable
@@ -139,16 +115,16 @@ def stream(
         calls = classified(
             source.labelled,
             read,
+            device,
             batch=settings.batch,
             label_noise=settings.label_noise,
             share=settings.share,
-            place=device,
             source=source.name,
             total=source.total,
             progress=settings.progress,
         )
         tables = (
-            answer_table(concatenated(group), solution, copied, report, texts=texts)
+            answer_table(concatenated(group), solution, copied, report, texts=source.embeds_texts)
             for group, _, solution in calls
         )
         report.notes += write_file(target, tables)
