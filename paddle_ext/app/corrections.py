@@ -28,7 +28,6 @@ from .read.samples import (
     Key,
     Labelled,
     concatenated,
-    has_text,
     no_samples,
     selected_from,
 )
@@ -178,7 +177,7 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
 
     own = [label_of.get(key, "") for key in resolved.examples]
     example_labels = [new or old for new, old in zip(own, examples.truth or [], strict=True)]
-    usable = source.usable()
+    usable = source.usable(examples)
     silent = [name for name, there in zip(examples.names, usable, strict=True) if not there]
     if silent:
         more = f"labelled {'sample has' if len(silent) == 1 else 'samples have'} no text and"
@@ -193,8 +192,8 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     if samples.names:
         check_batch(samples, before.features.shape[1], before.source, source.name)
         remaining = count - len(labels)
-        there = has_text(samples.texts) if source.embeds_texts else [True] * len(labels)
-        wanted = [yes and label != UNKNOWN for yes, label in zip(there, labels, strict=True)]
+        usable = source.usable(samples)
+        wanted = [yes and label != UNKNOWN for yes, label in zip(usable, labels, strict=True)]
         added = selected_from(samples._replace(truth=labels), wanted)
         in_use = concatenated([in_use, added]) if in_use.names else added
         trusted += [True] * sum(wanted)

@@ -90,11 +90,6 @@ def to_check_words(check: Sequence[ToCheck]) -> str:
     return ", ".join(f"{counts[why]:,} {text}" for why, text in words.items() if counts[why])
 
 
-def strangers_by_chance(answers: Answers) -> float:
-    """How many samples of known classes look like strangers by chance."""
-    return RATE * (int(answers.predicted().sum()) - len(answers.unjudged()))
-
-
 # --- groups ---------------------------------------------------------------------------------------
 
 
@@ -154,9 +149,7 @@ class Expected(NamedTuple):
 class LabelledCheck:
     """Doubts about the labels of labelled samples, based on the other labelled samples."""
 
-    class_names: tuple[str, ...]
-    names: list[str]  # of the samples: a path, a text, or a row number
-    labels: Tensor  # [S] int64, as given
+    labelled: Labelled
     suggestion: Tensor  # [S] int64, the most probable class
     doubt: Tensor  # [S], see `paddle_ext.presence.label_doubt`
 
@@ -167,14 +160,14 @@ class LabelledCheck:
 
     def suspects(self) -> list[int]:
         """Rows whose label is likely wrong."""
-        wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labels)
+        wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labelled.labels)
         return [row for row in self.order() if wrong[row]]
 
     def label(self, row: int) -> str:
-        return self.class_names[int(self.labels[row])]
+        return self.labelled.class_names[int(self.labelled.labels[row])]
 
     def suggested(self, row: int) -> str:
-        return self.class_names[int(self.suggestion[row])]
+        return self.labelled.class_names[int(self.suggestion[row])]
 
 
 @dataclass(frozen=True)
@@ -226,15 +219,13 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def expected_accuracy(
-    checked: LabelledCheck | None, labelled: Labelled, given: int
-) -> ExpectedAccuracy | None:
+def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccuracy | None:
     """From the first `given` labelled samples; the rest were corrected, so not a fair test."""
-    if checked is None or labelled.prototypes is not None:
+    if checked is None or checked.labelled.prototypes is not None:
         return None
-    K = len(labelled.class_names)
-    several = torch.bincount(labelled.labels, minlength=K) > 1
-    labels = checked.labels[:given]
+    labels, K = checked.labelled.labels, len(checked.labelled.class_names)
+    several = torch.bincount(labels, minlength=K) > 1
+    labels = labels[:given]
     tested = several[labels]
     right = tested & (checked.suggestion[:given] == labels)
     return ExpectedAccuracy(
@@ -251,13 +242,7 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     sure = None if labelled.trusted is None else labelled.trusted.to(device)
     numbers = number[labelled.labels].to(device)
     doubts = doubt_of_labels(labelled.rows(device), numbers, len(classes), sure)
-    return LabelledCheck(
-        labelled.class_names,
-        [text or str(row) for row, text in enumerate(labelled.texts)],
-        labelled.labels,
-        classes[doubts.suggestion.cpu()],
-        doubts.doubt.cpu(),
-    )
+    return LabelledCheck(labelled, classes[doubts.suggestion.cpu()], doubts.doubt.cpu())
 
 
 # --- all of it ------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def classify(
     # Older ones stay, because labels may be written to them.
     older = [folder / name for name, by in made.items() if by is None and (folder / name).exists()]
     notes += [f"{path} is of an earlier run, and was not written now" for path in older]
-    accuracy = expected_accuracy(checked, source.labelled, len(corrected.used))
+    accuracy = expected_accuracy(checked, len(corrected.used))
     source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
     suggested = suggestions(answers, source, features, settings)
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
@@ -233,8 +233,7 @@ def write_all(
     if outcome.checked is not None:
         shown = {"pictures": "file", "texts": "text", "rows": "sample"}[source.kind]
         written.append(folder / LABELLED)
-        names = source.labelled.names
-        tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name, names)
+        tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name)
     if outcome.suggested is not None:
         written.append(folder / SUGGESTIONS)
         tables.write_suggestions(written[-1], outcome.suggested, column, texts=texts)

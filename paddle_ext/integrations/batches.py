@@ -23,6 +23,7 @@ from ..adaptive_rule.solve import check_options
 from ..groups import Groups, groups_of
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
+from .encoding import is_frame
 from .fitted import (
     Array,
     Examples,
@@ -201,8 +202,7 @@ class BatchClassifier:
         """Classify a batch: a dict, a DataFrame or, without groups, an array [N, D]."""
         if isinstance(batch, np.ndarray) and self._group is None:
             return self._answers(batch, "batch")
-        pandas = sys.modules.get("pandas")  # if it is not loaded, the batch is no DataFrame
-        frame = pandas is not None and isinstance(batch, pandas.DataFrame)
+        frame = is_frame(batch)
         if not frame and not isinstance(batch, Mapping):
             arrays = self._group is None
             kinds = "a dict, a DataFrame or an array" if arrays else "a dict or a DataFrame"

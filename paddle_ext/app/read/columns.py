@@ -46,11 +46,6 @@ def as_number(cell: object) -> float | None:
         return None
 
 
-def plain_number(cell: Any) -> Any:
-    """Replace a decimal comma by a point."""
-    return re.sub(DECIMAL_COMMA, r"\1.\2", cell) if isinstance(cell, str) else cell
-
-
 def is_gap(cell: object) -> bool:
     """Whether a cell is a missing number."""
     return cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS)

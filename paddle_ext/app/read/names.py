@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import arrays, check
-from ...files import open_regular, readable
+from ...files import readable
 from ...integrations.inputs import in_order
 from ...labels import alike, normalised, numbered, sorted_names
 from ...presence.hierarchy import Hierarchy
@@ -31,7 +31,7 @@ from .samples import (
     repeated,
     spoken_name,
 )
-from .text_files import decoded, given_rows
+from .text_files import given_rows, small_text
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
@@ -113,8 +113,8 @@ def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
 
 def read_names(path: Path) -> ClassPrompts:
     """One name per line, and maybe prompts after tabs; empty lines at the end are ignored."""
-    with readable(path, "a text file with one name per line"), open_regular(path) as file:
-        text = decoded(file.read())
+    with readable(path, "a text file with one name per line"):
+        text = small_text(path)
     lines = text.rstrip().split("\n") if text.strip() else []
     prompts: dict[str, tuple[str, ...]] = {}  # by name
     first: dict[str, int] = {}  # line of each name

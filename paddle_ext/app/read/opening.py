@@ -105,10 +105,9 @@ class Source:
             return {}
         return chosen.stored(self.examples.features)
 
-    def usable(self) -> list[bool]:
-        """The labelled samples that can be used: not those that would need a text and have none."""
-        texts = self.examples.texts
-        return has_text(texts) if self.embeds_texts else [True] * len(texts)
+    def usable(self, samples: Batch) -> list[bool]:
+        """Which of these can be used: not those that would need a text and have none."""
+        return has_text(samples.texts) if self.embeds_texts else [True] * len(samples.names)
 
     def classes_by(self, samples: Batch, trusted: Sequence[bool]) -> Labelled:
         """What is known of the classes by these labelled samples, and by the names."""

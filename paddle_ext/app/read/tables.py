@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,6 @@ from .columns import (
     looks_like_category,
     looks_like_text,
     odd_cells,
-    plain_number,
     shortened,
     why_an_id,
     why_no_feature,
@@ -179,8 +179,10 @@ class Table(ABC):
         require_unchanged(self.path, current_version(self.path), self.version)
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
-        """Cells of a column, with decimal points."""
-        return [plain_number(cell) for cell in cells] if self.decimal_commas else cells
+        """Cells of a column, with decimal points instead of commas."""
+        if not self.decimal_commas:
+            return cells
+        return [re.sub(DECIMAL_COMMA, r"\1.\2", x) if isinstance(x, str) else x for x in cells]
 
     def column(self, name: str, argument: str) -> str:
         if name not in self.names:

@@ -193,14 +193,12 @@ def write_groups(path: Path, where: dict[str, list[ClassInGroup]]) -> None:
     write_csv(path, ("group", "class", "samples", "share", "low", "high"), rows)
 
 
-def write_labelled(
-    path: Path, checked: LabelledCheck, shown: str, named: str | None, names: Sequence[str]
-) -> None:
+def write_labelled(path: Path, checked: LabelledCheck, shown: str, named: str | None) -> None:
     """Write the check of the labelled samples, most doubtful first; `shown` is a column title."""
-    doubt = decimals(checked.doubt)
+    doubt, own = decimals(checked.doubt), checked.labelled
     rows = (
-        (names[row], checked.names[row], checked.label(row), doubt[row], checked.suggested(row))
-        for row in checked.order()
+        (own.names[k], own.texts[k] or str(k), checked.label(k), doubt[k], checked.suggested(k))
+        for k in checked.order()
     )
     wanted = [named is not None, True, True, True, True]
     header = compress((named or "", shown, "label", "doubt", "suggestion"), wanted)
