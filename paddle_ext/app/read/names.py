@@ -366,36 +366,25 @@ def ignored_names(names: Iterable[str], classes: Sequence[str], path: Path | Non
     return [f"names in {path} that are no classes here were ignored: {odd}"] if odd else []
 
 
-def prior_of(
-    weights: Mapping[str, float], classes: Sequence[str], path: Path | None
-) -> tuple[Tensor, list[str]]:
-    """The weights in the order of the classes, [K], and what to tell the user."""
-    found, notes = in_order(weights, classes, path)
-    if not any(found):
-        raise check.ArgumentValueError(
-            "prior",
-            f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
-        )
-    notes += ignored_names(weights, classes, path)
-    return torch.tensor(found, dtype=torch.float64), notes
-
-
 def priors_of(
     tables: Mapping[str, Mapping[str, float]],
     classes: Sequence[str],
     groups: Sequence[str] | None,
     path: Path | None,
 ) -> tuple[Tensor | dict[str, Tensor], list[str]]:
-    """The weights of all samples, or of each group, by `read_prior`; and what to tell the user."""
-    if tables.keys() == {""}:
-        return prior_of(tables[""], classes, path)
-    there, found, notes = {*(groups or ())}, dict[str, Tensor](), list[str]()
+    """The weights [K] of all samples, or of each group, by `read_prior`; and notes for the user."""
+    everyone = tables.keys() == {""}
+    there, found, notes = {""} if everyone else {*(groups or ())}, dict[str, Tensor](), list[str]()
     for group, weights in tables.items():
         if group not in there:
             what = f"must have only groups that samples have, got {group!r} in {path}"
             raise check.ArgumentValueError("prior", what)
-        found[group], more = prior_of(weights, classes, path)
-        notes += more
+        ordered, more = in_order(weights, classes, path)
+        if not any(ordered):
+            what = f"must have a positive weight for one of {len(classes)} classes"
+            raise check.ArgumentValueError("prior", f"{what}, got none in {path}")
+        found[group] = torch.tensor(ordered, dtype=torch.float64)
+        notes += [*more, *ignored_names(weights, classes, path)]
     missing = there.difference(tables)
     notes += [f"{plural(len(missing), 'group')} not in {path} got no prior"] * bool(missing)
-    return found, [*dict.fromkeys(notes)]
+    return found[""] if everyone else found, [*dict.fromkeys(notes)]
