@@ -256,7 +256,7 @@ class Outcome:
     corrected: Corrected
     checked: LabelledCheck | None
     accuracy: ExpectedAccuracy | None
-    suggested: Suggested | None = None
+    suggested: dict[int, str] | None = None  # samples to label next, and why
 
     @property
     def source(self) -> Source:
@@ -314,30 +314,12 @@ class Outcome:
         )
 
 
-@dataclass(frozen=True)
-class Suggested:
-    """Samples to label next, and what was predicted for all."""
-
-    answers: Answers
-    suggestions: Suggestions
-
-    def names(self) -> list[str]:
-        return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
-
-    def reasons(self) -> dict[int, str]:
-        """Why the label of each would help; it stands for samples with no nearer label."""
-        strange = set(self.answers.strangers().tolist())
-        reasons = {}
-        for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):
-            first = "unsure, " if self.answers.doubt[row] > 0.5 else ""
-            first = "possibly of an unknown class, " if row in strange else first
-            alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
-            reasons[row] = first + ("like a labelled one" if size == 0 else alike)
-        return reasons
-
-    def line(self) -> str:
-        """The first of them, for the terminal."""
-        names = self.names()
-        more = len(names) - MOST_NAMED
-        rest = f" and {plural(more, 'other')}" if more > 0 else ""
-        return f"label next: {', '.join(names[:MOST_NAMED])}{rest}"
+def reasons_to_label(answers: Answers, chosen: Suggestions) -> dict[int, str]:
+    """Why the label of each would help; it stands for samples with no nearer label."""
+    strange, reasons = set(answers.strangers().tolist()), {}
+    for row, size in zip(*(x.tolist() for x in chosen), strict=True):
+        first = "unsure, " if answers.doubt[row] > 0.5 else ""
+        first = "possibly of an unknown class, " if row in strange else first
+        alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
+        reasons[row] = first + ("like a labelled one" if size == 0 else alike)
+    return reasons

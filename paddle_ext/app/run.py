@@ -20,7 +20,7 @@ from .answering import Prior, answer
 from .answers import Answers, inserted, label_counts, without_prediction
 from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, read_files
 from .label_studio import write_tasks
-from .outcome import Outcome, Suggested, check_labelled, expected_accuracy
+from .outcome import Outcome, check_labelled, expected_accuracy, reasons_to_label
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
@@ -112,7 +112,7 @@ def classify(
     if settings.sort_into is not None:
         check_sort_into(Path(settings.sort_into), (first, new))
     if settings.final is not None:
-        tables.check_final(Path(settings.final), (first, new))
+        tables.check_file("final", Path(settings.final), (first, new))
     source = open_data(first, new, settings)
     if settings.label_studio is not None and source.kind == "rows":
         raise check.ArgumentValueError(
@@ -236,7 +236,7 @@ def write_all(
         tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name)
     if outcome.suggested is not None:
         written.append(folder / SUGGESTIONS)
-        tables.write_suggestions(written[-1], outcome.suggested, column, texts=texts)
+        tables.write_suggestions(written[-1], answers, outcome.suggested, column, texts=texts)
     if settings.label_studio is not None:
         written += write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
@@ -255,15 +255,16 @@ def write_all(
 
 def suggestions(
     answers: Answers, source: Source, features: list[Tensor], settings: Settings
-) -> Suggested | None:
-    """The samples to label next, given the features of those that were predicted."""
+) -> dict[int, str] | None:
+    """The samples to label next, and why, given the features of those that were predicted."""
     rows = answers.predicted().nonzero().view(-1)
     if settings.suggest is None or not len(rows):
         return None
     device = check.device(settings.device)
     query = source.labelled.columns.applied_to(torch.cat(features).to(device, torch.float32))
     chosen = suggest(source.labelled.rows(device), query, settings.suggest)
-    return Suggested(answers, Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu()))
+    own = Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu())
+    return reasons_to_label(answers, own)
 
 
 def trust_notes(labelled: Labelled) -> list[str]:

@@ -26,7 +26,7 @@ from .read.samples import Batch, concatenated, has_text, matched_names, pyarrow
 from .read.tables import TableSamples
 from .run import existing
 from .settings import Settings
-from .write.tables import SUFFIXES, require_libraries, write_file
+from .write.tables import SUFFIXES, check_file, write_file
 
 ANSWERS = ("label", "probability", "doubt")
 
@@ -94,7 +94,13 @@ def stream(
     began = time.perf_counter()
     first, target = existing(labelled), Path(output)
     new = None if unlabelled is None else existing(unlabelled)
-    check_arguments(settings, (first, new), target)
+    check_file("output", target, (first, new))
+    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
+    for name in (*only_with_a_folder, "prior", "suggest"):
+        if (given := getattr(settings, name)) not in (None, ()):
+            raise check.ArgumentValueError(
+                name, f"must be omitted unless the output is a folder, got {given}"
+            )
     device = check.device(settings.device)
     source = open_data(first, new, settings)
     samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
@@ -130,18 +136,6 @@ def stream(
         report.notes += write_file(target, tables)
     report.seconds = time.perf_counter() - began
     return report
-
-
-def check_arguments(settings: Settings, data: tuple[Path, Path | None], output: Path) -> None:
-    require_libraries(output)
-    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
-    for name in (*only_with_a_folder, "prior", "suggest"):
-        if (given := getattr(settings, name)) not in (None, ()):
-            raise check.ArgumentValueError(
-                name, f"must be omitted unless the output is a folder, got {given}"
-            )
-    if any(path is not None and output.exists() and output.samefile(path) for path in data):
-        raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
 
 
 def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:

@@ -116,6 +116,7 @@ def show_streamed(report: StreamReport) -> None:
 
 def show_report(report: Report) -> None:
     from ..answers import NO_CLASS
+    from ..outcome import MOST_NAMED
     from ..write.page import unsure_note
 
     answers, outcome = report.answers, report.outcome
@@ -143,7 +144,10 @@ def show_report(report: Report) -> None:
         show.say(f"accuracy: {100 * right:.2f} % of {samples} with a true label{rest}")
     show_trust(report)
     if outcome.suggested is not None:
-        show.say(outcome.suggested.line())
+        names = [answers.names[row] for row in outcome.suggested]
+        others = len(names) - MOST_NAMED
+        rest = f" and {plural(others, 'other')}" if others > 0 else ""
+        show.say(f"label next: {', '.join(names[:MOST_NAMED])}{rest}")
     show.say(f"written: {', '.join(map(str, report.written))}")
 
 

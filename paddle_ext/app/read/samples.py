@@ -176,7 +176,7 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
     if any(part.contents is not None for part in parts):
         parts = [part._replace(contents=part.digests()) for part in parts]
 
-    def joined(columns: Sequence[Any]) -> Any:
+    def joined(columns: tuple[Any, ...]) -> Any:
         if isinstance(columns[0], Tensor):
             return torch.cat(columns)
         if columns[0] is None or isinstance(columns[0], list):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -73,10 +74,6 @@ class Part(NamedTuple):
     def cells(self, name: str) -> list[Any]:
         cells: list[Any] = self.batch.column(name).to_pylist()
         return cells
-
-    def select(self, wanted: Sequence[bool]) -> Part:
-        mask = np.array(wanted)
-        return Part(self.batch.filter(pyarrow().array(mask)), np.array(self.rows)[mask].tolist())
 
 
 @dataclass
@@ -416,7 +413,9 @@ class TableSamples:
             if label is not None:
                 labels = [self.label(value) for value in part.cells(label)]
                 mask = [bool(text) == (self.rows == "labelled") for text in labels]
-                own = part if all(mask) else part.select(mask)
+                if not all(mask):
+                    wanted_rows = list(compress(part.rows, mask))
+                    own = Part(part.batch.filter(pyarrow().array(mask)), wanted_rows)
             if len(own.rows):
                 yield own
 

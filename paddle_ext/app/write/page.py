@@ -154,9 +154,8 @@ class Shown:
         self.suspects = outcome.suspects()
         used = outcome.corrected.used
         self.suspected = {used[row]: row for row in self.suspects[:MOST_OF_A_CLASS]}
-        next_ones = outcome.suggested
-        reasons = {} if next_ones is None else next_ones.reasons()
-        self.suggested = dict(islice(reasons.items(), MOST_TO_CHECK[self.kind]))
+        suggested = (outcome.suggested or {}).items()
+        self.suggested = dict(islice(suggested, MOST_TO_CHECK[self.kind]))
         self.rows_of_class = self.rows_of_classes(self.order[:MOST_CLASSES])
         self.labelled_of_class = self.labelled_of_classes()
         self.images = self.images_of_samples()

@@ -20,7 +20,7 @@ from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
-from ..outcome import ClassInGroup, Expected, LabelledCheck, Suggested, reasons
+from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
 from ..read.excel_json import excel_library
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
@@ -48,13 +48,6 @@ def decimal(value: float) -> str:
 
 def decimals(x: Tensor) -> list[str]:
     return [decimal(value) for value in x.tolist()]
-
-
-def require_libraries(path: Path) -> None:
-    """Raise an error that says how to install what is missing to write this file."""
-    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
-    if path.suffix == ".xlsx":
-        excel_library()
 
 
 def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
@@ -205,27 +198,32 @@ def write_labelled(path: Path, checked: LabelledCheck, shown: str, named: str | 
     write_csv(path, list(header), (compress(row, wanted) for row in rows))
 
 
-def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, texts: bool) -> None:
+def write_suggestions(
+    path: Path, answers: Answers, reasons: dict[int, str], name_column: str, *, texts: bool
+) -> None:
     """Write the samples to label next, the most useful first."""
-    answers, rows = suggested.answers, suggested.suggestions.queries
-    shown = [answers.texts[row] for row in rows.tolist()]
-    classes = [answers.class_names[k] for k in answers.labels[rows].tolist()]
-    columns = (classes, decimals(answers.probability[rows]), suggested.reasons().values())
+    sure = decimals(answers.probability[[*reasons]])
+    rows = (
+        (answers.names[row], *[answers.texts[row]] * texts, answers.prediction(row), number, why)
+        for (row, why), number in zip(reasons.items(), sure, strict=True)
+    )
     header = (name_column, *["text"] * texts, "label", "probability", "reason")
-    write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
+    write_csv(path, header, rows)
 
 
 # --- all samples with their labels --------------------------------------------------------------
 
 
-def check_final(path: Path, data: Sequence[Path | None]) -> None:
+def check_file(argument: str, path: Path, data: Sequence[Path | None]) -> None:
     """Reject a file that would replace the data or cannot be written, before any work."""
     if path.is_dir() or path.suffix not in SUFFIXES:
         endings = ", ".join(SUFFIXES)
-        raise check.ArgumentValueError("final", f"must be a file ending in {endings}, got {path}")
-    require_libraries(path)
+        raise check.ArgumentValueError(argument, f"must be a file ending in {endings}, got {path}")
+    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
+    if path.suffix == ".xlsx":
+        excel_library()
     if any(one is not None and path.exists() and path.samefile(one) for one in data):
-        raise check.ArgumentValueError("final", f"must not be an input file, got {path}")
+        raise check.ArgumentValueError(argument, f"must not be an input file, got {path}")
 
 
 def write_final(
