@@ -29,8 +29,6 @@ CONTROL = "label"  # name of the choices in the labelling interface
 OBJECTS = {"pictures": ("Image", "image"), "texts": ("Text", "text")}  # tag, and key of its data
 AS_EXPORTED = "as classify --export label-studio writes them"
 
-# --- tasks --------------------------------------------------------------------------------------
-
 
 def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> list[Path]:
     """Write a task per sample, with its prediction, and next to it the labelling interface."""
@@ -79,9 +77,6 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
     with replacing(interface) as new:
         new.write_text(view, encoding="utf-8")
     return [path, interface]
-
-
-# --- labels -------------------------------------------------------------------------------------
 
 
 def read_label_studio(path: Path) -> dict[Key, str]:

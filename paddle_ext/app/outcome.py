@@ -36,8 +36,6 @@ NORMAL = 1.645  # quantile of the 90 % interval
 
 
 class ToCheck(NamedTuple):
-    """A sample to check."""
-
     row: int
     wrong: float  # how likely its label is wrong
     reason: str  # "no text", "unknown" (unlike its class) or "doubtful" (another is as likely)
@@ -94,8 +92,6 @@ def to_check_words(check: Sequence[ToCheck]) -> str:
 
 
 class ClassInGroup(NamedTuple):
-    """A class in a group of samples."""
-
     name: str
     samples: int
     share: float  # of the group, with its 90 % interval

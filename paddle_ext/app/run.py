@@ -268,7 +268,6 @@ def suggestions(
 
 
 def trust_notes(labelled: Labelled) -> list[str]:
-    """Warnings about the probabilities."""
     counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
     several = int(counts[counts > 1].sum())
     if labelled.prototypes is not None or several >= FEWEST_TO_CALIBRATE:

@@ -314,9 +314,6 @@ class BatchClassifier:
         return best
 
 
-# --- arguments ----------------------------------------------------------------------------------
-
-
 def support_rows(support: Any, prototypes: Array | None) -> Array:
     """The support as float32 [S, D]; S may be 0 if there are prototypes."""
     width = None if prototypes is None else prototypes.shape[1]
@@ -327,9 +324,6 @@ def support_rows(support: Any, prototypes: Array | None) -> Array:
             "support", "must have a row of every class, unless there are prototypes, got none"
         )
     return np.empty((0, width), dtype=np.float32)
-
-
-# --- the process --------------------------------------------------------------------------------
 
 
 def device_name(device: str | torch.device) -> str:

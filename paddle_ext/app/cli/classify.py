@@ -100,7 +100,6 @@ def classify(
 
 
 def show_findings(findings: list[Finding]) -> None:
-    """Print what is odd about the input."""
     if findings:
         show.table(["input", "found", "advice"], findings, text_columns=(0, 1, 2))
 

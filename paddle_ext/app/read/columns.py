@@ -81,7 +81,6 @@ def why_an_id(name: str, cells: Sequence[object]) -> str:
 
 
 def why_no_feature(cells: Sequence[object]) -> str:
-    """Why a column is not numeric."""
     if all(is_gap(cell) for cell in cells):
         return "it is empty"
     odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")

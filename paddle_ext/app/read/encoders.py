@@ -183,7 +183,6 @@ def timm_network(name: str, device: torch.device) -> Network:
 def network_of(
     network: nn.Module, preparation: Preparation, device: torch.device, name: str
 ) -> Network:
-    """A network of another package."""
     network = network.to(device).eval()
     key = f"image tower 1 {name} {digest_of_weights(network)} {preparation}"
     return Network(preparation, network, device, key)

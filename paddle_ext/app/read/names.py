@@ -48,7 +48,6 @@ class ClassPrompts:
     prompts: tuple[tuple[str, ...], ...]
 
     def phrases(self, templates: Sequence[str]) -> list[list[str]]:
-        """The phrases of each class for an encoder."""
         spoken = (spoken_name(name) for name in self.class_names)
         return [
             list(own) or [template.replace("{}", name) for template in templates]

@@ -182,14 +182,9 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
         source = open_rows(data, columns, settings, model.named, model.class_names)
         if columns is not None:
             source.notes.append(f"features: {used_columns(columns)}")
-    name = str(settings.model)
-    return replace(
-        source,
-        examples=model.examples,
-        trusted=model.trusted,
-        rows_are=model.rows_are,
-        labelled_name=name,
-    )
+    source.examples, source.trusted, source.rows_are = model.examples, model.trusted, model.rows_are
+    source.labelled_name = str(settings.model)
+    return source
 
 
 def open_alone(path: Path, given: Given, settings: Settings) -> Source:
@@ -230,18 +225,10 @@ def open_folders(
         raise check.ArgumentValueError(
             "backbone", f"must be omitted with an encoder, got {settings.backbone}"
         )
-    unreadable: dict[str, str] = {}
-    truth = settings.columns.truth is not None
+    unreadable, truth = dict[str, str](), settings.columns.truth is not None
     samples = FolderSamples(unlabelled, unreadable, truth=truth, progress=settings.progress)
-    opened = Source(
-        settings,
-        "pictures",
-        str(unlabelled),
-        samples,
-        given,
-        total=len(samples),
-        unreadable=unreadable,
-    )
+    opened = Source(settings, "pictures", str(unlabelled), samples, given, total=len(samples))
+    opened.unreadable = unreadable
     if labelled is not None:
         # A class without images still counts if it has a name.
         notes = opened.notes if given is None else []
@@ -279,9 +266,9 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         file.class_names = () if given is None else given.class_names
         examples = file.labelled(file.labels(required=True))
         settings = replace(settings, columns=replace(columns, text=None))
-        classes = classes_of(examples, given)
-        opened = open_rows(new, None, settings, given, classes)
-        return replace(opened, examples=examples, labelled_name=str(labelled))
+        opened = open_rows(new, None, settings, given, classes_of(examples, given))
+        opened.examples, opened.labelled_name = examples, str(labelled)
+        return opened
     table = open_table(labelled, *settings.csv_format)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     notes = list(table.notes)
@@ -293,13 +280,9 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
     examples = rows.labelled(required=given is None)
     classes = classes_of(examples, given)
     opened = open_rows(new, chosen, settings, given, classes, texts=chosen is None)
-    return replace(
-        opened,
-        examples=examples,
-        labelled_name=str(labelled),
-        notes=[*notes, *missing_label_notes(rows), *opened.notes],
-        rows=rows,
-    )
+    opened.examples, opened.rows, opened.labelled_name = examples, rows, str(labelled)
+    opened.notes = [*notes, *missing_label_notes(rows), *opened.notes]
+    return opened
 
 
 def classes_of(examples: Batch, given: Given) -> tuple[str, ...]:
@@ -345,8 +328,9 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
         )
     samples = file.samples([row for row, value in enumerate(values) if not value])
     name = f"{path} (rows without a label)" if any(values) else str(path)
-    about = Source(settings, "rows", name, samples, given, total=len(samples), notes=notes)
-    return replace(about, examples=file.labelled(values), labelled_name=str(path))
+    opened = Source(settings, "rows", name, samples, given, total=len(samples), notes=notes)
+    opened.examples, opened.labelled_name = file.labelled(values), str(path)
+    return opened
 
 
 def open_one_table(path: Path, given: Given, settings: Settings) -> Source:

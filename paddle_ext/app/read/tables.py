@@ -276,8 +276,6 @@ def open_table(path: Path, separator: str | None = None, encoding: str | None = 
 
 
 class ParquetTable(Table):
-    """A Parquet file."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with open_parquet(path) as file:
@@ -304,11 +302,7 @@ class CsvTable(Table):
             self.separator = sniffed_separator(path, self.encoding)
         # With commas as separators, "1,234" is more than a thousand.
         self.decimal_commas = self.separator != ","
-        with (
-            self.readable(),
-            open_regular(path) as file,
-            text_of(file, self.encoding) as text,
-        ):
+        with self.readable(), open_regular(path) as file, text_of(file, self.encoding) as text:
             self.names = next(csv_reader(text, self.separator), [])
         self.look()
 
