@@ -84,7 +84,6 @@ def known_classes(
         return Labelled(labels=numbers, class_names=class_names, **samples)
     if not labels:
         return named
-    labels = matched_names(labels, named.class_names)
     if odd := unknown_names(labels, named.class_names):
         raise ValueError(
             f"{source} must have labels among the {len(named.class_names)} names of "

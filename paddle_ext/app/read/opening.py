@@ -378,10 +378,8 @@ def chosen_features(
     table: Table, columns: Columns, notes: list[str], rows: str
 ) -> FeatureColumns | None:
     """The columns of features; None: the texts are embedded. `notes` receive what is used."""
-    if columns.text is not None:
-        table.column(columns.text, "text")
-        if columns.features is None:
-            return None
+    if columns.text is not None and columns.features is None:
+        return None
     chosen = table.feature_columns(columns.features, columns.others(), rows)
     if len(chosen.names) > 1 or chosen.left_out:
         notes.append(f"features: {used_columns(chosen)}")
