@@ -47,13 +47,6 @@ class ClassPrompts:
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
 
-    def phrases(self, templates: Sequence[str]) -> list[list[str]]:
-        spoken = (spoken_name(name) for name in self.class_names)
-        return [
-            list(own) or [template.replace("{}", name) for template in templates]
-            for name, own in zip(spoken, self.prompts, strict=True)
-        ]
-
 
 Given: TypeAlias = ClassPrompts | Labelled | None  # what the user gave
 
@@ -167,7 +160,10 @@ def embedded(
     logit_scale: float,
 ) -> Labelled:
     """Encode names: for each class the mean of its unit-norm phrase embeddings."""
-    phrases = names.phrases(templates)
+    phrases = [
+        list(own) or [template.replace("{}", spoken_name(name)) for template in templates]
+        for name, own in zip(names.class_names, names.prompts, strict=True)
+    ]
     rows = unit_rows(encode([phrase for own in phrases for phrase in own]))
     parts = torch.split(rows, [len(own) for own in phrases])
     means = torch.stack([own.mean(0) for own in parts])
@@ -261,15 +257,13 @@ def embedded_names(
 ) -> Labelled | None:
     """Names embedded by the encoder of the texts, or by the text tower of an image-text one."""
     if isinstance(given, ClassPrompts):
-        source = str(settings.names)
-        if texts is not None:
-            given = embedded(given, settings.templates or FOR_TEXTS, texts, source, LOGIT_SCALE)
-        else:
+        templates, scale = FOR_TEXTS, LOGIT_SCALE
+        if texts is None:
             assert encoder is not None
-            key = f"names 1 {encoder.key}"
-            encode = cached_texts(encoder.text_tower, settings.cache, key)
-            prompts = settings.templates or FOR_PICTURES
-            given = embedded(given, prompts, encode, source, encoder.logit_scale)
+            texts = cached_texts(encoder.text_tower, settings.cache, f"names 1 {encoder.key}")
+            templates, scale = FOR_PICTURES, encoder.logit_scale
+        chosen = settings.templates or templates
+        given = embedded(given, chosen, texts, str(settings.names), scale)
     if given is None or settings.logit_scale is None:
         return given
     return replace(given, logit_scale=settings.logit_scale)
