@@ -23,9 +23,8 @@ from ..adaptive_rule.solve import check_options
 from ..groups import Groups, groups_of
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
-from .encoding import is_frame
+from .columns import Array, is_frame
 from .fitted import (
-    Array,
     Examples,
     Fitted,
     FittedAdaptive,

@@ -29,9 +29,8 @@ from ..prior import measures_of
 from ..rows import class_sums, parts, power_of_two, unit_rows
 from ..solution import Solution
 from ..task import Task, without_batch
-from .columns import Columns, columns_for
+from .columns import Array, Columns, columns_for
 
-Array: TypeAlias = "npt.NDArray[Any]"
 Kept = TypeVar("Kept")
 
 TOGETHER = ("groups", "share", "same")  # the options of rows that belong together

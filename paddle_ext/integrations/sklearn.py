@@ -19,10 +19,8 @@ from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, counted_shares
-from .columns import ROWS
-from .encoding import TableEncoder, frame_cells, is_frame
+from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
 from .fitted import (
-    Array,
     Examples,
     Fit,
     FittedNames,

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ... import check
 from ...files import current_version, first_line, open_regular, require_unchanged
-from ...integrations.columns import EMBEDDING_COLUMNS
-from ...integrations.encoding import TableEncoder
+from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
 from ...libraries import library
 from ...parquet import is_lists, open_parquet, record_batches, vectors, width_of
