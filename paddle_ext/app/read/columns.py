@@ -104,18 +104,3 @@ def as_list(value: object) -> list[float]:
         numbers: list[float] = json.loads(text)
         return numbers
     return [float(word) for word in text.strip("[]").split()]
-
-
-def odd_cells(
-    cells: Sequence[Sequence[object]], names: Sequence[str], *, gaps: bool
-) -> dict[int, str]:
-    """Rows with a cell that is no finite float32, nor one of the `gaps` if allowed; its column."""
-    odd: dict[int, str] = {}
-    for row, of_row in enumerate(zip(*cells, strict=True)):  # of no columns: no rows
-        for cell, name in zip(of_row, names, strict=True):
-            number = as_number(cell)
-            if gaps and is_gap(cell):
-                continue
-            if number is None or not abs(number) <= LARGEST:
-                odd.setdefault(row, name)
-    return odd

@@ -30,6 +30,7 @@ from ..settings import Columns
 from .cache import digest, written_digest
 from .columns import (
     DECIMAL_COMMA,
+    LARGEST,
     all_lists,
     as_list,
     as_number,
@@ -39,7 +40,6 @@ from .columns import (
     is_number,
     looks_like_category,
     looks_like_text,
-    odd_cells,
     shortened,
     why_an_id,
     why_no_feature,
@@ -507,16 +507,22 @@ class TableSamples:
         """Cells [n, D] of a table: numbers, NaN for gaps, and texts, None for gaps."""
         assert self.chosen is not None
         cells = np.empty((len(part.rows), len(self.features)), dtype=object)
-        numeric = [name for name in self.features if name not in self.chosen.categories]
-        numbers = [self.table.as_numbers(part.cells(name)) for name in numeric]
-        if odd := odd_cells(numbers, numeric, gaps=gaps):
-            raise self.error(odd, numbers, numeric, part)
-        for name, column in zip(numeric, numbers, strict=True):
-            own = [np.nan if is_gap(cell) else as_number(cell) for cell in column]
-            cells[:, self.features.index(name)] = own
-        for name in self.chosen.categories:
-            texts = [None if is_gap(cell) else cell_text(cell).strip() for cell in part.cells(name)]
-            cells[:, self.features.index(name)] = texts
+        odd: dict[int, tuple[str, object]] = {}  # column and cell of rows, the first of each
+        for place, name in enumerate(self.features):
+            column = part.cells(name)
+            if name in self.chosen.categories:
+                texts = [None if is_gap(cell) else cell_text(cell).strip() for cell in column]
+                cells[:, place] = texts
+                continue
+            column = self.table.as_numbers(column)
+            numbers = [np.nan if is_gap(cell) else as_number(cell) for cell in column]
+            for row, (cell, number) in enumerate(zip(column, numbers, strict=True)):
+                missing = gaps and is_gap(cell)
+                if number is None or not (missing or abs(number) <= LARGEST):
+                    odd.setdefault(row, (name, cell))
+            cells[:, place] = numbers
+        if odd:
+            raise self.error(odd, part)
         return cells
 
     def as_floats(self, column: Any) -> npt.NDArray[np.float32] | None:
@@ -546,15 +552,12 @@ class TableSamples:
                 return torch.from_numpy(matrix)
         except (ValueError, TypeError, OverflowError, RecursionError):
             pass  # reported below, with its position
-        odd = odd_cells([cells], self.features, gaps=False)
-        raise self.error(odd, [cells], self.features, part)
+        raise self.error({row: (self.features[0], x) for row, x in enumerate(cells)}, part)
 
-    def error(
-        self, odd: dict[int, str], cells: Sequence[Sequence[Any]], names: list[str], part: Part
-    ) -> ValueError:
-        """The error that names the first odd cell of some columns."""
-        row, name = next(iter(odd.items()), (0, names[0]))
-        cell = cells[names.index(name)][row]
+    def error(self, odd: dict[int, tuple[str, object]], part: Part) -> ValueError:
+        """The error that names the first odd cell, of the column and cell of each odd row."""
+        row = min(odd)
+        name, cell = odd[row]
         got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
         more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
         return ValueError(
