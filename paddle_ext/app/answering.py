@@ -15,7 +15,6 @@ from .. import check
 from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
-from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups, groups_and_things
 from ..presence.hierarchy import Hierarchy
@@ -185,7 +184,14 @@ def solver(
 
     likelihood, names = None, labelled.prototypes
     if names is None:
-        likelihood = likelihood_of(labelled, place, label_noise)
+        likelihood = corrected_likelihood(
+            support,
+            labels,
+            K,
+            label_noise=label_noise,
+            trusted=None if labelled.trusted is None else labelled.trusted.to(place),
+            inverse_regularisation=labelled.columns.inverse_regularisation,
+        )
     else:
         names = names.to(place, torch.float32)[None]
 
@@ -200,20 +206,6 @@ def solver(
         return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)
 
     return solve
-
-
-def likelihood_of(labelled: Labelled, place: torch.device, label_noise: float | str) -> Likelihood:
-    """What labelled samples say of each class; labels that a person has corrected are trusted."""
-    trusted = None if labelled.trusted is None else labelled.trusted.to(place)
-    rows, labels = labelled.rows(place), labelled.labels.to(place)
-    return corrected_likelihood(
-        rows,
-        labels,
-        len(labelled.class_names),
-        label_noise=label_noise,
-        trusted=trusted,
-        inverse_regularisation=labelled.columns.inverse_regularisation,
-    )
 
 
 def novelty_of(

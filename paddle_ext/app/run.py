@@ -26,7 +26,6 @@ from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data
 from .read.samples import Batch, Changed, Labelled, WithText
-from .read.tables import TableSamples
 from .settings import Settings
 from .write import tables
 from .write.page import write_page
@@ -150,10 +149,7 @@ def classify(
     suggested = suggestions(answers, source, features, settings)
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
     title = page_title(new or first, answers, source.kind)
-    order = {}
-    if settings.final is not None and isinstance(source.samples, TableSamples):
-        order = source.samples.order()
-    return write_all(folder, outcome, settings, title, order, began)
+    return write_all(folder, outcome, settings, title, began)
 
 
 def all_answers(
@@ -209,12 +205,7 @@ def all_answers(
 
 
 def write_all(
-    folder: Path,
-    outcome: Outcome,
-    settings: Settings,
-    title: str,
-    order: dict[str, int],
-    began: float,
+    folder: Path, outcome: Outcome, settings: Settings, title: str, began: float
 ) -> Report:
     """Write the tables, the page, the model and the sorted images."""
     answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
@@ -245,7 +236,7 @@ def write_all(
         save_model(written[-1], source.labelled, *made_by)
     if settings.final is not None:
         written.append(Path(settings.final))
-        tables.write_final(written[-1], answers, corrected, column, order, texts=texts)
+        tables.write_final(written[-1], answers, corrected, column, texts=texts)
     write_page(written[1], outcome, title, time.perf_counter() - began)
     if settings.sort_into is not None:
         written.append(Path(settings.sort_into))

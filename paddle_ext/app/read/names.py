@@ -15,7 +15,7 @@ from torch import Tensor
 from ... import arrays, check
 from ...files import readable
 from ...integrations.inputs import in_order
-from ...labels import alike, normalised, numbered, sorted_names
+from ...labels import alike, normalised, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
 from ...text import plain_cell, plural
@@ -23,11 +23,9 @@ from ..settings import Settings
 from .encoders import Encoder, TextEncoder, cached_texts
 from .samples import (
     LOGIT_SCALE,
-    Batch,
     Labelled,
     check_finite,
     matched_names,
-    named_labels,
     repeated,
     spoken_name,
 )
@@ -58,37 +56,6 @@ def only_names(
     check_finite(prototypes, source, class_names)
     none = torch.empty(0, prototypes.shape[1]), torch.empty(0, dtype=torch.int64)
     return Labelled(*none, tuple(class_names), (), source, prototypes, logit_scale)
-
-
-def known_classes(
-    examples: Batch, named: Labelled | None, source: str, trusted: Sequence[bool] = ()
-) -> Labelled:
-    """What is known of the classes: samples, some of them `trusted`, or names, or both."""
-    labels = examples.truth or []
-    samples: dict[str, Any] = {
-        "features": examples.features,
-        "texts": tuple(examples.texts),
-        "names": tuple(examples.names),
-        "source": source,
-        "trusted": torch.tensor(trusted) if any(trusted) else None,
-    }
-    if named is None:
-        numbers, class_names = named_labels(labels)
-        return Labelled(labels=numbers, class_names=class_names, **samples)
-    if not labels:
-        return named
-    if odd := unknown_names(labels, named.class_names):
-        raise ValueError(
-            f"{source} must have labels among the {len(named.class_names)} names of "
-            f"{named.source}, got {odd}"
-        )
-    D = named.features.shape[1]
-    if examples.features.shape[1] != D:
-        raise ValueError(
-            f"{source} must have as many features as the names of {named.source}, "
-            f"{D}, got {examples.features.shape[1]}"
-        )
-    return replace(named, labels=numbered(labels, named.class_names), **samples)
 
 
 def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
@@ -332,18 +299,6 @@ def read_prior(path: Path) -> dict[str, dict[str, float]]:
             )
         weights.setdefault(group, {})[name] = weight
     return weights
-
-
-def given_renaming(settings: Settings) -> dict[str, str]:
-    """The new names of classes, from a CSV of two columns."""
-    path = settings.rename
-    if path is None:
-        return {}
-    if settings.model is not None:
-        raise check.ArgumentValueError(
-            "rename", f"must be omitted with a model, whose classes have names, got {path}"
-        )
-    return read_pairs(Path(path), "rename", "name")
 
 
 def renamed(labels: Sequence[str], names: Mapping[str, str]) -> list[str]:

@@ -18,10 +18,11 @@ from torch import Tensor
 from ... import check
 from ...decoding import require_pillow
 from ...groups import groups_and_things
+from ...labels import numbered
 from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
-from .arrays import ArrayFile
+from .arrays import ArrayFile, ArraySamples
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
 from .grouping import Grouped, ToClassify, groups_of_samples, named_cells
@@ -31,11 +32,11 @@ from .names import (
     Given,
     embedded_names,
     given_names,
-    given_renaming,
     ignored_names,
-    known_classes,
     names_in,
+    read_pairs,
     renamed,
+    unknown_names,
     with_labels,
 )
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
@@ -110,14 +111,43 @@ class Source:
         return has_text(samples.texts) if self.embeds_texts else [True] * len(samples.names)
 
     def classes_by(self, samples: Batch, trusted: Sequence[bool]) -> Labelled:
-        """What is known of the classes by these labelled samples, and by the names."""
-        labelled = known_classes(samples, self.named, self.labelled_name, trusted)
-        return replace(labelled, rows_are=self.rows_are, made_of=self.made_of)
+        """What is known of the classes by these labelled samples, some `trusted`, and by names."""
+        labels, named, source = samples.truth or [], self.named, self.labelled_name
+        known: dict[str, Any] = {
+            "features": samples.features,
+            "texts": tuple(samples.texts),
+            "names": tuple(samples.names),
+            "source": source,
+            "trusted": torch.tensor(trusted) if any(trusted) else None,
+        }
+        if named is None:
+            numbers, class_names = named_labels(labels)
+            known |= {"rows_are": self.rows_are, "made_of": self.made_of}
+            return Labelled(labels=numbers, class_names=class_names, **known)
+        if not labels:
+            return named
+        if odd := unknown_names(labels, named.class_names):
+            raise ValueError(
+                f"{source} must have labels among the {len(named.class_names)} names of "
+                f"{named.source}, got {odd}"
+            )
+        D = named.features.shape[1]
+        if samples.features.shape[1] != D:
+            raise ValueError(
+                f"{source} must have as many features as the names of {named.source}, "
+                f"{D}, got {samples.features.shape[1]}"
+            )
+        return replace(named, labels=numbered(labels, named.class_names), **known)
 
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
     """Open data of any kind; nothing that takes long."""
-    names = given_renaming(settings)
+    names = dict[str, str]()
+    if settings.rename is not None:
+        if settings.model is not None:
+            what = f"must be omitted with a model, whose classes have names, got {settings.rename}"
+            raise check.ArgumentValueError("rename", what)
+        names = read_pairs(Path(settings.rename), "rename", "name")
     source = open_before_renaming(labelled, unlabelled, settings)
     source.renaming = names
     labels = source.examples.truth or []
@@ -303,7 +333,7 @@ def open_rows(
     kind = "rows" if columns.text is None else "texts"
     if isinstance(path, ArrayFile):
         path.class_names = class_names
-        stored = path.samples()
+        stored = ArraySamples(path)
         return Source(settings, kind, str(path.path), stored, given, total=len(stored))
     table = open_table(path, *settings.csv_format)
     notes += table.notes
@@ -326,7 +356,7 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
         notes.append(
             "every row has a label, so labels were ignored and all rows classified by the names"
         )
-    samples = file.samples([row for row, value in enumerate(values) if not value])
+    samples = ArraySamples(file, [row for row, value in enumerate(values) if not value])
     name = f"{path} (rows without a label)" if any(values) else str(path)
     opened = Source(settings, "rows", name, samples, given, total=len(samples), notes=notes)
     opened.examples, opened.labelled_name = file.labelled(values), str(path)

@@ -22,6 +22,7 @@ from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
 from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
 from ..read.excel_json import excel_library
+from ..read.tables import TableSamples
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 ROW_GROUP_BYTES = 2**25  # of Parquet
@@ -227,18 +228,13 @@ def check_file(argument: str, path: Path, data: Sequence[Path | None]) -> None:
 
 
 def write_final(
-    path: Path,
-    answers: Answers,
-    corrected: Corrected,
-    name_column: str,
-    order: dict[str, int],
-    *,
-    texts: bool,
+    path: Path, answers: Answers, corrected: Corrected, name_column: str, *, texts: bool
 ) -> None:
     """Write every sample, in the order of the table, if it is one, or else labelled ones first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     apart = corrected.data.labelled != corrected.data.new
-    rows = list(final_rows(answers, corrected))
+    rows, samples = list(final_rows(answers, corrected)), corrected.source.samples
+    order = samples.order() if isinstance(samples, TableSamples) else {}
     if not apart and all(row[1].isdecimal() for row in rows) and not order:
         order = {row[1]: int(row[1]) for row in rows}
     if not apart:
