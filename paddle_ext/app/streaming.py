@@ -42,6 +42,7 @@ class StreamReport:
     right: int = 0  # correctly labelled samples, if true classes are known
     judged: int = 0  # samples with a true class
     seconds: float = 0.0
+    counts: Tensor = field(init=False)  # [K] int64, samples of each class
 
     def __post_init__(self) -> None:
         self.counts = torch.zeros(len(self.class_names), dtype=torch.int64)
