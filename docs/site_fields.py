@@ -32,7 +32,7 @@ class PlainDocstrings(Extension):
         if not cls.docstring or not fields or LISTED.search(cls.docstring.value):
             return
         entries = [
-            f"{field.name} : {field.annotation}\n    {about(field)}".rstrip() for field in fields
+            f"{field.name} : {type_of(field)}\n    {about(field)}".rstrip() for field in fields
         ]
         text = cls.docstring.value
         found = SECTION.search(text)
@@ -54,6 +54,12 @@ def is_field(attribute: Attribute) -> bool:
     """An annotated name of the class itself, which is an argument when it is made."""
     own = not attribute.name.startswith("_") and "instance-attribute" in attribute.labels
     return own and attribute.annotation is not None and "property" not in attribute.labels
+
+
+def type_of(field: Attribute) -> str:
+    """Its type, without what `Annotated` adds for the command line."""
+    kind: Any = field.annotation
+    return str(kind.slice.elements[0] if str(kind).startswith("Annotated[") else kind)
 
 
 def about(field: Attribute) -> str:

@@ -15,7 +15,6 @@ from .. import check
 from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
-from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups, groups_and_things
 from ..presence.hierarchy import Hierarchy
@@ -51,18 +50,15 @@ def answer(
     labelled: Labelled,
     batches: Iterable[Batch],
     *,
-    batch: int | None = None,
-    label_noise: float | str = AUTO,
     device: str | torch.device = "cpu",
-    source: str = "unlabelled",
-    total: int = 0,
-    progress: bool = False,
     hierarchy: Hierarchy | None = None,
-    prior: Prior = None,
-    share: bool = True,
     certain: Tensor | None = None,
+    **options: Any,
 ) -> Answers:
-    """Classify samples of any batches, regrouped; `certain` [K + 1] others count for the shares."""
+    """Classify samples of any batches, with the options of `classified`.
+
+    `certain` [K + 1] other samples count for the shares.
+    """
     place = check.device(device)
     samples: list[Batch] = []  # without features
     novelty, strangers, count = novelty_of(labelled, place), list[tuple[Tensor, ...]](), 0
@@ -73,19 +69,7 @@ def answer(
     present = certain[:K] > 0
     sums = add_certain(torch.zeros(9, K + 1, dtype=torch.float64), certain)
     group_sums = dict[str, Tensor]()
-    calls = classified(
-        labelled,
-        batches,
-        batch=batch,
-        label_noise=label_noise,
-        prior=prior,
-        share=share,
-        place=place,
-        source=source,
-        total=total,
-        progress=progress,
-    )
-    for together, rows, solution in calls:
+    for together, rows, solution in classified(labelled, batches, place, **options):
         for part in together:
             no_features, digests = torch.empty(len(part.names), 0), part.digests()
             samples.append(part._replace(features=no_features, contents=digests))
@@ -138,15 +122,15 @@ def answer(
 def classified(
     labelled: Labelled,
     batches: Iterable[Batch],
+    place: torch.device,
     *,
-    batch: int | None,
-    label_noise: float | str,
+    batch: int | None = None,
+    label_noise: float | str = AUTO,
     prior: Prior = None,
     share: bool = True,
-    place: torch.device,
-    source: str,
-    total: int,
-    progress: bool,
+    source: str = "unlabelled",
+    total: int = 0,
+    progress: bool = False,
 ) -> Iterator[tuple[list[Batch], Tensor, Solution]]:
     """Batches as they are classified, with their features [B, n, D]; all groups are one call."""
     size, together = batch_sizes(labelled, batch)
@@ -200,7 +184,14 @@ def solver(
 
     likelihood, names = None, labelled.prototypes
     if names is None:
-        likelihood = likelihood_of(labelled, place, label_noise)
+        likelihood = corrected_likelihood(
+            support,
+            labels,
+            K,
+            label_noise=label_noise,
+            trusted=None if labelled.trusted is None else labelled.trusted.to(place),
+            inverse_regularisation=labelled.columns.inverse_regularisation,
+        )
     else:
         names = names.to(place, torch.float32)[None]
 
@@ -215,20 +206,6 @@ def solver(
         return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)
 
     return solve
-
-
-def likelihood_of(labelled: Labelled, place: torch.device, label_noise: float | str) -> Likelihood:
-    """What labelled samples say of each class; labels that a person has corrected are trusted."""
-    trusted = None if labelled.trusted is None else labelled.trusted.to(place)
-    rows, labels = labelled.rows(place), labelled.labels.to(place)
-    return corrected_likelihood(
-        rows,
-        labels,
-        len(labelled.class_names),
-        label_noise=label_noise,
-        trusted=trusted,
-        inverse_regularisation=labelled.columns.inverse_regularisation,
-    )
 
 
 def novelty_of(

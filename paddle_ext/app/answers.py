@@ -28,65 +28,35 @@ OF_SAMPLES = (
 
 @dataclass(frozen=True)
 class Answers:
-    """Predicted classes of N samples.
-
-    Parameters
-    ----------
-    class_names : tuple of str
-    names, texts : list of N str
-        Names of the samples, and the texts shown to the user.
-    labels, second : Tensor [N] int64
-        The most and the second most probable class.
-    probability, second_probability : Tensor [N]
-    doubt : Tensor [N]
-        In [0, 1], see `paddle_ext.Solution.doubt`.
-    present : Tensor [K] bool
-        Classes present in any batch, see `paddle_ext.Solution.present`.
-    truth : list of N str or None
-        Names of the true classes, if known.
-    novelty : Tensor [N] or None
-        See `paddle_ext.presence.novelty`; NaN for classes of fewer than two labelled samples.
-    nodes : list of N str or None
-        See `paddle_ext.presence.roll_up`; empty where no node is probable enough.
-    node_probability : Tensor [N] or None
-    prevalence : Prevalence or None
-        Shares with 90 % intervals. The last is of no known class, if anything is known of that.
-    alike : list of list of int
-        Groups of strangers that resemble one another, the largest first.
-    digests : list of N str
-        Of the contents of the samples, as in `Key`.
-    likeliest : Tensor [N, 5] int64 or None
-        The most probable classes, the first two of which are `labels` and `second`; -1: no class.
-    corrected : dict of int to str
-        Labels by the user, which may be ``unknown``; predictions do not use these samples.
-    no_text : frozenset of int
-        Samples without a text, of which nothing can be said: they have no prediction.
-    groups : list of N str or None
-        What the samples belong to, if the user knows it.
-    group_sums : dict of str to Tensor [9, K + 1]
-        `Solution.class_sums` of each group, without corrected samples.
-    """
+    """Predicted classes of N samples."""
 
     class_names: tuple[str, ...]
-    names: list[str]
-    texts: list[str]
-    labels: Tensor
-    second: Tensor
-    probability: Tensor
-    second_probability: Tensor
-    doubt: Tensor
-    present: Tensor
-    truth: list[str] | None = None
+    names: list[str]  # of the samples
+    texts: list[str]  # of these, as shown to the user
+    labels: Tensor  # [N] int64, the most probable class
+    second: Tensor  # [N] int64, the second most probable class
+    probability: Tensor  # [N]
+    second_probability: Tensor  # [N]
+    doubt: Tensor  # [N] in [0, 1], see `paddle_ext.Solution.doubt`
+    present: Tensor  # [K] bool, in any batch, see `paddle_ext.Solution.present`
+    truth: list[str] | None = None  # names of the true classes, if known
+    # [N], see `paddle_ext.presence.novelty`; NaN for classes of fewer than two labelled samples.
     novelty: Tensor | None = None
+    # See `paddle_ext.presence.roll_up`; empty where no node is probable enough.
     nodes: list[str] | None = None
-    node_probability: Tensor | None = None
+    node_probability: Tensor | None = None  # [N]
+    # Shares with 90 % intervals. The last is of no known class, if anything is known of that.
     prevalence: Prevalence | None = None
+    # Groups of strangers that resemble one another, the largest first.
     alike: list[list[int]] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)  # of the contents of samples, as in `Key`
+    # [N, 5] int64: the classes, of which the first two are `labels` and `second`; -1: no class.
     likeliest: Tensor | None = None
+    # Labels by the user, which may be ``unknown``; predictions do not use these samples.
     corrected: dict[int, str] = field(default_factory=dict)
-    no_text: frozenset[int] = frozenset()
-    groups: list[str] | None = None
+    no_text: frozenset[int] = frozenset()  # samples without a text, so without a prediction
+    groups: list[str] | None = None  # what the samples belong to, if the user knows it
+    # `Solution.class_sums` [9, K + 1] of each group, without corrected samples.
     group_sums: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:

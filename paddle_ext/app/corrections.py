@@ -21,17 +21,8 @@ from ..text import plain_cell, plural
 from .answering import check_batch
 from .answers import UNKNOWN
 from .label_studio import read_label_studio
-from .read.opening import Source, classes_of
-from .read.samples import (
-    Batch,
-    Changed,
-    Key,
-    Labelled,
-    concatenated,
-    has_text,
-    no_samples,
-    selected_from,
-)
+from .read.opening import Source, classes_of, row_notes
+from .read.samples import Batch, Changed, Key, Labelled, concatenated, no_samples, selected_from
 from .read.text_files import given_rows, table_rows
 
 CORRECTED_FILE = "corrected.csv"  # in the output folder
@@ -167,18 +158,16 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     if names:
         count, places, samples, source.unlabelled = find_named(source.unlabelled, names)
     keys, examples = samples.keys(data.new), source.examples
-    resolved = ResolvedCorrections(source, keys, examples.keys(data.labelled))
-    for file in files:
-        resolved.add(file)
-    label_of = {key: label for key, label in resolved.corrections.items() if label}
-    source.notes += resolved.notes(label_of)
+    example_keys = examples.keys(data.labelled)
+    label_of, notes = resolved(source, files, keys, example_keys)
+    source.notes += notes
     wanted = [key in label_of for key in keys]
     samples, labels = selected_from(samples, wanted), [label_of[x] for x in compress(keys, wanted)]
     label_at = dict(zip(compress(places, wanted), labels, strict=True))
 
-    own = [label_of.get(key, "") for key in resolved.examples]
+    own = [label_of.get(key, "") for key in example_keys]
     example_labels = [new or old for new, old in zip(own, examples.truth or [], strict=True)]
-    usable = source.usable()
+    usable = source.usable(examples)
     silent = [name for name, there in zip(examples.names, usable, strict=True) if not there]
     if silent:
         more = f"labelled {'sample has' if len(silent) == 1 else 'samples have'} no text and"
@@ -193,8 +182,8 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     if samples.names:
         check_batch(samples, before.features.shape[1], before.source, source.name)
         remaining = count - len(labels)
-        there = has_text(samples.texts) if source.embeds_texts else [True] * len(labels)
-        wanted = [yes and label != UNKNOWN for yes, label in zip(there, labels, strict=True)]
+        usable = source.usable(samples)
+        wanted = [yes and label != UNKNOWN for yes, label in zip(usable, labels, strict=True)]
         added = selected_from(samples._replace(truth=labels), wanted)
         in_use = concatenated([in_use, added]) if in_use.names else added
         trusted += [True] * sum(wanted)
@@ -205,92 +194,80 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
 
         source.unlabelled = Changed(source.unlabelled, rest)
         source.total = max(0, source.total - len(labels))
+    source.notes += row_notes(source)
     learned = example_labels, used, before
     return Corrected(source, data, *learned, samples, label_at, label_of, remaining)
 
 
-class ResolvedCorrections:
-    """Corrections by the sample they are about, of those to classify and the labelled ones."""
-
-    def __init__(self, source: Source, new: Sequence[Key], examples: Sequence[Key]) -> None:
-        self.source, self.examples = source, examples
-        self.classes = classes_of(source.examples, source.named)
-        self.keys: dict[str, list[Key]] = {}  # by the names of the samples
-        for key in dict.fromkeys((*new, *examples)):
-            self.keys.setdefault(key.name, []).append(key)
-        self.corrections: Corrections = {}
-        self.counts: list[str] = []
-
-    def add(self, file: CorrectionFile) -> None:
-        """Add a file; its corrections replace earlier ones of the same samples."""
+def resolved(
+    source: Source, files: Sequence[CorrectionFile], new: Sequence[Key], examples: Sequence[Key]
+) -> tuple[Corrections, list[str]]:
+    """Labels by the samples they are about, of which later ones win; and notes for the user."""
+    classes, here = classes_of(source.examples, source.named), dict.fromkeys((*new, *examples))
+    of_name: dict[str, list[Key]] = {}
+    for key in here:
+        of_name.setdefault(key.name, []).append(key)
+    corrections, counts = Corrections(), list[str]()
+    for file in files:
         used = by_name = elsewhere = 0
         for key, label in file.corrections.items():
-            keys = self.samples_of(key)
+            keys = samples_of(key, of_name.get(key.name, []))
             if not keys:
-                self.reject_if_asked(file, key)
+                reject_if_asked(source, file, key)
                 elsewhere += bool(label)
                 if key.digest:
-                    self.corrections[key] = label
+                    corrections[key] = label
                 continue
-            label = self.checked(label, file.path)
+            label = UNKNOWN if label.casefold() == UNKNOWN else label
+            if source.named is not None and label not in ("", UNKNOWN, *classes):
+                raise check.ArgumentValueError(
+                    "corrected",
+                    f"must have labels among the names of the classes, got {label!r} in "
+                    f"{file.path}{check.did_you_mean(label, classes)}",
+                )
             used, by_name = used + bool(label), by_name + (bool(label) and not key.digest)
-            self.corrections |= dict.fromkeys(keys, label)
+            corrections |= dict.fromkeys(keys, label)
         more = f", {by_name:,} of them by name alone" if by_name else ""
-        self.counts.append(f"{used:,} from {file.path}{more}")
-        if elsewhere:
-            self.counts[-1] += f" ({elsewhere:,} more of samples that are not in these data)"
-
-    def samples_of(self, key: Key) -> list[Key]:
-        """The samples of its name and content, or of its name if it does not say the content."""
-        keys = self.keys.get(key.name, [])
-        if key.digest:
-            keys = [own for own in keys if own.digest == key.digest]
-            return [own for own in keys if own.data == key.data] or keys
-        data = key.data or (keys[0].data if keys else "")
-        return [own for own in keys if own.data == data]
-
-    def checked(self, label: str, path: Path) -> str:
-        """The label as it counts here; with names it must be one of them."""
-        if label.casefold() == UNKNOWN:
-            return UNKNOWN
-        if self.source.named is not None and label and label not in self.classes:
-            raise check.ArgumentValueError(
-                "corrected",
-                f"must have labels among the names of the classes, got {label!r} in {path}"
-                f"{check.did_you_mean(label, self.classes)}",
-            )
-        return label
-
-    def reject_if_asked(self, file: CorrectionFile, key: Key) -> None:
-        """A name without data is an error if no sample has it."""
-        if file.asked and not key.data and not key.digest:
-            new = (name for batch in self.source.unlabelled for name in batch.names)
-            names = list(islice(chain(new, self.source.examples.names), MOST_NAMES_COMPARED))
-            raise check.ArgumentValueError(
-                "corrected",
-                f"must have names of samples of {self.source.name}, got {key.name!r} in "
-                f"{file.path}, which is none{check.did_you_mean(key.name, names)}",
-            )
-
-    def notes(self, label_of: Corrections) -> list[str]:
-        """How many corrections came from where, and which classes are new."""
-        if not self.counts:
-            return []
-        here = {key for keys in self.keys.values() for key in keys}
-        labels = Counter(label for key, label in label_of.items() if key in here)
-        labelled = sum(key in label_of for key in self.examples)
+        more += f" ({elsewhere:,} more of samples that are not in these data)" if elsewhere else ""
+        counts.append(f"{used:,} from {file.path}{more}")
+    label_of = {key: label for key, label in corrections.items() if label}
+    labels = Counter(label for key, label in label_of.items() if key in here)
+    notes = []
+    if counts:
+        labelled = sum(key in label_of for key in examples)
         parts = [
             f"{labelled:,} of labelled samples" if labelled else "",
             f"{labels[UNKNOWN]:,} as {UNKNOWN}" if labels[UNKNOWN] else "",
         ]
         more = ", ".join(part for part in parts if part)
         total = f"{labels.total():,}{f' ({more})' if more else ''}"
-        notes = [f"corrected labels: {total}: {'; '.join(self.counts)}"]
-        for label, count in labels.items():
-            if label not in self.classes and label != UNKNOWN:
-                near = check.did_you_mean(label, self.classes)
-                notes.append(f"new class {label!r}, {plural(count, 'corrected sample')}{near}")
-        return notes
+        notes.append(f"corrected labels: {total}: {'; '.join(counts)}")
+    for label, count in labels.items():
+        if label not in (UNKNOWN, *classes):
+            near = check.did_you_mean(label, classes)
+            notes.append(f"new class {label!r}, {plural(count, 'corrected sample')}{near}")
+    return label_of, notes
+
+
+def samples_of(key: Key, keys: list[Key]) -> list[Key]:
+    """Those of the samples of its name that have its content, or all if it does not say one."""
+    if key.digest:
+        keys = [own for own in keys if own.digest == key.digest]
+        return [own for own in keys if own.data == key.data] or keys
+    data = key.data or (keys[0].data if keys else "")
+    return [own for own in keys if own.data == data]
+
+
+def reject_if_asked(source: Source, file: CorrectionFile, key: Key) -> None:
+    """A name without data is an error if no sample has it."""
+    if file.asked and not key.data and not key.digest:
+        new = (name for batch in source.unlabelled for name in batch.names)
+        names = list(islice(chain(new, source.examples.names), MOST_NAMES_COMPARED))
+        raise check.ArgumentValueError(
+            "corrected",
+            f"must have names of samples of {source.name}, got {key.name!r} in "
+            f"{file.path}, which is none{check.did_you_mean(key.name, names)}",
+        )
 
 
 def find_named(

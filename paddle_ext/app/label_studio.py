@@ -16,20 +16,18 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from .. import check
-from ..files import open_regular, readable, replacing
+from ..files import readable, replacing
 from ..text import plain_cell, without_controls
 from ..version import version
 from .answers import UNKNOWN, Answers
 from .read.opening import Source
 from .read.samples import Key
-from .read.text_files import decoded
+from .read.text_files import small_text
 from .settings import Settings
 
 CONTROL = "label"  # name of the choices in the labelling interface
 OBJECTS = {"pictures": ("Image", "image"), "texts": ("Text", "text")}  # tag, and key of its data
 AS_EXPORTED = "as classify --export label-studio writes them"
-
-# --- tasks --------------------------------------------------------------------------------------
 
 
 def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings) -> list[Path]:
@@ -65,9 +63,7 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as new, new.open("w", encoding="utf-8") as file:
-        for row in range(len(answers)):
-            file.write(("[" if row == 0 else ",\n") + json.dumps(task(row)))
-        file.write("]\n")
+        json.dump([task(row) for row in range(len(answers))], file)
     interface = path.with_suffix(".xml")
     names = dict.fromkeys((*answers.class_names, UNKNOWN))
     choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)
@@ -79,9 +75,6 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
     with replacing(interface) as new:
         new.write_text(view, encoding="utf-8")
     return [path, interface]
-
-
-# --- labels -------------------------------------------------------------------------------------
 
 
 def read_label_studio(path: Path) -> dict[Key, str]:
@@ -102,22 +95,17 @@ def read_label_studio(path: Path) -> dict[Key, str]:
 
 def records(path: Path) -> Iterator[Mapping[str, Any]]:
     """Annotations with the data of their tasks, and their choices."""
-    with readable(path, "JSON"), open_regular(path) as file:
-        tasks = json.loads(decoded(file.read()))
-    for task in dictionaries(path, tasks):
-        (data,) = dictionaries(path, [task.get("data")])
-        for annotation in dictionaries(path, task.get("annotations") or []):
-            for result in dictionaries(path, annotation.get("result") or []):
-                if result.get("type") == "choices" and result.get("from_name") == CONTROL:
-                    (value,) = dictionaries(path, [result.get("value")])
-                    yield {**annotation, **data, "choices": value.get("choices")}
-
-
-def dictionaries(path: Path, value: object) -> list[dict[str, Any]]:
-    """Check that a part of an export is a list of objects, and return it."""
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise bad_export(path, "must be an export of Label Studio", "something else")
-    return value
+    with readable(path, "JSON"):
+        tasks = json.loads(small_text(path))
+    try:
+        for task in tasks:
+            data = task["data"]
+            for annotation in task.get("annotations") or []:
+                for result in annotation.get("result") or []:
+                    if result.get("type") == "choices" and result.get("from_name") == CONTROL:
+                        yield {**annotation, **data, "choices": result["value"].get("choices")}
+    except (AttributeError, KeyError, TypeError):  # lists and objects of another shape
+        raise bad_export(path, "must be an export of Label Studio", "something else") from None
 
 
 def bad_export(path: Path, sentence: str, got: str) -> ValueError:

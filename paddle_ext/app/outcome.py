@@ -36,8 +36,6 @@ NORMAL = 1.645  # quantile of the 90 % interval
 
 
 class ToCheck(NamedTuple):
-    """A sample to check."""
-
     row: int
     wrong: float  # how likely its label is wrong
     reason: str  # "no text", "unknown" (unlike its class) or "doubtful" (another is as likely)
@@ -90,17 +88,10 @@ def to_check_words(check: Sequence[ToCheck]) -> str:
     return ", ".join(f"{counts[why]:,} {text}" for why, text in words.items() if counts[why])
 
 
-def strangers_by_chance(answers: Answers) -> float:
-    """How many samples of known classes look like strangers by chance."""
-    return RATE * (int(answers.predicted().sum()) - len(answers.unjudged()))
-
-
 # --- groups ---------------------------------------------------------------------------------------
 
 
 class ClassInGroup(NamedTuple):
-    """A class in a group of samples."""
-
     name: str
     samples: int
     share: float  # of the group, with its 90 % interval
@@ -154,9 +145,7 @@ class Expected(NamedTuple):
 class LabelledCheck:
     """Doubts about the labels of labelled samples, based on the other labelled samples."""
 
-    class_names: tuple[str, ...]
-    names: list[str]  # of the samples: a path, a text, or a row number
-    labels: Tensor  # [S] int64, as given
+    labelled: Labelled
     suggestion: Tensor  # [S] int64, the most probable class
     doubt: Tensor  # [S], see `paddle_ext.presence.label_doubt`
 
@@ -167,14 +156,14 @@ class LabelledCheck:
 
     def suspects(self) -> list[int]:
         """Rows whose label is likely wrong."""
-        wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labels)
+        wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labelled.labels)
         return [row for row in self.order() if wrong[row]]
 
     def label(self, row: int) -> str:
-        return self.class_names[int(self.labels[row])]
+        return self.labelled.class_names[int(self.labelled.labels[row])]
 
     def suggested(self, row: int) -> str:
-        return self.class_names[int(self.suggestion[row])]
+        return self.labelled.class_names[int(self.suggestion[row])]
 
 
 @dataclass(frozen=True)
@@ -226,15 +215,13 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def expected_accuracy(
-    checked: LabelledCheck | None, labelled: Labelled, given: int
-) -> ExpectedAccuracy | None:
+def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccuracy | None:
     """From the first `given` labelled samples; the rest were corrected, so not a fair test."""
-    if checked is None or labelled.prototypes is not None:
+    if checked is None or checked.labelled.prototypes is not None:
         return None
-    K = len(labelled.class_names)
-    several = torch.bincount(labelled.labels, minlength=K) > 1
-    labels = checked.labels[:given]
+    labels, K = checked.labelled.labels, len(checked.labelled.class_names)
+    several = torch.bincount(labels, minlength=K) > 1
+    labels = labels[:given]
     tested = several[labels]
     right = tested & (checked.suggestion[:given] == labels)
     return ExpectedAccuracy(
@@ -251,13 +238,7 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     sure = None if labelled.trusted is None else labelled.trusted.to(device)
     numbers = number[labelled.labels].to(device)
     doubts = doubt_of_labels(labelled.rows(device), numbers, len(classes), sure)
-    return LabelledCheck(
-        labelled.class_names,
-        [text or str(row) for row, text in enumerate(labelled.texts)],
-        labelled.labels,
-        classes[doubts.suggestion.cpu()],
-        doubts.doubt.cpu(),
-    )
+    return LabelledCheck(labelled, classes[doubts.suggestion.cpu()], doubts.doubt.cpu())
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -271,7 +252,7 @@ class Outcome:
     corrected: Corrected
     checked: LabelledCheck | None
     accuracy: ExpectedAccuracy | None
-    suggested: Suggested | None = None
+    suggested: dict[int, str] | None = None  # samples to label next, and why
 
     @property
     def source(self) -> Source:
@@ -329,30 +310,12 @@ class Outcome:
         )
 
 
-@dataclass(frozen=True)
-class Suggested:
-    """Samples to label next, and what was predicted for all."""
-
-    answers: Answers
-    suggestions: Suggestions
-
-    def names(self) -> list[str]:
-        return [self.answers.names[row] for row in self.suggestions.queries.tolist()]
-
-    def reasons(self) -> dict[int, str]:
-        """Why the label of each would help; it stands for samples with no nearer label."""
-        strange = set(self.answers.strangers().tolist())
-        reasons = {}
-        for row, size in zip(*(x.tolist() for x in self.suggestions), strict=True):
-            first = "unsure, " if self.answers.doubt[row] > 0.5 else ""
-            first = "possibly of an unknown class, " if row in strange else first
-            alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
-            reasons[row] = first + ("like a labelled one" if size == 0 else alike)
-        return reasons
-
-    def line(self) -> str:
-        """The first of them, for the terminal."""
-        names = self.names()
-        more = len(names) - MOST_NAMED
-        rest = f" and {plural(more, 'other')}" if more > 0 else ""
-        return f"label next: {', '.join(names[:MOST_NAMED])}{rest}"
+def reasons_to_label(answers: Answers, chosen: Suggestions) -> dict[int, str]:
+    """Why the label of each would help; it stands for samples with no nearer label."""
+    strange, reasons = set(answers.strangers().tolist()), {}
+    for row, size in zip(*(x.tolist() for x in chosen), strict=True):
+        first = "unsure, " if answers.doubt[row] > 0.5 else ""
+        first = "possibly of an unknown class, " if row in strange else first
+        alike = f"like {plural(size - 1, 'other')}" if size > 1 else "unlike the others"
+        reasons[row] = first + ("like a labelled one" if size == 0 else alike)
+    return reasons

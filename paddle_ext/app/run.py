@@ -20,13 +20,12 @@ from .answering import Prior, answer
 from .answers import Answers, inserted, label_counts, without_prediction
 from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, read_files
 from .label_studio import write_tasks
-from .outcome import Outcome, Suggested, check_labelled, expected_accuracy
+from .outcome import Outcome, check_labelled, expected_accuracy, reasons_to_label
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
-from .read.opening import Source, classes_of, encode, open_data, row_notes
+from .read.opening import Source, classes_of, encode, open_data
 from .read.samples import Batch, Changed, Labelled, WithText
-from .read.tables import TableSamples
 from .settings import Settings
 from .write import tables
 from .write.page import write_page
@@ -37,23 +36,12 @@ LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `classify`.
+    """The result of `classify`."""
 
-    Parameters
-    ----------
-    outcome : Outcome
-        The predictions, the corrections, and what the labelled samples say about both.
-    table, page : Path
-        The file of the predictions, and the page.
-    written : list of Path
-        All files, and the folder of sorted images.
-    seconds : float
-    """
-
-    outcome: Outcome
-    table: Path
+    outcome: Outcome  # predictions, corrections, and what the labelled samples say about both
+    table: Path  # of the predictions
     page: Path
-    written: list[Path]
+    written: list[Path]  # all files, and the folder of sorted images
     seconds: float
 
     def __len__(self) -> int:
@@ -123,7 +111,7 @@ def classify(
     if settings.sort_into is not None:
         check_sort_into(Path(settings.sort_into), (first, new))
     if settings.final is not None:
-        tables.check_final(Path(settings.final), (first, new))
+        tables.check_file("final", Path(settings.final), (first, new))
     source = open_data(first, new, settings)
     if settings.label_studio is not None and source.kind == "rows":
         raise check.ArgumentValueError(
@@ -137,7 +125,6 @@ def classify(
     encode(source, device)
     data = (first, new) if settings.model is None else (Path(settings.model), first)
     corrected = corrected_source(source, files, DataNames.of(*data))
-    source.notes += row_notes(source)
     given, names = classes_of(source.examples, source.named), source.labelled.class_names
     hierarchy = prior = None
     if parents is not None:
@@ -157,15 +144,12 @@ def classify(
     # Older ones stay, because labels may be written to them.
     older = [folder / name for name, by in made.items() if by is None and (folder / name).exists()]
     notes += [f"{path} is of an earlier run, and was not written now" for path in older]
-    accuracy = expected_accuracy(checked, source.labelled, len(corrected.used))
+    accuracy = expected_accuracy(checked, len(corrected.used))
     source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
     suggested = suggestions(answers, source, features, settings)
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
     title = page_title(new or first, answers, source.kind)
-    order = {}
-    if settings.final is not None and isinstance(source.samples, TableSamples):
-        order = source.samples.order()
-    return write_all(folder, outcome, settings, title, order, began)
+    return write_all(folder, outcome, settings, title, began)
 
 
 def all_answers(
@@ -221,12 +205,7 @@ def all_answers(
 
 
 def write_all(
-    folder: Path,
-    outcome: Outcome,
-    settings: Settings,
-    title: str,
-    order: dict[str, int],
-    began: float,
+    folder: Path, outcome: Outcome, settings: Settings, title: str, began: float
 ) -> Report:
     """Write the tables, the page, the model and the sorted images."""
     answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
@@ -245,11 +224,10 @@ def write_all(
     if outcome.checked is not None:
         shown = {"pictures": "file", "texts": "text", "rows": "sample"}[source.kind]
         written.append(folder / LABELLED)
-        names = source.labelled.names
-        tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name, names)
+        tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name)
     if outcome.suggested is not None:
         written.append(folder / SUGGESTIONS)
-        tables.write_suggestions(written[-1], outcome.suggested, column, texts=texts)
+        tables.write_suggestions(written[-1], answers, outcome.suggested, column, texts=texts)
     if settings.label_studio is not None:
         written += write_tasks(Path(settings.label_studio), answers, source, settings)
     if settings.save is not None:
@@ -258,7 +236,7 @@ def write_all(
         save_model(written[-1], source.labelled, *made_by)
     if settings.final is not None:
         written.append(Path(settings.final))
-        tables.write_final(written[-1], answers, corrected, column, order, texts=texts)
+        tables.write_final(written[-1], answers, corrected, column, texts=texts)
     write_page(written[1], outcome, title, time.perf_counter() - began)
     if settings.sort_into is not None:
         written.append(Path(settings.sort_into))
@@ -268,19 +246,19 @@ def write_all(
 
 def suggestions(
     answers: Answers, source: Source, features: list[Tensor], settings: Settings
-) -> Suggested | None:
-    """The samples to label next, given the features of those that were predicted."""
+) -> dict[int, str] | None:
+    """The samples to label next, and why, given the features of those that were predicted."""
     rows = answers.predicted().nonzero().view(-1)
     if settings.suggest is None or not len(rows):
         return None
     device = check.device(settings.device)
     query = source.labelled.columns.applied_to(torch.cat(features).to(device, torch.float32))
     chosen = suggest(source.labelled.rows(device), query, settings.suggest)
-    return Suggested(answers, Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu()))
+    own = Suggestions(rows[chosen.queries.cpu()], chosen.stands_for.cpu())
+    return reasons_to_label(answers, own)
 
 
 def trust_notes(labelled: Labelled) -> list[str]:
-    """Warnings about the probabilities."""
     counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
     several = int(counts[counts > 1].sum())
     if labelled.prototypes is not None or several >= FEWEST_TO_CALIBRATE:

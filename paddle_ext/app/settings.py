@@ -1,7 +1,7 @@
 """The options of `classify`: fields with their names, types and defaults, and their help.
 
-The command line is made from these classes: each field is an option, and its description in the
-docstring is the help, so an option is written nowhere else.
+The command line is made from these classes: each field is an option, and the text below it is the
+help, so an option is written nowhere else.
 """
 
 from __future__ import annotations
@@ -32,38 +32,26 @@ UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Columns:
-    """The roles of the columns of a table; arrays have only `label` and `truth`.
-
-    Parameters
-    ----------
-    features : str or None
-        Numeric columns: FIRST:LAST, A,B,C, a common prefix, or one column of lists; default: all.
-    text : str or None
-        Column of texts to embed.
-    label : str or None
-        Column, or array, of classes; default: label.
-    name : str or None
-        Column of row names; default: row numbers.
-    truth : str or None
-        Column or array of true classes, to report the accuracy; for images: folder.
-    group : str or None
-        Column of what samples belong to, such as a place or a customer, to classify the samples of
-        each as one batch; for images: folder.
-    time : str or None
-        Column of times, for --group-gap.
-    same : str or None
-        Column of things, such as a burst or a track: the samples of a thing get one label. All are
-        one batch then, unless there are groups.
-    """
+    """The roles of the columns of a table; arrays have only `label` and `truth`."""
 
     features: Annotated[str | None, TABLES, Parameter(name=("--embedding", "--features"))] = None
+    """Numeric columns: FIRST:LAST, A,B,C, a common prefix, or one column of lists; default: all."""
     text: Annotated[str | None, TABLES] = None
+    """Column of texts to embed."""
     label: Annotated[str | None, TABLES] = None
+    """Column, or array, of classes; default: label."""
     name: Annotated[str | None, TABLES, Parameter(name="--id")] = None
+    """Column of row names; default: row numbers."""
     truth: Annotated[str | None, TABLES] = None
+    """Column or array of true classes, to report the accuracy; for images: folder."""
     group: Annotated[str | None, TABLES] = None
+    """Column of what samples belong to, such as a place or a customer, to classify the samples of
+    each as one batch; for images: folder."""
     time: Annotated[str | None, TABLES] = None
+    """Column of times, for --group-gap."""
     same: Annotated[str | None, TABLES] = None
+    """Column of things, such as a burst or a track: the samples of a thing get one label. All are
+    one batch then, unless there are groups."""
 
     def others(self) -> set[str]:
         """The columns that are not features."""
@@ -74,97 +62,67 @@ class Columns:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Settings:
-    """Options in addition to the data.
-
-    Parameters
-    ----------
-    columns : Columns
-    rows : str
-        What rows of numbers are: table, embeddings, or auto, decided by numbers and labels. A table
-        may have gaps and categories.
-    separator : str or None
-        CSV separator: a character, or tab; default: detected.
-    encoding : str or None
-        CSV encoding, such as latin-1; default: detected.
-    group_gap : str or None
-        Time without a sample after which another group begins, such as 30min, 2h or 1d; the times
-        are those of --time, or in the EXIF data of images. With --group: within each group.
-    share : bool
-        Whether groups learn from each other how few classes each has, and where classes lie.
-    names : Path or None
-        Names of the classes, which then need no labels: a text file with one per line (and prompts
-        after tabs), or a .npz with text and class_names.
-    templates : tuple of str
-        Prompt for the encoder, with {} for the name; several are averaged. Default: 'a photo of a
-        {}.' for images, the name alone for texts.
-    logit_scale : float or None
-        Factor on cosines with names; default: the encoder's, or 100.
-    parents : Path or None
-        Table of classes and their parents, any depth: unsure samples get a parent.
-    prior : Path or None
-        Table of classes and their weights, such as the counts of last month; 0: impossible. It
-        counts as far as the samples agree with it. With a first column of groups: of each group.
-    rename : Path or None
-        Table of classes and the names that they get, for classes that are one: --check offers it.
-    label_noise : float or str
-        Share of wrong labels among the labelled, or auto to estimate it; corrected ones are right.
-    corrected : Path or sequence of Path
-        Corrected labels, as exported by the page or Label Studio; several times: later ones win.
-        They are kept in corrected.csv of the output folder, which every run reads.
-    final : Path or None
-        Write all samples with their labels, given, corrected or predicted.
-    sort_into : Path or None
-        Copy the images into class folders in this new folder, and into unknown and doubtful.
-    label_studio : Path or None
-        A .json file to write tasks for Label Studio to, with the predictions.
-    suggest : int or None
-        How many samples to suggest for labelling next, in suggestions.csv.
-    save : Path or None
-        Save the classes in this .npz, for --model.
-    model : Path or None
-        A file from --save instead of labelled data: classify --model M NEW. Unless it was made by
-        the default network, name that again.
-    backbone : str
-        For images: efficientnet_lite0, timm:NAME, or a checkpoint.
-    encoder : str or None
-        For texts: a sentence-transformers model. For images with names: an image-text model on
-        disk, as a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS.
-    batch : int or None
-        Samples classified together; default: 300, or the groups.
-    device : str or None
-        cpu, cuda, cuda:1; default: a GPU if any.
-    cache : Path or None
-        Folder of cached features; default: the user's.
-    progress : bool
-    """
+    """Options in addition to the data."""
 
     columns: Columns = field(default_factory=Columns)
     rows: Annotated[str, TABLES] = "auto"
+    """What rows of numbers are: table, embeddings, or auto, decided by numbers and labels. A table
+    may have gaps and categories."""
     separator: Annotated[str | None, TABLES, Parameter(name="--sep")] = None
+    """CSV separator: a character, or tab; default: detected."""
     encoding: Annotated[str | None, TABLES] = None
+    """CSV encoding, such as latin-1; default: detected."""
     group_gap: Annotated[str | None, TABLES] = None
+    """Time without a sample after which another group begins, such as 30min, 2h or 1d; the times
+    are those of --time, or in the EXIF data of images. With --group: within each group."""
     share: Annotated[bool, TABLES, Parameter(negative="--no-share")] = True
+    """Whether groups learn from each other how few classes each has, and where classes lie."""
     names: Annotated[Path | None, CLASSES] = None
+    """Names of the classes, which then need no labels: a text file with one per line (and prompts
+    after tabs), or a .npz with text and class_names."""
     templates: Annotated[tuple[str, ...], CLASSES, Parameter(name="--template")] = ()
+    """Prompt for the encoder, with {} for the name; several are averaged. Default: 'a photo of a
+    {}.' for images, the name alone for texts."""
     logit_scale: Annotated[float | None, CLASSES] = None
+    """Factor on cosines with names; default: the encoder's, or 100."""
     parents: Annotated[Path | None, CLASSES] = None
+    """Table of classes and their parents, any depth: unsure samples get a parent."""
     prior: Annotated[Path | None, CLASSES] = None
+    """Table of classes and their weights, such as the counts of last month; 0: impossible. It
+    counts as far as the samples agree with it. With a first column of groups: of each group."""
     rename: Annotated[Path | None, CLASSES] = None
+    """Table of classes and the names that they get, for classes that are one: --check offers it."""
     label_noise: Annotated[float | str, CLASSES] = "auto"
+    """Share of wrong ones among the labels, or auto to estimate it; corrected ones are right."""
     corrected: Annotated[Sequence[Path], REVIEW] = ()
+    """Corrected labels, as exported by the page or Label Studio; several times: later ones win.
+    They are kept in corrected.csv of the output folder, which every run reads."""
     final: Annotated[Path | None, REVIEW] = None
+    """Write all samples with their labels, given, corrected or predicted."""
     sort_into: Annotated[Path | None, REVIEW] = None
+    """Copy the images into class folders in this new folder, and into unknown and doubtful."""
     label_studio: Annotated[Path | None, NO_OPTION] = None
+    """A .json file to write tasks for Label Studio to, with the predictions."""
     suggest: Annotated[int | None, REVIEW] = None
+    """How many samples to suggest for labelling next, in suggestions.csv."""
     save: Annotated[Path | None, REVIEW] = None
+    """Save the classes in this .npz, for --model."""
     model: Annotated[Path | None, REVIEW] = None
+    """A file from --save instead of labelled data: classify --model M NEW. Unless it was made by
+    the default network, name that again."""
     backbone: Annotated[str, COMPUTING] = DEFAULT_NETWORK
+    """For images: efficientnet_lite0, timm:NAME, or a checkpoint."""
     encoder: Annotated[str | None, COMPUTING] = None
+    """For texts: a sentence-transformers model. For images with names: an image-text model on disk,
+    as a folder of transformers or open_clip, or open_clip:NAME:WEIGHTS."""
     batch: Annotated[int | None, COMPUTING] = None
+    """Samples classified together; default: 300, or the groups."""
     device: Annotated[str | None, COMPUTING] = None
+    """cpu, cuda, cuda:1; default: a GPU if any."""
     cache: Annotated[
         Path | None, COMPUTING, Parameter(negative="--no-cache", show_default=False)
     ] = field(default_factory=lambda: user_cache("classify"))
+    """Folder of cached features; default: the user's."""
     progress: Annotated[bool, NO_OPTION] = False
 
     def __post_init__(self) -> None:

@@ -19,53 +19,30 @@ from ..files import ahead
 from ..solution import Solution
 from .answering import classified
 from .answers import UNKNOWN
+from .corrections import DataNames, corrected_source
 from .read.input_check import Finding, check_input
-from .read.opening import encode, open_data, row_notes
-from .read.samples import (
-    Batch,
-    concatenated,
-    has_text,
-    matched_names,
-    pyarrow,
-    selected_from,
-)
+from .read.opening import encode, open_data
+from .read.samples import Batch, concatenated, has_text, matched_names, pyarrow
 from .read.tables import TableSamples
 from .run import existing
 from .settings import Settings
-from .write.tables import SUFFIXES, require_libraries, write_file
+from .write.tables import SUFFIXES, check_file, write_file
 
 ANSWERS = ("label", "probability", "doubt")
 
 
 @dataclass
 class StreamReport:
-    """The result of `stream`.
-
-    Parameters
-    ----------
-    class_names : tuple of str
-    output : Path
-    notes : list of str
-        Messages for the user.
-    unreadable : dict of str to str
-        Files that could not be read, and why.
-
-    Attributes
-    ----------
-    counts : Tensor [K] int64
-        Samples of each class.
-    right, judged : int
-        Correctly labelled samples, and samples with a true class; 0 if unknown.
-    seconds : float
-    """
+    """The result of `stream`."""
 
     class_names: tuple[str, ...]
     output: Path
-    notes: list[str]
-    unreadable: dict[str, str] = field(default_factory=dict)
-    right: int = 0
-    judged: int = 0
+    notes: list[str]  # for the user
+    unreadable: dict[str, str] = field(default_factory=dict)  # files, and why
+    right: int = 0  # correctly labelled samples, if true classes are known
+    judged: int = 0  # samples with a true class
     seconds: float = 0.0
+    counts: Tensor = field(init=False)  # [K] int64, samples of each class
 
     def __post_init__(self) -> None:
         self.counts = torch.zeros(len(self.class_names), dtype=torch.int64)
@@ -105,25 +82,10 @@ def stream(
     *,
     show: Callable[[list[Finding]], None] | None = None,
 ) -> StreamReport:
-    """Classify data into one file: Parquet, CSV or Excel.
+    """Classify data into one file, ``.parquet``, ``.csv`` or ``.xlsx``; otherwise as `classify`.
 
     The output has the columns of a table except the features, or the names of the samples, followed
     by ``label``, ``probability`` and ``doubt``. It gets its final name once it is complete.
-
-    Parameters
-    ----------
-    labelled, unlabelled
-        As in `classify`.
-    output : path
-        Ends in ``.parquet``, ``.csv`` or ``.xlsx``.
-    settings : Settings or None
-    show : callable or None
-        As in `classify`.
-
-    Raises
-    ------
-    ValueError, OSError, ImportError
-        A one-sentence error that says what to change.
 
     Examples
     --------
@@ -133,7 +95,13 @@ def stream(
     began = time.perf_counter()
     first, target = existing(labelled), Path(output)
     new = None if unlabelled is None else existing(unlabelled)
-    check_arguments(settings, (first, new), target)
+    check_file("output", target, (first, new))
+    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
+    for name in (*only_with_a_folder, "prior", "suggest"):
+        if (given := getattr(settings, name)) not in (None, ()):
+            raise check.ArgumentValueError(
+                name, f"must be omitted unless the output is a folder, got {given}"
+            )
     device = check.device(settings.device)
     source = open_data(first, new, settings)
     samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
@@ -144,10 +112,7 @@ def stream(
     if show is not None:
         show(check_input(source))
     encode(source, device)
-    texts, usable = source.embeds_texts, source.usable()
-    examples, trusted = selected_from(source.examples, usable), [*compress(source.trusted, usable)]
-    source.labelled = source.classes_by(examples, trusted)
-    source.notes += row_notes(source)
+    corrected_source(source, (), DataNames.of(first, new))
     batches = iter(source.unlabelled)
     report = StreamReport(
         source.labelled.class_names, target, source.notes + notes, source.unreadable
@@ -157,33 +122,21 @@ def stream(
         calls = classified(
             source.labelled,
             read,
+            device,
             batch=settings.batch,
             label_noise=settings.label_noise,
             share=settings.share,
-            place=device,
             source=source.name,
             total=source.total,
             progress=settings.progress,
         )
         tables = (
-            answer_table(concatenated(group), solution, copied, report, texts=texts)
+            answer_table(concatenated(group), solution, copied, report, texts=source.embeds_texts)
             for group, _, solution in calls
         )
         report.notes += write_file(target, tables)
     report.seconds = time.perf_counter() - began
     return report
-
-
-def check_arguments(settings: Settings, data: tuple[Path, Path | None], output: Path) -> None:
-    require_libraries(output)
-    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
-    for name in (*only_with_a_folder, "prior", "suggest"):
-        if (given := getattr(settings, name)) not in (None, ()):
-            raise check.ArgumentValueError(
-                name, f"must be omitted unless the output is a folder, got {given}"
-            )
-    if any(path is not None and output.exists() and output.samefile(path) for path in data):
-        raise check.ArgumentValueError("output", f"must not be an input file, got {output}")
 
 
 def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:

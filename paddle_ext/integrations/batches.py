@@ -19,21 +19,20 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
-from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.solve import check_options
 from ..groups import Groups, groups_of
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
+from .columns import Array, is_frame
 from .fitted import (
-    Array,
     Examples,
+    Fitted,
     FittedAdaptive,
+    FittedNames,
     array,
     chosen_device,
     in_columns,
     learned,
-    solve_again,
-    solve_batch,
     to_tensor,
 )
 from .inputs import checked_prototypes, classes_and_places, length, prior_weights, vectors
@@ -172,18 +171,19 @@ class BatchClassifier:
             len(self.classes),
             names=None if text is None else torch.from_numpy(text.copy()),
         )
-        self._examples = None if text is None else examples  # needed with names only
-        self._fitted: FittedAdaptive | None = None
-        self._here: tuple[torch.device, Likelihood] | None = None
+        self._fitted: Fitted = FittedNames(examples)
+        self._here: tuple[torch.device, Fitted] | None = None
         with torch.inference_mode():
             self._columns, examples, _ = in_columns(examples, None)
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
                 no_dual = torch.zeros(examples.num_classes)
-                self._fitted = FittedAdaptive.on_cpu(learned(examples, self._options), no_dual)
+                learned_on = learned(examples, self._options)
+                self._fitted = FittedAdaptive(learned_on, no_dual).to("cpu")
 
     def __repr__(self) -> str:
-        rows = f"{self._labelled} labelled rows" + ("" if self._examples is None else ", names")
+        names = ", names" if isinstance(self._fitted, FittedNames) else ""
+        rows = f"{self._labelled} labelled rows{names}"
         return f"BatchClassifier({len(self.classes)} classes, {self._width} features, {rows})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,8 +201,7 @@ class BatchClassifier:
         """Classify a batch: a dict, a DataFrame or, without groups, an array [N, D]."""
         if isinstance(batch, np.ndarray) and self._group is None:
             return self._answers(batch, "batch")
-        pandas = sys.modules.get("pandas")  # if it is not loaded, the batch is no DataFrame
-        frame = pandas is not None and isinstance(batch, pandas.DataFrame)
+        frame = is_frame(batch)
         if not frame and not isinstance(batch, Mapping):
             arrays = self._group is None
             kinds = "a dict, a DataFrame or an array" if arrays else "a dict or a DataFrame"
@@ -288,17 +287,15 @@ class BatchClassifier:
 
     def _solve_with(self, prior: Any, rows: Tensor, groups: Groups | None) -> Solution:
         options = self._options | {"prior": prior, "groups": groups}
-        if self._fitted is None:
-            assert self._examples is not None
-            return solve_again(self._examples, rows, options)
         if self._here is None or self._here[0] != rows.device:  # moved there once per process
-            self._here = rows.device, self._fitted.on(rows.device)
-        return solve_batch(self._here[1], rows, options)
+            self._here = rows.device, self._fitted.to(rows.device)
+        return self._here[1].solve(rows, options)
 
     def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
         """Classify a batch with the memory as its prior, and add what the batch holds to it."""
         # It is not known how many labelled rows a name is worth.
-        labelled = math.inf if self._fitted is None else self._fitted.likelihood.rows
+        fitted = self._fitted
+        labelled = fitted.likelihood.rows if isinstance(fitted, FittedAdaptive) else math.inf
         best, bound, kept, believes = None, -math.inf, None, False
         for held in self._memory:
             found = self._solve_with(mean_proportions(held, labelled), rows, groups)
@@ -316,9 +313,6 @@ class BatchClassifier:
         return best
 
 
-# --- arguments ----------------------------------------------------------------------------------
-
-
 def support_rows(support: Any, prototypes: Array | None) -> Array:
     """The support as float32 [S, D]; S may be 0 if there are prototypes."""
     width = None if prototypes is None else prototypes.shape[1]
@@ -329,9 +323,6 @@ def support_rows(support: Any, prototypes: Array | None) -> Array:
             "support", "must have a row of every class, unless there are prototypes, got none"
         )
     return np.empty((0, width), dtype=np.float32)
-
-
-# --- the process --------------------------------------------------------------------------------
 
 
 def device_name(device: str | torch.device) -> str:

@@ -7,20 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..libraries import library
 from ..methods import Method, Prediction, create
-
-try:
-    from easyfsl.methods import FewShotClassifier  # type: ignore[import-untyped]
-except ImportError as error:
-    raise ImportError(
-        "paddle_ext.integrations.easyfsl needs easyfsl, which could not be imported "
-        f"({error}): pip install easyfsl"
-    ) from error
 
 __all__ = ["Classifier"]
 
+easyfsl = library("easyfsl.methods", "paddle_ext.integrations.easyfsl", "easyfsl")
 
-class Classifier(FewShotClassifier):  # type: ignore[misc]
+
+class Classifier(easyfsl.FewShotClassifier):  # type: ignore[misc, name-defined]
     """Classifies the queries of an episode together, by a method of `paddle_ext.methods`.
 
     Parameters

@@ -29,9 +29,8 @@ from ..prior import measures_of
 from ..rows import class_sums, parts, power_of_two, unit_rows
 from ..solution import Solution
 from ..task import Task, without_batch
-from .columns import Columns, columns_for
+from .columns import Array, Columns, columns_for
 
-Array: TypeAlias = "npt.NDArray[Any]"
 Kept = TypeVar("Kept")
 
 TOGETHER = ("groups", "share", "same")  # the options of rows that belong together
@@ -90,38 +89,48 @@ class FittedAdaptive:
     likelihood: Likelihood
     dual: Tensor  # [K] float64: mean log proportions
 
-    @classmethod
-    def on_cpu(cls, likelihood: Likelihood, dual: Tensor) -> FittedAdaptive:
-        here = likelihood.to("cpu")
-        vars(here)["weights"] = likelihood.weights.cpu()  # so that `predict` need not compute them
-        return cls(here, dual.double().cpu())
-
-    def on(self, device: torch.device) -> Likelihood:
+    def to(self, device: torch.device | str) -> FittedAdaptive:
         there = self.likelihood.to(device)
-        vars(there)["weights"] = self.likelihood.weights.to(device)
-        return there
+        vars(there)["weights"] = self.likelihood.weights.to(device)  # so that they are made once
+        return FittedAdaptive(there, self.dual.double().to(device))
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        likelihood, dual = self.on(rows.device), self.dual.to(rows.device)
+        here = self.to(rows.device)
+        likelihood = here.likelihood
         for part in parts(len(rows), sum(likelihood.weights.shape)):
             # Unit-norm first: float64 values may be too large for the dtype of the fit.
             logits = likelihood.logits(unit_rows(rows[part].double()))
-            yield (logits.double() + dual) * likelihood.temper
+            yield (logits.double() + here.dual) * likelihood.temper
+
+    def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
+        likelihood = self.to(query.device).likelihood
+        return solve_batch(likelihood, query.to(likelihood.weights.dtype), options)
 
 
 @dataclass(frozen=True)
 class FittedNames:
-    """The logits of one more row, from names, labelled rows and the batch."""
+    """The examples, and the logits of one more row by names, labelled rows and the batch."""
 
-    row_logits: RowLogits
+    examples: Examples
+    row_logits: RowLogits | None = None  # None before any batch
+
+    def to(self, device: torch.device | str) -> FittedNames:
+        row_logits = None if self.row_logits is None else moved(self.row_logits, device)
+        return FittedNames(moved(self.examples, device), row_logits)
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        row_logits = moved(self.row_logits, rows.device)
+        row_logits = self.to(rows.device).row_logits
+        assert row_logits is not None
         for part in parts(len(rows), sum(row_logits.weights.shape)):
             yield row_logits(unit_rows(rows[part].double())).double()
 
+    def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
+        examples = self.to(query.device).examples
+        return solve_names(examples, query.to(examples.support.dtype), options)
 
-Fitted: TypeAlias = FittedAdaptive | FittedNames  # `logits` of further rows, part by part
+
+# `logits` of further rows, part by part, and `solve` for another batch [n, D].
+Fitted: TypeAlias = FittedAdaptive | FittedNames
 
 
 # --- fitting ------------------------------------------------------------------------------------
@@ -158,15 +167,15 @@ def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit
         likelihood = learned(examples, options)
         found = solve_batch(likelihood, query, options)
         solution = found.over_all()
-        fitted: Fitted = FittedAdaptive.on_cpu(likelihood, solution.dual)
+        fitted: Fitted = FittedAdaptive(likelihood, solution.dual)
     else:
         found = solve_names(examples, query, options)
         solution = found.over_all()
         logits = row_logits(examples.task(query), solution, **of_names(options))
-        fitted = FittedNames(moved(logits, "cpu"))
+        fitted = FittedNames(examples, logits)
     by_group = None if found.groups is None else found
     prototypes = means_of(examples, query, solution)
-    return Fit(fitted, prototypes, solution.proportions, solution, by_group)
+    return Fit(fitted.to("cpu"), prototypes, solution.proportions, solution, by_group)
 
 
 def solve_names(examples: Examples, query: Tensor, options: dict[str, Any]) -> Solution:
@@ -184,12 +193,13 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     proportions = shots / shots.sum()
     if examples.names is not None:
         logits = row_logits(examples.task(support), None, **of_names(options))
-        fitted: Fitted = FittedNames(moved(logits, "cpu"))
+        fitted: Fitted = FittedNames(examples, logits)
     else:
         prior = options["prior"]
         shares = proportions if prior is None else torch.from_numpy(prior / prior.sum())
-        fitted = FittedAdaptive.on_cpu(learned(examples, options), torch.log(shares))
-    return Fit(fitted, means_of(replace(examples, support=support.double())), proportions, None)
+        fitted = FittedAdaptive(learned(examples, options), torch.log(shares))
+    means = means_of(replace(examples, support=support.double()))
+    return Fit(fitted.to("cpu"), means, proportions, None)
 
 
 def counted_once(examples: Examples, tied: Groups | None) -> Examples:
@@ -243,12 +253,6 @@ def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) 
         **{name: options[name] for name in asked if name in options},
     )
     return solution if solution.groups is not None else without_batch(solution)
-
-
-def solve_again(examples: Examples, query: Tensor, options: dict[str, Any]) -> Solution:
-    """Classify another batch [n, D] by names and examples that a fit has kept."""
-    examples = moved(examples, query.device)
-    return solve_names(examples, query.to(examples.support.dtype), options)
 
 
 def means_of(

@@ -19,7 +19,7 @@ from ..groups import Groups, groups_and_things, groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from ..text import plural
-from .fitted import Array
+from .columns import Array
 
 Places: TypeAlias = "npt.NDArray[np.int64]"
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import check
-from .fitted import Array
+from .columns import Array
 from .inputs import labelled
 
 try:

@@ -19,13 +19,10 @@ from ..presence import suggest
 from ..presence.unknown import Familiar, check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, counted_shares
-from .columns import ROWS
-from .encoding import TableEncoder, frame_cells, is_frame
+from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
 from .fitted import (
-    Array,
     Examples,
     Fit,
-    FittedAdaptive,
     FittedNames,
     array,
     chosen_device,
@@ -36,8 +33,6 @@ from .fitted import (
     label_distributions,
     means_of,
     moved,
-    solve_again,
-    solve_batch,
     to_tensor,
 )
 from .inputs import (
@@ -308,7 +303,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ).cpu()
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
         self._familiar = familiar_of(examples)
-        self._examples = None if isinstance(fit.fitted, FittedAdaptive) else moved(examples, "cpu")
         shots = examples.labels.bincount()
         few = examples.names is None and int(shots[shots > 1].sum()) < FEWEST_TO_CALIBRATE
         self.calibrated_ = not few
@@ -447,14 +441,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options, every = self._options(), np.ones(len(rows), dtype=bool)
         options |= self._together({"groups": groups, "same": same}, every, rows.device)
         options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
-        if isinstance(self._fitted, FittedAdaptive):
-            likelihood = self._fitted.on(rows.device)
-            query = rows.to(likelihood.weights.dtype)
-            solution = solve_batch(likelihood, query, options)
-        else:
-            assert self._examples is not None
-            solution = solve_again(self._examples, rows, options)
-        solution = solution.over_all()
+        solution = self._fitted.solve(rows, options).over_all()
         labels: Array = self.classes_[array(self._labels_of(solution))]
         return labels
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from paddle_ext import BatchClassifier
-from paddle_ext.integrations.columns import Columns, columns_for
-from paddle_ext.integrations.encoding import MOST_CATEGORIES, TableEncoder
+from paddle_ext.integrations.columns import MOST_CATEGORIES, Columns, TableEncoder, columns_for
 
 sklearn = pytest.importorskip("sklearn")
 

@@ -77,27 +77,16 @@ def classify(
     if tasks is not None and tasks.suffix != ".json":
         raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
     settings = replace(settings or Settings(), label_studio=tasks, progress=True)
-    if not check:
-        classify_and_show(labelled, unlabelled, output, settings)
+    if check:
+        from ..read.input_check import check_input
+        from ..read.opening import open_data
+        from ..run import existing
+
+        paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
+        show_findings(check_input(open_data(*paths, settings)))
         return
-    from ..read.input_check import check_input
-    from ..read.opening import open_data
-    from ..run import existing
-
-    paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
-    show_findings(check_input(open_data(*paths, settings)))
-
-
-def show_findings(findings: list[Finding]) -> None:
-    """Print what is odd about the input."""
-    if findings:
-        show.table(["input", "found", "advice"], findings, text_columns=(0, 1, 2))
-
-
-def classify_and_show(
-    labelled: Path, unlabelled: Path | None, output: Path, settings: Settings
-) -> None:
-    from ..classify import classify, stream, streams
+    from ..classify import classify as run
+    from ..classify import stream, streams
 
     computed = labelled.is_dir() or settings.columns.text is not None
     cached = f"run the same command to continue; computed features are in {settings.cache}"
@@ -107,7 +96,12 @@ def classify_and_show(
         if streams(output):
             show_streamed(stream(labelled, unlabelled, output, settings, show=show_findings))
         else:
-            show_report(classify(labelled, unlabelled, output, settings, show=show_findings))
+            show_report(run(labelled, unlabelled, output, settings, show=show_findings))
+
+
+def show_findings(findings: list[Finding]) -> None:
+    if findings:
+        show.table(["input", "found", "advice"], findings, text_columns=(0, 1, 2))
 
 
 def show_streamed(report: StreamReport) -> None:
@@ -121,6 +115,7 @@ def show_streamed(report: StreamReport) -> None:
 
 def show_report(report: Report) -> None:
     from ..answers import NO_CLASS
+    from ..outcome import MOST_NAMED
     from ..write.page import unsure_note
 
     answers, outcome = report.answers, report.outcome
@@ -148,7 +143,10 @@ def show_report(report: Report) -> None:
         show.say(f"accuracy: {100 * right:.2f} % of {samples} with a true label{rest}")
     show_trust(report)
     if outcome.suggested is not None:
-        show.say(outcome.suggested.line())
+        names = [answers.names[row] for row in outcome.suggested]
+        others = len(names) - MOST_NAMED
+        rest = f" and {plural(others, 'other')}" if others > 0 else ""
+        show.say(f"label next: {', '.join(names[:MOST_NAMED])}{rest}")
     show.say(f"written: {', '.join(map(str, report.written))}")
 
 

@@ -123,11 +123,7 @@ def chosen_methods(
 
         best = Tuning.load(tuned).methods()
         chosen = {name: best.get(name, method) for name, method in chosen.items()}
-    for name, options in o.method_options(option).items():
-        if name not in chosen:
-            raise o.UsageError(
-                f"--option must belong to a chosen method, {', '.join(chosen)}, got {name!r}"
-            )
+    for name, options in o.method_options(option, chosen).items():
         chosen[name] = dataclasses.replace(chosen[name], **options)  # type: ignore[type-var]
     return chosen
 

@@ -91,7 +91,6 @@ def chosen_recipe(
 def open_split(
     layout: str, root: Path | None, split: str, size: int | None, samples: int
 ) -> ImageSet:
-    """One split of a data set."""
     from ...research.data import glyph_images, open_images
 
     if layout == "glyphs":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -81,16 +81,16 @@ Samples: TypeAlias = Annotated[int, about("Images per class, for the layout glyp
 Precision: TypeAlias = Annotated[str, about("auto, float32 or bfloat16.")]
 
 
-def method_options(given: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Options of methods, from words such as ``paddle.scaling=auto``.
+def method_options(given: Iterable[str], chosen: Collection[str]) -> dict[str, dict[str, object]]:
+    """Options of chosen methods, from words such as ``paddle.scaling=auto``.
 
     Examples
     --------
-    >>> method_options(["tim.weights=1,0.3,1", "tim.max_iter=500", "paddle.scaling=auto"])
-    {'tim': {'weights': (1, 0.3, 1), 'max_iter': 500}, 'paddle': {'scaling': 'auto'}}
+    >>> method_options(["tim.weights=1,0.3,1", "tim.max_iter=500"], ["paddle", "tim"])
+    {'tim': {'weights': (1, 0.3, 1), 'max_iter': 500}}
     """
     from ...check import did_you_mean
-    from ...methods import available, describe
+    from ...methods import describe
 
     options: dict[str, dict[str, object]] = {}
     for word in given:
@@ -98,11 +98,10 @@ def method_options(given: Iterable[str]) -> dict[str, dict[str, object]]:
         if parts is None:
             raise UsageError(f"--option must be METHOD.NAME=VALUE, got {word!r}")
         method, name, text = parts.groups()
-        if method not in available():
-            near = did_you_mean(method, available())
+        if method not in chosen:
             raise UsageError(
-                f"--option must belong to one of the methods {', '.join(available())}, "
-                f"got {method!r}{near}"
+                f"--option must belong to a chosen method, {', '.join(chosen)}, got {method!r}"
+                f"{did_you_mean(method, chosen)}"
             )
         defaults = {option.name: option.default for option in describe(method)}
         if name not in defaults:

@@ -31,7 +31,6 @@ def on_interrupt(sentence: str) -> Iterator[None]:
 
 
 def console() -> Console:
-    """Where results are printed."""
     from rich.console import Console
 
     wide = None if sys.stdout.isatty() else PLAIN_WIDTH

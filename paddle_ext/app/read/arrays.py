@@ -55,21 +55,14 @@ class ArrayFile:
         rows = [row for row, value in enumerate(values) if value]
         return batch_of(self.features, rows, [f"row {row}" for row in rows], values)
 
-    def samples(self, rows: Sequence[int] | None = None) -> ArraySamples:
-        """These rows to classify; None: all."""
-        truth = self.columns.truth
-        return ArraySamples(
-            self,
-            range(len(self.features)) if rows is None else rows,
-            None if truth is None else self.one_each(self.array(truth)),
-        )
-
 
 class ArraySamples:
-    """Some of the N rows of a file to classify, with the true labels of all N, if known."""
+    """Some rows of a file to classify, or all of them, and the true labels of all, if known."""
 
-    def __init__(self, file: ArrayFile, rows: Sequence[int], truth: list[str] | None) -> None:
-        self.file, self.rows, self.truth = file, rows, truth
+    def __init__(self, file: ArrayFile, rows: Sequence[int] | None = None) -> None:
+        self.file, truth = file, file.columns.truth
+        self.rows = range(len(file.features)) if rows is None else rows
+        self.truth = None if truth is None else file.one_each(file.array(truth))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -46,11 +46,6 @@ def as_number(cell: object) -> float | None:
         return None
 
 
-def plain_number(cell: Any) -> Any:
-    """Replace a decimal comma by a point."""
-    return re.sub(DECIMAL_COMMA, r"\1.\2", cell) if isinstance(cell, str) else cell
-
-
 def is_gap(cell: object) -> bool:
     """Whether a cell is a missing number."""
     return cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS)
@@ -86,7 +81,6 @@ def why_an_id(name: str, cells: Sequence[object]) -> str:
 
 
 def why_no_feature(cells: Sequence[object]) -> str:
-    """Why a column is not numeric."""
     if all(is_gap(cell) for cell in cells):
         return "it is empty"
     odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
@@ -110,18 +104,3 @@ def as_list(value: object) -> list[float]:
         numbers: list[float] = json.loads(text)
         return numbers
     return [float(word) for word in text.strip("[]").split()]
-
-
-def odd_cells(
-    cells: Sequence[Sequence[object]], names: Sequence[str], *, gaps: bool
-) -> dict[int, str]:
-    """Rows with a cell that is no finite float32, nor one of the `gaps` if allowed; its column."""
-    odd: dict[int, str] = {}
-    for row, of_row in enumerate(zip(*cells, strict=True)):  # of no columns: no rows
-        for cell, name in zip(of_row, names, strict=True):
-            number = as_number(cell)
-            if gaps and is_gap(cell):
-                continue
-            if number is None or not abs(number) <= LARGEST:
-                odd.setdefault(row, name)
-    return odd

@@ -183,7 +183,6 @@ def timm_network(name: str, device: torch.device) -> Network:
 def network_of(
     network: nn.Module, preparation: Preparation, device: torch.device, name: str
 ) -> Network:
-    """A network of another package."""
     network = network.to(device).eval()
     key = f"image tower 1 {name} {digest_of_weights(network)} {preparation}"
     return Network(preparation, network, device, key)
@@ -196,7 +195,6 @@ def network_of(
 class Encoder:
     """An image-text encoder."""
 
-    name: str  # as the user gave it
     images: Network
     texts: TextEncoder
     key: str  # everything the embeddings depend on, apart from the samples
@@ -265,7 +263,7 @@ def transformers_encoder(name: str, folder: Path, device: torch.device) -> Encod
     texts = transformers_texts(module, model, folder, device)
     scale = getattr(model, "logit_scale", None)
     factor = LOGIT_SCALE if scale is None else float(scale.detach().exp())
-    return Encoder(name, images, texts, key, factor)
+    return Encoder(images, texts, key, factor)
 
 
 def transformers_texts(module: Any, model: Any, folder: Path, device: torch.device) -> TextEncoder:
@@ -317,7 +315,7 @@ def open_clip_encoder(
         return features.float().cpu()
 
     images = Network(prepare, model.encode_image, device, f"images {key}")
-    return Encoder(name, images, texts, key, float(model.logit_scale.detach().exp()))
+    return Encoder(images, texts, key, float(model.logit_scale.detach().exp()))
 
 
 @contextmanager

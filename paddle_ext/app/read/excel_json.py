@@ -12,7 +12,7 @@ from ...files import check_room, open_regular, readable
 from ...libraries import library
 from ...text import encodable
 from .samples import pyarrow
-from .text_files import decoded
+from .text_files import small_text
 
 
 def column_of(cells: list[Any]) -> Any:
@@ -64,8 +64,8 @@ def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
 
     The reader of Arrow refuses columns of several types, and takes texts for dates.
     """
-    with readable(path, "a text file"), open_regular(path) as file:
-        text = decoded(file.read())
+    with readable(path, "a text file"):
+        text = small_text(path)
     records: list[Any] = []
     if path.suffix == ".jsonl":
         for number, line in enumerate(text.split("\n"), start=1):

@@ -117,9 +117,6 @@ def contents_of(opened: Source) -> list[Hashable]:
     ]
 
 
-# --- what is odd --------------------------------------------------------------------------------
-
-
 def about_labels(opened: Source, labels: Sequence[str]) -> Iterator[Finding]:
     counts, rows = Counter(labels), opened.rows
     gap_words = opened.no_classes if rows is None else rows.gap_words

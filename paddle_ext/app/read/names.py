@@ -13,25 +13,16 @@ import torch
 from torch import Tensor
 
 from ... import arrays, check
-from ...files import open_regular, readable
+from ...files import readable
 from ...integrations.inputs import in_order
-from ...labels import alike, normalised, numbered, sorted_names
+from ...labels import alike, normalised, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
 from ...text import plain_cell, plural
 from ..settings import Settings
 from .encoders import Encoder, TextEncoder, cached_texts
-from .samples import (
-    LOGIT_SCALE,
-    Batch,
-    Labelled,
-    check_finite,
-    matched_names,
-    named_labels,
-    repeated,
-    spoken_name,
-)
-from .text_files import decoded, given_rows
+from .samples import LOGIT_SCALE, Labelled, check_finite, matched_names, repeated, spoken_name
+from .text_files import given_rows, small_text
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
@@ -47,14 +38,6 @@ class ClassPrompts:
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
 
-    def phrases(self, templates: Sequence[str]) -> list[list[str]]:
-        """The phrases of each class for an encoder."""
-        spoken = (spoken_name(name) for name in self.class_names)
-        return [
-            list(own) or [template.replace("{}", name) for template in templates]
-            for name, own in zip(spoken, self.prompts, strict=True)
-        ]
-
 
 Given: TypeAlias = ClassPrompts | Labelled | None  # what the user gave
 
@@ -66,38 +49,6 @@ def only_names(
     check_finite(prototypes, source, class_names)
     none = torch.empty(0, prototypes.shape[1]), torch.empty(0, dtype=torch.int64)
     return Labelled(*none, tuple(class_names), (), source, prototypes, logit_scale)
-
-
-def known_classes(
-    examples: Batch, named: Labelled | None, source: str, trusted: Sequence[bool] = ()
-) -> Labelled:
-    """What is known of the classes: samples, some of them `trusted`, or names, or both."""
-    labels = examples.truth or []
-    samples: dict[str, Any] = {
-        "features": examples.features,
-        "texts": tuple(examples.texts),
-        "names": tuple(examples.names),
-        "source": source,
-        "trusted": torch.tensor(trusted) if any(trusted) else None,
-    }
-    if named is None:
-        numbers, class_names = named_labels(labels)
-        return Labelled(labels=numbers, class_names=class_names, **samples)
-    if not labels:
-        return named
-    labels = matched_names(labels, named.class_names)
-    if odd := unknown_names(labels, named.class_names):
-        raise ValueError(
-            f"{source} must have labels among the {len(named.class_names)} names of "
-            f"{named.source}, got {odd}"
-        )
-    D = named.features.shape[1]
-    if examples.features.shape[1] != D:
-        raise ValueError(
-            f"{source} must have as many features as the names of {named.source}, "
-            f"{D}, got {examples.features.shape[1]}"
-        )
-    return replace(named, labels=numbered(labels, named.class_names), **samples)
 
 
 def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
@@ -113,8 +64,8 @@ def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
 
 def read_names(path: Path) -> ClassPrompts:
     """One name per line, and maybe prompts after tabs; empty lines at the end are ignored."""
-    with readable(path, "a text file with one name per line"), open_regular(path) as file:
-        text = decoded(file.read())
+    with readable(path, "a text file with one name per line"):
+        text = small_text(path)
     lines = text.rstrip().split("\n") if text.strip() else []
     prompts: dict[str, tuple[str, ...]] = {}  # by name
     first: dict[str, int] = {}  # line of each name
@@ -169,7 +120,10 @@ def embedded(
     logit_scale: float,
 ) -> Labelled:
     """Encode names: for each class the mean of its unit-norm phrase embeddings."""
-    phrases = names.phrases(templates)
+    phrases = [
+        list(own) or [template.replace("{}", spoken_name(name)) for template in templates]
+        for name, own in zip(names.class_names, names.prompts, strict=True)
+    ]
     rows = unit_rows(encode([phrase for own in phrases for phrase in own]))
     parts = torch.split(rows, [len(own) for own in phrases])
     means = torch.stack([own.mean(0) for own in parts])
@@ -263,15 +217,13 @@ def embedded_names(
 ) -> Labelled | None:
     """Names embedded by the encoder of the texts, or by the text tower of an image-text one."""
     if isinstance(given, ClassPrompts):
-        source = str(settings.names)
-        if texts is not None:
-            given = embedded(given, settings.templates or FOR_TEXTS, texts, source, LOGIT_SCALE)
-        else:
+        templates, scale = FOR_TEXTS, LOGIT_SCALE
+        if texts is None:
             assert encoder is not None
-            key = f"names 1 {encoder.key}"
-            encode = cached_texts(encoder.text_tower, settings.cache, key)
-            prompts = settings.templates or FOR_PICTURES
-            given = embedded(given, prompts, encode, source, encoder.logit_scale)
+            texts = cached_texts(encoder.text_tower, settings.cache, f"names 1 {encoder.key}")
+            templates, scale = FOR_PICTURES, encoder.logit_scale
+        chosen = settings.templates or templates
+        given = embedded(given, chosen, texts, str(settings.names), scale)
     if given is None or settings.logit_scale is None:
         return given
     return replace(given, logit_scale=settings.logit_scale)
@@ -342,18 +294,6 @@ def read_prior(path: Path) -> dict[str, dict[str, float]]:
     return weights
 
 
-def given_renaming(settings: Settings) -> dict[str, str]:
-    """The new names of classes, from a CSV of two columns."""
-    path = settings.rename
-    if path is None:
-        return {}
-    if settings.model is not None:
-        raise check.ArgumentValueError(
-            "rename", f"must be omitted with a model, whose classes have names, got {path}"
-        )
-    return read_pairs(Path(path), "rename", "name")
-
-
 def renamed(labels: Sequence[str], names: Mapping[str, str]) -> list[str]:
     """The labels by their new names, if they have any; in any form of Unicode."""
     forms = {normalised(old): new for old, new in names.items()} | dict(names)
@@ -366,36 +306,25 @@ def ignored_names(names: Iterable[str], classes: Sequence[str], path: Path | Non
     return [f"names in {path} that are no classes here were ignored: {odd}"] if odd else []
 
 
-def prior_of(
-    weights: Mapping[str, float], classes: Sequence[str], path: Path | None
-) -> tuple[Tensor, list[str]]:
-    """The weights in the order of the classes, [K], and what to tell the user."""
-    found, notes = in_order(weights, classes, path)
-    if not any(found):
-        raise check.ArgumentValueError(
-            "prior",
-            f"must have a positive weight for one of {len(classes)} classes, got none in {path}",
-        )
-    notes += ignored_names(weights, classes, path)
-    return torch.tensor(found, dtype=torch.float64), notes
-
-
 def priors_of(
     tables: Mapping[str, Mapping[str, float]],
     classes: Sequence[str],
     groups: Sequence[str] | None,
     path: Path | None,
 ) -> tuple[Tensor | dict[str, Tensor], list[str]]:
-    """The weights of all samples, or of each group, by `read_prior`; and what to tell the user."""
-    if tables.keys() == {""}:
-        return prior_of(tables[""], classes, path)
-    there, found, notes = {*(groups or ())}, dict[str, Tensor](), list[str]()
+    """The weights [K] of all samples, or of each group, by `read_prior`; and notes for the user."""
+    everyone = tables.keys() == {""}
+    there, found, notes = {""} if everyone else {*(groups or ())}, dict[str, Tensor](), list[str]()
     for group, weights in tables.items():
         if group not in there:
             what = f"must have only groups that samples have, got {group!r} in {path}"
             raise check.ArgumentValueError("prior", what)
-        found[group], more = prior_of(weights, classes, path)
-        notes += more
+        ordered, more = in_order(weights, classes, path)
+        if not any(ordered):
+            what = f"must have a positive weight for one of {len(classes)} classes"
+            raise check.ArgumentValueError("prior", f"{what}, got none in {path}")
+        found[group] = torch.tensor(ordered, dtype=torch.float64)
+        notes += [*more, *ignored_names(weights, classes, path)]
     missing = there.difference(tables)
     notes += [f"{plural(len(missing), 'group')} not in {path} got no prior"] * bool(missing)
-    return found, [*dict.fromkeys(notes)]
+    return found[""] if everyone else found, [*dict.fromkeys(notes)]

@@ -18,10 +18,11 @@ from torch import Tensor
 from ... import check
 from ...decoding import require_pillow
 from ...groups import groups_and_things
+from ...labels import numbered
 from ...text import plural, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
-from .arrays import ArrayFile
+from .arrays import ArrayFile, ArraySamples
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
 from .grouping import Grouped, ToClassify, groups_of_samples, named_cells
@@ -31,11 +32,11 @@ from .names import (
     Given,
     embedded_names,
     given_names,
-    given_renaming,
     ignored_names,
-    known_classes,
     names_in,
+    read_pairs,
     renamed,
+    unknown_names,
     with_labels,
 )
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
@@ -105,20 +106,48 @@ class Source:
             return {}
         return chosen.stored(self.examples.features)
 
-    def usable(self) -> list[bool]:
-        """The labelled samples that can be used: not those that would need a text and have none."""
-        texts = self.examples.texts
-        return has_text(texts) if self.embeds_texts else [True] * len(texts)
+    def usable(self, samples: Batch) -> list[bool]:
+        """Which of these can be used: not those that would need a text and have none."""
+        return has_text(samples.texts) if self.embeds_texts else [True] * len(samples.names)
 
     def classes_by(self, samples: Batch, trusted: Sequence[bool]) -> Labelled:
-        """What is known of the classes by these labelled samples, and by the names."""
-        labelled = known_classes(samples, self.named, self.labelled_name, trusted)
-        return replace(labelled, rows_are=self.rows_are, made_of=self.made_of)
+        """What is known of the classes by these labelled samples, some `trusted`, and by names."""
+        labels, named, source = samples.truth or [], self.named, self.labelled_name
+        known: dict[str, Any] = {
+            "features": samples.features,
+            "texts": tuple(samples.texts),
+            "names": tuple(samples.names),
+            "source": source,
+            "trusted": torch.tensor(trusted) if any(trusted) else None,
+        }
+        if named is None:
+            numbers, class_names = named_labels(labels)
+            known |= {"rows_are": self.rows_are, "made_of": self.made_of}
+            return Labelled(labels=numbers, class_names=class_names, **known)
+        if not labels:
+            return named
+        if odd := unknown_names(labels, named.class_names):
+            raise ValueError(
+                f"{source} must have labels among the {len(named.class_names)} names of "
+                f"{named.source}, got {odd}"
+            )
+        D = named.features.shape[1]
+        if samples.features.shape[1] != D:
+            raise ValueError(
+                f"{source} must have as many features as the names of {named.source}, "
+                f"{D}, got {samples.features.shape[1]}"
+            )
+        return replace(named, labels=numbered(labels, named.class_names), **known)
 
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
     """Open data of any kind; nothing that takes long."""
-    names = given_renaming(settings)
+    names = dict[str, str]()
+    if settings.rename is not None:
+        if settings.model is not None:
+            what = f"must be omitted with a model, whose classes have names, got {settings.rename}"
+            raise check.ArgumentValueError("rename", what)
+        names = read_pairs(Path(settings.rename), "rename", "name")
     source = open_before_renaming(labelled, unlabelled, settings)
     source.renaming = names
     labels = source.examples.truth or []
@@ -183,14 +212,9 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
         source = open_rows(data, columns, settings, model.named, model.class_names)
         if columns is not None:
             source.notes.append(f"features: {used_columns(columns)}")
-    name = str(settings.model)
-    return replace(
-        source,
-        examples=model.examples,
-        trusted=model.trusted,
-        rows_are=model.rows_are,
-        labelled_name=name,
-    )
+    source.examples, source.trusted, source.rows_are = model.examples, model.trusted, model.rows_are
+    source.labelled_name = str(settings.model)
+    return source
 
 
 def open_alone(path: Path, given: Given, settings: Settings) -> Source:
@@ -231,18 +255,10 @@ def open_folders(
         raise check.ArgumentValueError(
             "backbone", f"must be omitted with an encoder, got {settings.backbone}"
         )
-    unreadable: dict[str, str] = {}
-    truth = settings.columns.truth is not None
+    unreadable, truth = dict[str, str](), settings.columns.truth is not None
     samples = FolderSamples(unlabelled, unreadable, truth=truth, progress=settings.progress)
-    opened = Source(
-        settings,
-        "pictures",
-        str(unlabelled),
-        samples,
-        given,
-        total=len(samples),
-        unreadable=unreadable,
-    )
+    opened = Source(settings, "pictures", str(unlabelled), samples, given, total=len(samples))
+    opened.unreadable = unreadable
     if labelled is not None:
         # A class without images still counts if it has a name.
         notes = opened.notes if given is None else []
@@ -280,9 +296,9 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         file.class_names = () if given is None else given.class_names
         examples = file.labelled(file.labels(required=True))
         settings = replace(settings, columns=replace(columns, text=None))
-        classes = classes_of(examples, given)
-        opened = open_rows(new, None, settings, given, classes)
-        return replace(opened, examples=examples, labelled_name=str(labelled))
+        opened = open_rows(new, None, settings, given, classes_of(examples, given))
+        opened.examples, opened.labelled_name = examples, str(labelled)
+        return opened
     table = open_table(labelled, *settings.csv_format)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     notes = list(table.notes)
@@ -294,13 +310,9 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
     examples = rows.labelled(required=given is None)
     classes = classes_of(examples, given)
     opened = open_rows(new, chosen, settings, given, classes, texts=chosen is None)
-    return replace(
-        opened,
-        examples=examples,
-        labelled_name=str(labelled),
-        notes=[*notes, *missing_label_notes(rows), *opened.notes],
-        rows=rows,
-    )
+    opened.examples, opened.rows, opened.labelled_name = examples, rows, str(labelled)
+    opened.notes = [*notes, *missing_label_notes(rows), *opened.notes]
+    return opened
 
 
 def classes_of(examples: Batch, given: Given) -> tuple[str, ...]:
@@ -321,7 +333,7 @@ def open_rows(
     kind = "rows" if columns.text is None else "texts"
     if isinstance(path, ArrayFile):
         path.class_names = class_names
-        stored = path.samples()
+        stored = ArraySamples(path)
         return Source(settings, kind, str(path.path), stored, given, total=len(stored))
     table = open_table(path, *settings.csv_format)
     notes += table.notes
@@ -344,10 +356,11 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
         notes.append(
             "every row has a label, so labels were ignored and all rows classified by the names"
         )
-    samples = file.samples([row for row, value in enumerate(values) if not value])
+    samples = ArraySamples(file, [row for row, value in enumerate(values) if not value])
     name = f"{path} (rows without a label)" if any(values) else str(path)
-    about = Source(settings, "rows", name, samples, given, total=len(samples), notes=notes)
-    return replace(about, examples=file.labelled(values), labelled_name=str(path))
+    opened = Source(settings, "rows", name, samples, given, total=len(samples), notes=notes)
+    opened.examples, opened.labelled_name = file.labelled(values), str(path)
+    return opened
 
 
 def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
@@ -395,10 +408,8 @@ def chosen_features(
     table: Table, columns: Columns, notes: list[str], rows: str
 ) -> FeatureColumns | None:
     """The columns of features; None: the texts are embedded. `notes` receive what is used."""
-    if columns.text is not None:
-        table.column(columns.text, "text")
-        if columns.features is None:
-            return None
+    if columns.text is not None and columns.features is None:
+        return None
     chosen = table.feature_columns(columns.features, columns.others(), rows)
     if len(chosen.names) > 1 or chosen.left_out:
         notes.append(f"features: {used_columns(chosen)}")

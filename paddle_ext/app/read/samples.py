@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, groupby, islice
+from itertools import chain, compress, groupby, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -173,34 +173,32 @@ def grouped_by_shape(batches: Iterable[Batch], most: int) -> Iterator[list[Batch
 def concatenated(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
-    first, copied = parts[0], [part.copied for part in parts]
-    has_contents = any(part.contents is not None for part in parts)
-    return Batch(
-        [name for part in parts for name in part.names],
-        torch.cat([part.features for part in parts]),
-        [text for part in parts for text in part.texts],
-        None if first.truth is None else [name for part in parts for name in part.truth or ()],
-        None if copied[0] is None else pyarrow().concat_tables(copied),
-        [one for part in parts for one in part.digests()] if has_contents else None,
-        None if first.groups is None else [name for part in parts for name in part.groups or ()],
-        None if first.same is None else [name for part in parts for name in part.same or ()],
-    )
+    if any(part.contents is not None for part in parts):
+        parts = [part._replace(contents=part.digests()) for part in parts]
+
+    def joined(columns: tuple[Any, ...]) -> Any:
+        if isinstance(columns[0], Tensor):
+            return torch.cat(columns)
+        if columns[0] is None or isinstance(columns[0], list):
+            return None if columns[0] is None else list(chain.from_iterable(columns))
+        return pyarrow().concat_tables(columns)
+
+    return Batch(*map(joined, zip(*parts, strict=True)))
 
 
 def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
     """These samples of a batch, maybe none."""
     every = range(len(batch.names))
     rows = list(every[wanted] if isinstance(wanted, slice) else compress(every, wanted))
-    return Batch(
-        [batch.names[row] for row in rows],
-        batch.features[torch.tensor(rows, dtype=torch.int64)],
-        [batch.texts[row] for row in rows],
-        None if batch.truth is None else [batch.truth[row] for row in rows],
-        None if batch.copied is None else batch.copied.take(pyarrow().array(rows, "int64")),
-        None if batch.contents is None else [batch.contents[row] for row in rows],
-        None if batch.groups is None else [batch.groups[row] for row in rows],
-        None if batch.same is None else [batch.same[row] for row in rows],
-    )
+
+    def own(column: Any) -> Any:
+        if isinstance(column, Tensor):
+            return column[torch.tensor(rows, dtype=torch.int64)]
+        if column is None or isinstance(column, list):
+            return None if column is None else [column[row] for row in rows]
+        return column.take(pyarrow().array(rows, "int64"))
+
+    return Batch(*map(own, batch))
 
 
 def no_samples() -> Batch:

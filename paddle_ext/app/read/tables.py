@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +21,7 @@ from torch import Tensor
 
 from ... import check
 from ...files import current_version, first_line, open_regular, require_unchanged
-from ...integrations.columns import EMBEDDING_COLUMNS
-from ...integrations.encoding import TableEncoder
+from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
 from ...libraries import library
 from ...parquet import is_lists, open_parquet, record_batches, vectors, width_of
@@ -29,6 +30,7 @@ from ..settings import Columns
 from .cache import digest, written_digest
 from .columns import (
     DECIMAL_COMMA,
+    LARGEST,
     all_lists,
     as_list,
     as_number,
@@ -38,8 +40,6 @@ from .columns import (
     is_number,
     looks_like_category,
     looks_like_text,
-    odd_cells,
-    plain_number,
     shortened,
     why_an_id,
     why_no_feature,
@@ -73,10 +73,6 @@ class Part(NamedTuple):
     def cells(self, name: str) -> list[Any]:
         cells: list[Any] = self.batch.column(name).to_pylist()
         return cells
-
-    def select(self, wanted: Sequence[bool]) -> Part:
-        mask = np.array(wanted)
-        return Part(self.batch.filter(pyarrow().array(mask)), np.array(self.rows)[mask].tolist())
 
 
 @dataclass
@@ -179,8 +175,10 @@ class Table(ABC):
         require_unchanged(self.path, current_version(self.path), self.version)
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
-        """Cells of a column, with decimal points."""
-        return [plain_number(cell) for cell in cells] if self.decimal_commas else cells
+        """Cells of a column, with decimal points instead of commas."""
+        if not self.decimal_commas:
+            return cells
+        return [re.sub(DECIMAL_COMMA, r"\1.\2", x) if isinstance(x, str) else x for x in cells]
 
     def column(self, name: str, argument: str) -> str:
         if name not in self.names:
@@ -277,8 +275,6 @@ def open_table(path: Path, separator: str | None = None, encoding: str | None = 
 
 
 class ParquetTable(Table):
-    """A Parquet file."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with open_parquet(path) as file:
@@ -305,11 +301,7 @@ class CsvTable(Table):
             self.separator = sniffed_separator(path, self.encoding)
         # With commas as separators, "1,234" is more than a thousand.
         self.decimal_commas = self.separator != ","
-        with (
-            self.readable(),
-            open_regular(path) as file,
-            text_of(file, self.encoding) as text,
-        ):
+        with self.readable(), open_regular(path) as file, text_of(file, self.encoding) as text:
             self.names = next(csv_reader(text, self.separator), [])
         self.look()
 
@@ -414,7 +406,9 @@ class TableSamples:
             if label is not None:
                 labels = [self.label(value) for value in part.cells(label)]
                 mask = [bool(text) == (self.rows == "labelled") for text in labels]
-                own = part if all(mask) else part.select(mask)
+                if not all(mask):
+                    wanted_rows = list(compress(part.rows, mask))
+                    own = Part(part.batch.filter(pyarrow().array(mask)), wanted_rows)
             if len(own.rows):
                 yield own
 
@@ -513,16 +507,22 @@ class TableSamples:
         """Cells [n, D] of a table: numbers, NaN for gaps, and texts, None for gaps."""
         assert self.chosen is not None
         cells = np.empty((len(part.rows), len(self.features)), dtype=object)
-        numeric = [name for name in self.features if name not in self.chosen.categories]
-        numbers = [self.table.as_numbers(part.cells(name)) for name in numeric]
-        if odd := odd_cells(numbers, numeric, gaps=gaps):
-            raise self.error(odd, numbers, numeric, part)
-        for name, column in zip(numeric, numbers, strict=True):
-            own = [np.nan if is_gap(cell) else as_number(cell) for cell in column]
-            cells[:, self.features.index(name)] = own
-        for name in self.chosen.categories:
-            texts = [None if is_gap(cell) else cell_text(cell).strip() for cell in part.cells(name)]
-            cells[:, self.features.index(name)] = texts
+        odd: dict[int, tuple[str, object]] = {}  # column and cell of rows, the first of each
+        for place, name in enumerate(self.features):
+            column = part.cells(name)
+            if name in self.chosen.categories:
+                texts = [None if is_gap(cell) else cell_text(cell).strip() for cell in column]
+                cells[:, place] = texts
+                continue
+            column = self.table.as_numbers(column)
+            numbers = [np.nan if is_gap(cell) else as_number(cell) for cell in column]
+            for row, (cell, number) in enumerate(zip(column, numbers, strict=True)):
+                missing = gaps and is_gap(cell)
+                if number is None or not (missing or abs(number) <= LARGEST):
+                    odd.setdefault(row, (name, cell))
+            cells[:, place] = numbers
+        if odd:
+            raise self.error(odd, part)
         return cells
 
     def as_floats(self, column: Any) -> npt.NDArray[np.float32] | None:
@@ -552,15 +552,12 @@ class TableSamples:
                 return torch.from_numpy(matrix)
         except (ValueError, TypeError, OverflowError, RecursionError):
             pass  # reported below, with its position
-        odd = odd_cells([cells], self.features, gaps=False)
-        raise self.error(odd, [cells], self.features, part)
+        raise self.error({row: (self.features[0], x) for row, x in enumerate(cells)}, part)
 
-    def error(
-        self, odd: dict[int, str], cells: Sequence[Sequence[Any]], names: list[str], part: Part
-    ) -> ValueError:
-        """The error that names the first odd cell of some columns."""
-        row, name = next(iter(odd.items()), (0, names[0]))
-        cell = cells[names.index(name)][row]
+    def error(self, odd: dict[int, tuple[str, object]], part: Part) -> ValueError:
+        """The error that names the first odd cell, of the column and cell of each odd row."""
+        row = min(odd)
+        name, cell = odd[row]
         got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
         more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
         return ValueError(

@@ -26,14 +26,10 @@ MARKS = {  # byte order marks; longer ones first
 FALLBACK_ENCODING = "cp1252"  # written by Windows programs in western Europe; extends Latin-1
 
 
-def decoded(content: bytes) -> str:
+def small_text(path: Path) -> str:
     """The text of a small file, with plain line ends; ValueError if it is not text."""
-    try:
-        text = content.decode(marked_encoding(content) or "utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError:
-        if marked_encoding(content):
-            raise
-        text = content.decode(FALLBACK_ENCODING)
+    with open_regular(path) as file, text_of(file, sniffed_encoding(path)) as lines:
+        text = lines.read()
     if "\0" in text:
         raise ValueError("zero bytes, which text never has")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -17,10 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor
 
 from ...files import replacing
+from ...prevalence import RATE
 from ...text import plural, without_controls
 from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
-from ..outcome import DOUBTFUL, Outcome, ToCheck, strangers_by_chance, to_check_words
+from ..outcome import DOUBTFUL, Outcome, ToCheck, to_check_words
 from ..read.cache import digest, written_digest
 from ..read.pictures import thumbnails
 
@@ -60,6 +61,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
     )
     templates.filters |= {"comma": "{:,}".format, "plural": plural}
     templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
+    judged = int(outcome.answers.predicted().sum()) - len(outcome.answers.unjudged())
     return templates.get_template("page.html.j2").render(
         shown=Shown(outcome, folder),
         number=number,
@@ -74,7 +76,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         data=script_data(outcome),
         unsure_note=unsure_note(outcome.answers),
         to_check_words=to_check_words(outcome.to_check()),
-        by_chance=max(1, round(strangers_by_chance(outcome.answers))),
+        by_chance=max(1, round(RATE * judged)),
         no_class=NO_CLASS,
         seconds=f"{seconds:.1f}",
         unknown=UNKNOWN,
@@ -152,9 +154,8 @@ class Shown:
         self.suspects = outcome.suspects()
         used = outcome.corrected.used
         self.suspected = {used[row]: row for row in self.suspects[:MOST_OF_A_CLASS]}
-        next_ones = outcome.suggested
-        reasons = {} if next_ones is None else next_ones.reasons()
-        self.suggested = dict(islice(reasons.items(), MOST_TO_CHECK[self.kind]))
+        suggested = (outcome.suggested or {}).items()
+        self.suggested = dict(islice(suggested, MOST_TO_CHECK[self.kind]))
         self.rows_of_class = self.rows_of_classes(self.order[:MOST_CLASSES])
         self.labelled_of_class = self.labelled_of_classes()
         self.images = self.images_of_samples()

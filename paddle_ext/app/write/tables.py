@@ -20,8 +20,9 @@ from ...parquet import libraries
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
-from ..outcome import ClassInGroup, Expected, LabelledCheck, Suggested, reasons
+from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
 from ..read.excel_json import excel_library
+from ..read.tables import TableSamples
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 ROW_GROUP_BYTES = 2**25  # of Parquet
@@ -48,13 +49,6 @@ def decimal(value: float) -> str:
 
 def decimals(x: Tensor) -> list[str]:
     return [decimal(value) for value in x.tolist()]
-
-
-def require_libraries(path: Path) -> None:
-    """Raise an error that says how to install what is missing to write this file."""
-    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
-    if path.suffix == ".xlsx":
-        excel_library()
 
 
 def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
@@ -193,56 +187,54 @@ def write_groups(path: Path, where: dict[str, list[ClassInGroup]]) -> None:
     write_csv(path, ("group", "class", "samples", "share", "low", "high"), rows)
 
 
-def write_labelled(
-    path: Path, checked: LabelledCheck, shown: str, named: str | None, names: Sequence[str]
-) -> None:
+def write_labelled(path: Path, checked: LabelledCheck, shown: str, named: str | None) -> None:
     """Write the check of the labelled samples, most doubtful first; `shown` is a column title."""
-    doubt = decimals(checked.doubt)
+    doubt, own = decimals(checked.doubt), checked.labelled
     rows = (
-        (names[row], checked.names[row], checked.label(row), doubt[row], checked.suggested(row))
-        for row in checked.order()
+        (own.names[k], own.texts[k] or str(k), checked.label(k), doubt[k], checked.suggested(k))
+        for k in checked.order()
     )
     wanted = [named is not None, True, True, True, True]
     header = compress((named or "", shown, "label", "doubt", "suggestion"), wanted)
     write_csv(path, list(header), (compress(row, wanted) for row in rows))
 
 
-def write_suggestions(path: Path, suggested: Suggested, name_column: str, *, texts: bool) -> None:
+def write_suggestions(
+    path: Path, answers: Answers, reasons: dict[int, str], name_column: str, *, texts: bool
+) -> None:
     """Write the samples to label next, the most useful first."""
-    answers, rows = suggested.answers, suggested.suggestions.queries
-    shown = [answers.texts[row] for row in rows.tolist()]
-    classes = [answers.class_names[k] for k in answers.labels[rows].tolist()]
-    columns = (classes, decimals(answers.probability[rows]), suggested.reasons().values())
+    sure = decimals(answers.probability[[*reasons]])
+    rows = (
+        (answers.names[row], *[answers.texts[row]] * texts, answers.prediction(row), number, why)
+        for (row, why), number in zip(reasons.items(), sure, strict=True)
+    )
     header = (name_column, *["text"] * texts, "label", "probability", "reason")
-    write_csv(path, header, zip(suggested.names(), *[shown] * texts, *columns, strict=True))
+    write_csv(path, header, rows)
 
 
 # --- all samples with their labels --------------------------------------------------------------
 
 
-def check_final(path: Path, data: Sequence[Path | None]) -> None:
+def check_file(argument: str, path: Path, data: Sequence[Path | None]) -> None:
     """Reject a file that would replace the data or cannot be written, before any work."""
     if path.is_dir() or path.suffix not in SUFFIXES:
         endings = ", ".join(SUFFIXES)
-        raise check.ArgumentValueError("final", f"must be a file ending in {endings}, got {path}")
-    require_libraries(path)
+        raise check.ArgumentValueError(argument, f"must be a file ending in {endings}, got {path}")
+    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
+    if path.suffix == ".xlsx":
+        excel_library()
     if any(one is not None and path.exists() and path.samefile(one) for one in data):
-        raise check.ArgumentValueError("final", f"must not be an input file, got {path}")
+        raise check.ArgumentValueError(argument, f"must not be an input file, got {path}")
 
 
 def write_final(
-    path: Path,
-    answers: Answers,
-    corrected: Corrected,
-    name_column: str,
-    order: dict[str, int],
-    *,
-    texts: bool,
+    path: Path, answers: Answers, corrected: Corrected, name_column: str, *, texts: bool
 ) -> None:
     """Write every sample, in the order of the table, if it is one, or else labelled ones first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     apart = corrected.data.labelled != corrected.data.new
-    rows = list(final_rows(answers, corrected))
+    rows, samples = list(final_rows(answers, corrected)), corrected.source.samples
+    order = samples.order() if isinstance(samples, TableSamples) else {}
     if not apart and all(row[1].isdecimal() for row in rows) and not order:
         order = {row[1]: int(row[1]) for row in rows}
     if not apart:

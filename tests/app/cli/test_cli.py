@@ -141,7 +141,8 @@ def test_method_options() -> None:
             "tim.weights=1,0.5,1",
             "tim.normalize=false",
             "ici.dimension=5",
-        ]
+        ],
+        methods.available(),
     )
     assert options == {
         "paddle": {"lam": None, "scaling": "auto"},
