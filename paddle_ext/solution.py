@@ -24,14 +24,6 @@ MIXED_CLASSES, MIXED_LABELS, MIXED_SHARE = 10, 8, 0.5
 MIXED_HINT = "many classes seem present: consider paddle_ext.adaptive"
 
 
-class Trace(NamedTuple):
-    """What happened in each iteration; a task that has stopped repeats its last row."""
-
-    objective: Tensor  # [iterations] or [iterations, B], float64
-    criterion: Tensor  # [iterations] or [iterations, B]
-    seconds: Tensor  # [iterations], float64: since the start of the call, not counting the tracing
-
-
 class Solution(NamedTuple):
     """Result of a solver, and its options; tensors have a batch dimension if the queries have one.
 
@@ -49,7 +41,6 @@ class Solution(NamedTuple):
     iterations: Tensor  # [..] int32
     criterion: Tensor  # [..]: how much the last iteration changed prototypes or, by `adapt`, counts
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
-    trace: Trace | None = None
     lam: float | None = None  # None stands for Q
     scaling: str = "auto"
     temperature: float = 1.0

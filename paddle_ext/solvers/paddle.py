@@ -274,7 +274,7 @@ def solution(
     prototypes = others.pop(0) if return_prototypes else None
     lam, _, temperature = options[:3]
     # By position: keywords would take as long as the rest of this function.
-    fields = labels, probabilities, proportions, dual, iterations, criterion, prototypes, None
+    fields = labels, probabilities, proportions, dual, iterations, criterion, prototypes
     whole = Solution(*fields, lam, scaling, temperature)
     if not others:
         return whole
