@@ -105,12 +105,8 @@ def add_certain(sums: Tensor, counts: Tensor) -> Tensor:
 def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
     """The prevalence of the classes in one batch, or in several together.
 
-    Parameters
-    ----------
-    sums : Tensor [.., 4, K] or [.., 9, K + 1]
-        `Solution.class_sums`; those of batches with the same labelled rows may be added up.
-    coverage, sampling
-        As in `Solution.prevalence`.
+    `sums` are `Solution.class_sums`; those of batches with the same labelled rows may be added up.
+    The options are those of `Solution.prevalence`.
 
     Examples
     --------

@@ -88,11 +88,6 @@ class Solution(NamedTuple):
         with a single sample was nearly always a wrong label. 0.5 accepts one sample, which is
         better if many classes have few samples each. Measured in `docs/presence.md`.
 
-        Parameters
-        ----------
-        threshold : float
-            Queries, > 0.
-
         Returns
         -------
         Tensor [.., K] bool
@@ -165,11 +160,6 @@ class Solution(NamedTuple):
 
     def class_sums(self, novelty: Tensor | None = None) -> Tensor:
         """The sums from which `prevalence` is computed; those of several batches may be added up.
-
-        Parameters
-        ----------
-        novelty
-            As in `prevalence`.
 
         Returns
         -------

@@ -53,16 +53,11 @@ def adaptive(
 
     Parameters
     ----------
-    support : Tensor [S, D] or [B, S, D]
-        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        Without a batch dimension but with a batched query, all tasks share the support.
-    support_labels : Tensor [S] or [B, S]
-        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    support, support_labels, num_classes, return_assignments, top
+        As in `paddle_ext.solve`.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
         Features to classify. A path, or `paddle_ext.FileRows`, is a file of one task, read in
         chunks: three times if the likelihoods of all classes fit in 2 GiB, else in every iteration.
-    num_classes : int, optional
-        K. By default the largest label + 1.
     metric : {"auto", "diagonal"}
         "diagonal" weights every feature by its variance within the classes. "auto" also uses the
         covariance, in the share that classifies left-out labelled rows best, if any class has two.
@@ -94,11 +89,6 @@ def adaptive(
     tol : float
         Stop when no class count changes by more than this many queries, >= 0; 0.0 runs all
         iterations.
-    return_assignments : bool, optional
-        Whether to return the probabilities of all classes, or only the `top` largest of each query,
-        with their classes in `classes`; default: all, unless a task has more than 2^28.
-    top : int
-        At most 64.
     validate : bool
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed. Without it `num_classes` must be given, and invalid

@@ -148,10 +148,8 @@ class Method(ABC):
         Returns
         -------
         Prediction
-            labels : Tensor [.., Q] int64
-                The most probable class; of equals, the smallest.
-            probabilities : Tensor [.., Q, K]
-                In float64 for float64 features, else in float32.
+            In float64 for float64 features, else in float32. Of equally probable classes, the
+            label is the smallest.
 
         Notes
         -----

@@ -111,12 +111,9 @@ def has_cuda() -> bool:
 def build_info() -> dict[str, Any]:
     """Return the properties of this build of paddle_ext.
 
-    Returns
-    -------
-    dict
-        ``version``; ``cuda`` (bool), ``cuda_version``, ``cuda_architectures`` and ``driver``, the
-        oldest that runs this code (empty without CUDA); ``simd`` (the level in use) and
-        ``simd_levels`` (those this machine can use); ``compiler``.
+    They are ``version``; ``cuda`` (bool), ``cuda_version``, ``cuda_architectures`` and ``driver``,
+    the oldest that runs this code (empty without CUDA); ``simd`` (the level in use) and
+    ``simd_levels`` (those this machine can use); ``compiler``.
 
     Examples
     --------

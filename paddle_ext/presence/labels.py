@@ -51,10 +51,6 @@ def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     count : int
         All queries are returned if there are fewer.
 
-    Returns
-    -------
-    Suggestions
-
     Examples
     --------
     >>> import torch

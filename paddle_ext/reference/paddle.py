@@ -126,12 +126,8 @@ def solve(
         w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
 
     until the prototypes move by at most `tol` on average. Every task of a batch stops on its own.
-    See `paddle_ext.solve` for the parameters.
-
-    Returns
-    -------
-    Solution
-        In float64 for float64 features, else in float32.
+    See `paddle_ext.solve` for the parameters; the result is in float64 for float64 features, else
+    in float32.
 
     Examples
     --------

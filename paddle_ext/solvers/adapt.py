@@ -85,11 +85,8 @@ def adapt(
     tol : float
         Stop a task when no count changes by more than this many queries. 0.0 runs `max_iter`
         iterations.
-    return_assignments : bool, optional
-        Whether to return the probabilities of all classes, or only the `top` largest of each query,
-        with their classes in `classes`; default: all, unless a task has more than 2^28.
-    top : int
-        At most 64.
+    return_assignments, top
+        As in `paddle_ext.solve`.
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph`, and the result for invalid values is
@@ -99,23 +96,10 @@ def adapt(
     Returns
     -------
     Solution
-        labels : Tensor [.., Q] int64
-            The most probable class; of equals, the smallest.
-        probabilities : Tensor [.., Q, K]
-            Rows on the simplex.
-        proportions : Tensor [.., K]
-            The mean of the proportions, ``(N_k + a) / (weight Q + K a)``.
-        dual : Tensor [.., K]
-            ``e``.
-        iterations : Tensor [..] int32
-        criterion : Tensor [..]
-            Largest change of a count in the last iteration.
-        concentration : Tensor [..]
-            ``a``, in [1e-4, 1e4].
-        bound : Tensor [..]
-            Lower bound of the log evidence; no iteration lowers it.
-        prior_used : Tensor [..] bool, or None without a prior
-            Whether the prior was used: the batch is more likely with it than without.
+        The label is the most probable class; of equals, the smallest. The proportions are their
+        mean, ``(N_k + a) / (weight Q + K a)``, the dual is ``e``, the concentration ``a``, in
+        [1e-4, 1e4], and the criterion the largest change of a count in the last iteration. No
+        iteration lowers the bound.
 
     Notes
     -----

@@ -106,19 +106,8 @@ def solve(
     Returns
     -------
     Solution
-        labels : Tensor [.., Q] int64
-            The most probable class.
-        probabilities : Tensor [.., Q, K]
-            Rows on the simplex.
-        proportions : Tensor [.., K]
-            Column means of the probabilities.
-        dual : Tensor [.., K]
-            ``v`` of the last iteration.
-        iterations : Tensor [..] int32
-            Iterations of each task.
-        criterion : Tensor [..]
-            Mean distance the prototypes moved in the last iteration.
-        prototypes : Tensor [.., K, D], or None
+        The proportions are the column means of the probabilities, the dual is ``v``, and the
+        criterion the mean distance the prototypes moved, both of the last iteration.
 
     Raises
     ------

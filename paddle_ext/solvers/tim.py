@@ -78,13 +78,7 @@ def tim(
     Returns
     -------
     TimSolution
-        labels : Tensor [.., Q] int64
-            The class of the nearest prototype; of equals, the smallest.
-        probabilities : Tensor [.., Q, K]
-            Rows on the simplex.
-        prototypes : Tensor [.., K, D]
-            In the coordinates of the features, or of the unit-norm ones with `normalize`.
-        losses : Tensor [max_iter, ..], or None
+        The label is the class of the nearest prototype; of equals, the smallest.
 
     Notes
     -----

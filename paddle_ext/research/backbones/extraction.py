@@ -50,12 +50,8 @@ def extract(
 
     Parameters
     ----------
-    network : Checkpoint
-        A network with the preprocessing of its images.
-    images : ImageSet
     base : ImageSet or None
         Images of the base classes: their mean feature becomes the bank's `base_mean`.
-    batch_size : int
     device : device or None
         None: a GPU if there is one.
     precision : {"float32", "bfloat16", "auto"}
@@ -65,8 +61,6 @@ def extract(
         A folder for cached features. They are found by a digest of the weights, the transform, the
         precision and the bytes of the images, so that features of other weights or images are never
         reused by mistake.
-    progress : bool
-        Show progress on stderr.
 
     Returns
     -------
@@ -238,21 +232,10 @@ def nearest_mean_accuracy(
 ) -> float:
     """Mean accuracy over random tasks, of unit-norm features and the nearest mean of the support.
 
-    Parameters
-    ----------
-    features : Tensor [N, D]
-    labels : Tensor [N]
-        Integers; -1 for no class. The tasks depend only on them.
-    num_classes, shots, n_tasks : int
-        Classes per task, labelled samples per class, tasks. At most 15 other samples of each class
-        are classified.
-    centre : Tensor [D] or None
-        Subtracted from the features: the mean feature of the base classes.
-
-    Returns
-    -------
-    float
-        In [0, 1].
+    Features are [N, D] with labels [N], -1 for no class; the tasks depend only on the labels. A
+    task has `num_classes` classes, `shots` labelled samples of each, and at most 15 others of each
+    to classify. `centre` [D], the mean feature of the base classes, is subtracted. The result is in
+    [0, 1].
 
     Examples
     --------

@@ -38,13 +38,6 @@ class FeatureBank:
     base_mean : Tensor [D], optional
         Mean feature of the base classes, which the network was trained on.
 
-    Attributes
-    ----------
-    features, labels, base_mean : Tensor
-        As given, the labels as int64.
-    class_names : tuple of str, or None
-    split : NumPy array [N] of str, or None
-
     Examples
     --------
     >>> import torch

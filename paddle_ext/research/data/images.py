@@ -64,14 +64,8 @@ class ImageSet(ABC):
 class ImageArray(ImageSet):
     """Images in memory.
 
-    Parameters
-    ----------
-    images : Tensor or array [N, H, W, C] or [N, H, W]
-        uint8; C is 1 or 3.
-    labels : Tensor or array [N]
-        Integers, indices into `class_names`.
-    class_names : sequence of str
-    split : str
+    They are uint8 [N, H, W, C] or [N, H, W], with C 1 or 3; the labels [N] are indices into
+    `class_names`.
 
     Examples
     --------
@@ -117,9 +111,6 @@ class EncodedImages(ImageSet):
     ----------
     images : sequence of Path or bytes
         Files, or encoded images in memory.
-    labels : Tensor or sequence of int
-    class_names : sequence of str
-    split : str
     size : int or None
         Resize every image to size x size: the shorter side is scaled, the longer one cropped on
         both ends. None: unchanged; all must then have the shape of the first.

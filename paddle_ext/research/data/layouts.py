@@ -36,14 +36,8 @@ def image_folder(
 ) -> EncodedImages:
     """Read a folder that has one folder of images per class.
 
-    Parameters
-    ----------
-    root : path
-        Classes are its folders, sorted by name; images may be in subfolders.
-    split : str
-        Its name.
-    size, channels
-        As in `EncodedImages`.
+    Classes are the folders of `root`, sorted by name; images may be in subfolders. `split` is its
+    name, and the other options are those of `EncodedImages`.
 
     Examples
     --------
@@ -108,7 +102,6 @@ def open_images(
         classes in the same order. ``"folder"``: a folder per split with one per class. ``"npz"``:
         ``base.npz``, or ``base-0.npz``, ``base-1.npz`` and so on, or one file for all splits; see
         `image_arrays`.
-    root : path
     split : str
         ``"base"``, ``"val"`` or ``"test"``; of i-Nat ``"repr"`` and ``"query"`` instead of the
         last.
@@ -221,13 +214,8 @@ def image_arrays(
     ``webp``, image i from ``offsets[i]`` to ``offsets[i + 1]``, optionally with ``filenames``. With
     ``class_split`` (a split for each class) only the classes of `split` are used.
 
-    Parameters
-    ----------
-    paths : path, or sequence of them
-        Several files are concatenated; they must have the same classes.
-    split : str
-    size : int or None
-        As in `EncodedImages`; only for encoded images.
+    Several files are concatenated; they must have the same classes. `size` is as in
+    `EncodedImages`, and only for encoded images.
 
     Examples
     --------
