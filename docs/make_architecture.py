@@ -48,7 +48,6 @@ LAYERS = {
         "task.py": "a batch of tasks",
         "solution.py": "results",
         "prevalence.py": "shares of classes",
-        "scaling.py": "how features are scaled",
         "prior.py": "what is known of shares",
         "groups.py": "rows that belong together",
         "rows.py": "arithmetic of rows",
