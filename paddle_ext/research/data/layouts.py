@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ... import check
 from ...arrays import CLASS_NAMES, as_names, pick, read_npz
+from ...labels import numbered
 from .images import EncodedImages, ImageArray, ImageSet
 
 SPLITS = ("base", "val", "test")
@@ -56,30 +57,6 @@ def image_folder(
     if not names:
         raise ValueError(f"{root} must have one folder for each class, got no folder")
     return EncodedImages(paths, labels, names, split, size=size, channels=channels)
-
-
-def image_list(
-    path: str | Path,
-    root: str | Path,
-    *,
-    split: str = "",
-    class_names: Sequence[str] | None = None,
-    size: int | None = 84,
-    channels: int = 3,
-) -> EncodedImages:
-    """The images below `root` that a CSV lists; `class_names`: the allowed labels, None: all."""
-    root, rows = existing_folder(root), read_list(path)
-    if class_names is None:
-        class_names = sorted({label for _, label in rows})
-    number = {name: label for label, name in enumerate(class_names)}
-    for _, name in rows:
-        if name not in number:
-            raise ValueError(f"{path} must have only labels of class_names, got {name!r}")
-    paths = [root / filename for filename, _ in rows]
-    if not paths[0].is_file():  # the others are checked when they are read
-        raise ValueError(f"{root} must have the images of {path}, got no {rows[0][0]}")
-    labels = [number[name] for _, name in rows]
-    return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
 
 
 def open_images(
@@ -133,15 +110,18 @@ def open_images(
     if layout == "folder" or (layout == "tiered" and lists is None and folders):
         return image_folder(folders[0], split=split, size=size)
     path = list_of(root, lists, split)
-    if layout == "inatural":
-        class_names = None
-        if split in ("repr", "query"):
-            both = (list_of(root, lists, which) for which in ("repr", "query"))
-            class_names = sorted({label for one in both for _, label in read_list(one)})
-        return image_list(path, root, split=split, class_names=class_names, size=size)
-    first, _ = read_list(path)[0]
-    places = (place for place in (root / "images", root / "data") if (place / first).is_file())
-    return image_list(path, next(places, root), split=split, size=size)
+    rows = named = read_list(path)
+    if split in ("repr", "query"):  # they have the same classes
+        both = (list_of(root, lists, which) for which in ("repr", "query"))
+        named = [row for one in both for row in read_list(one)]
+    folders = [root] if layout == "inatural" else [root / "images", root / "data", root]
+    place = next((place for place in folders if (place / rows[0][0]).is_file()), None)
+    if place is None:  # the other images are checked when they are read
+        raise ValueError(f"{root} must have the images of {path}, got no {rows[0][0]}")
+    class_names = sorted({name for _, name in named})
+    labels = numbered([name for _, name in rows], class_names)
+    paths = [place / filename for filename, _ in rows]
+    return EncodedImages(paths, labels, class_names, split, size=size)
 
 
 def is_image(name: str) -> bool:
