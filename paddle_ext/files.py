@@ -95,8 +95,8 @@ def current_version(path: Path) -> Version:
     return Version(now.st_ino, now.st_size, now.st_mtime_ns)
 
 
-def require_unchanged(path: Path, now: Version, version: Version) -> None:
-    if now != version:
+def require_unchanged(path: Path, version: Version) -> None:
+    if current_version(path) != version:
         raise ValueError(f"{path} must not change while it is in use, got another version")
 
 

@@ -46,7 +46,7 @@ class ParquetColumn:
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Callable[[Tensor], None]]:
         """Read rows [start, stop); row groups without any of them are not read."""
-        require_unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, self.version)
         with open_parquet(self.path) as table:
             groups, skipped = row_groups(table.metadata, start, stop)
             pieces = self.pieces(table, groups, start - skipped)

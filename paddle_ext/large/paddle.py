@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,20 +60,6 @@ class Options:
         return self.scaling == "auto"
 
 
-class Results(NamedTuple):
-    """Results for B tasks."""
-
-    classes: Tensor  # [B, N, top] int64: the most probable classes
-    class_probabilities: Tensor  # [B, N, top] of these
-    probabilities: Tensor | None  # [B, N, K]
-    proportions: Tensor  # [B, K]
-    dual: Tensor  # [B, K]
-    iterations: Tensor  # [B] int32
-    criterion: Tensor  # [B]
-    prototypes: Tensor | None  # [B, K, D]
-    held: Tensor  # [B, K] float64: sums of the queries' probabilities
-
-
 def solve(
     query: Rows | Tensor,
     support: Tensor,
@@ -82,11 +67,11 @@ def solve(
     K: int,
     options: Options,
     index: Tensor | None = None,
-) -> Results:
+) -> list[Tensor]:
     """Solve one task with queries `Rows`, or B > 0 tasks with queries [B, Q, D].
 
     With an index [B, Q], queries are rows of one bank [N, D]. Support [B or 1, S, D] and labels
-    [B or 1, S]; rows with a label outside [0, K) are ignored.
+    [B or 1, S]; rows with a label outside [0, K) are ignored. Returns what `output_table` lists.
     """
     with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
         if not isinstance(query, Tensor):
@@ -102,9 +87,7 @@ def solve(
             results.append(Paddle(queries, *own, K, options).solve())
         if len(results) == 1:
             return results[0]
-        fields = zip(*results, strict=True)
-        joined: list[Any] = [None if each[0] is None else torch.cat(each) for each in fields]
-        return Results(*joined)
+        return [torch.cat(each) for each in zip(*results, strict=True)]
 
 
 def rows_of(query: Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
@@ -480,7 +463,8 @@ class Paddle:
 
         return iterate
 
-    def solve(self) -> Results:
+    def solve(self) -> list[Tensor]:
+        """The results of B tasks, in the order of `output_table`."""
         o, dtype = self.options, self.queries.dtype
         state = State(
             self.queries.B,
@@ -498,17 +482,18 @@ class Paddle:
             self.scores.step_back(self.rows)
         if results is None:
             results = classify_rows(self.scores, weighed, top=o.top, all_classes=o.all_classes)
-        return Results(
-            results.top.classes,
-            results.top.probabilities,
-            results.probabilities,
+        top, every = results.top, results.probabilities
+        outputs = [
+            top.classes[..., 0].contiguous(),
+            top.probabilities if every is None else every,
             state.proportions(state.counts).to(dtype),
             state.dual.to(dtype),
             state.iterations,
             state.criterion.clamp(max=torch.finfo(dtype).max).to(dtype),
-            self.input_prototypes(weighed) if o.prototypes else None,
-            results.held,
-        )
+        ]
+        if o.prototypes:
+            outputs.append(self.input_prototypes(weighed))
+        return outputs if every is not None else [*outputs, top.classes, results.held]
 
     def input_prototypes(self, dual: Tensor) -> Tensor:
         """Prototypes [B, K, D] as weighted means of the input rows, not transformed."""

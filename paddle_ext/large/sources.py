@@ -259,7 +259,7 @@ class NpyMatrix:
 
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Fill]:
-        require_unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, self.version)
         with open_regular(self.path) as file:
             file.seek(self.offset + start * self.shape[1] * self.dtype.itemsize)
 
@@ -300,7 +300,7 @@ class SafetensorsMatrix:
 
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Fill]:
-        require_unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, self.version)
         with self.opened() as file:
             matrix, row = file.get_slice(self.name), start
 

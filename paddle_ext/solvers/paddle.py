@@ -250,8 +250,8 @@ def solve_indexed(
         # Indices that were not validated are kept in range.
         support = features[of_support.reshape(-1, S).clamp(0, last)]
         index = of_query.reshape(-1, Q).clamp(0, last)
-        results = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
-        outputs = arguments.large_outputs(results, batched=of_query.dim() == 2)
+        outputs = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
+        outputs = outputs if of_query.dim() == 2 else [x[0] for x in outputs]
     return solution(outputs, scaling, options, return_prototypes)
 
 
