@@ -28,6 +28,19 @@ ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
 HUB_PRIOR_ROWS = 10  # as in the feature scale: with fewer rows than this, the bias counts little
 
 
+class Labelled(NamedTuple):
+    """What centring labelled rows takes: a centred row is ``(row first - centre) second``."""
+
+    first: Tensor  # [B, S] 1 / norm of the row
+    second: Tensor  # [B, S] 1 / norm after centring; 0 if the row equals the centre, up to rounding
+    centre: Tensor  # [B, D] the mean of the class means; 0 with a single class
+    means: Tensor  # [B, K, D] of the centred rows of each class
+    shots: Tensor  # [B, K] labelled rows of each class
+    own: Tensor  # [B, R] int64: the class of each calibration row
+    calibration_rows: Tensor  # [B] int64: their number; the rest of `own` is padding
+    scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
+
+
 class Calibration(NamedTuple):
     """The sharpness f that makes the labels of calibration rows most likely; see `calibrate`."""
 
@@ -52,8 +65,29 @@ def likelihood_of(
 ) -> Likelihood:
     """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
     if support.shape[1] == num_classes:
-        return one_shot(support, labels)
+        return one_shot(labelled(support, labels, num_classes, 0))
     return learned(support, labels, num_classes, metric)[0]
+
+
+@on_cpu_without_gpu_code
+def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
+    """Centre, class means and feature scale of labelled rows; `rows` is how many calibrate."""
+    (B, S, D), K, R = support.shape, num_classes, rows
+    support, labels = packed(support), packed_int64(labels)
+    real = support.dtype
+    options = {"B": B, "S": S, "K": K, "D": D, "R": R}
+    inputs = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
+    outputs = {
+        "first": (real, (B, S)),
+        "second": (real, (B, S)),
+        "centre": (real, (B, D)),
+        "means": (real, (B, K, D)),
+        "shots": (real, (B, K)),
+        "own": (torch.int64, (B, R)),
+        "count": (torch.int64, (B,)),
+        "scale": (real, (B, D)),
+    }
+    return Labelled(*call_native(native.module.labelled_call, options, support, inputs, outputs))
 
 
 @on_cpu_without_gpu_code
@@ -120,36 +154,22 @@ def learned(
     return Likelihood(**tensors, temper=1.0, rows=S), distances
 
 
-@on_cpu_without_gpu_code
-def one_shot(support: Tensor, labels: Tensor) -> Likelihood:
-    """The likelihood for one row per class [B, K, D], with the sharpness of the prior."""
-    (B, K, D), real = support.shape, support.dtype
-    support, labels = packed(support), packed_int64(labels)
-    options = {"B": B, "S": K, "K": K, "D": D, "R": 0}
-    inputs = {"support": (support, real, (B, K, D)), "labels": (labels, torch.int64, (B, K))}
-    outputs = {
-        **dict.fromkeys(("first", "second", "shots"), (real, (B, K))),
-        **dict.fromkeys(("centre", "scale"), (real, (B, D))),
-        "means": (real, (B, K, D)),
-        "own": (torch.int64, (B, 0)),
-        "count": (torch.int64, (B,)),
-    }
-    _, _, shots, centre, scale, means, _, _ = call_native(
-        native.module.labelled_call, options, support, inputs, outputs
-    )
-    squares, hubs = one_shot_hubs(means, scale, calibration_count(K, K, False))
+def one_shot(data: Labelled) -> Likelihood:
+    """The likelihood for one row per class, with the sharpness of the prior."""
+    means, K = data.means, data.means.shape[1]
+    squares, hubs = one_shot_hubs(means, data.scale, calibration_count(K, K, False))
     return Likelihood(
-        centre=centre,
+        centre=data.centre,
         prototypes=means,
-        scaled=as_split(means, scale),
+        scaled=as_split(means, data.scale),
         squares=squares,
         bias=hubs - PRIOR_SHARPNESS / 2 * squares,
-        shots=shots,
-        sharpness=means.new_full((B,), PRIOR_SHARPNESS),
-        variance=means.new_zeros(B),
+        shots=data.shots,
+        sharpness=means.new_full((len(means),), PRIOR_SHARPNESS),
+        variance=means.new_zeros(len(means)),
         temper=ONE_SHOT_TEMPER,
         rows=K,
-        scale=scale,
+        scale=data.scale,
     )
 
 
