@@ -119,15 +119,8 @@ def solve(
 ) -> Solution:
     """Solve transductive few-shot tasks with PADDLE, with explicit prototypes and distances.
 
-    From ``w_k`` = support mean of class k and ``v = 0``, each iteration does::
-
-        u_qk = softmax_k( -temperature/2 ||z_q - w_k||^2 + (lam/Q) v_k )
-        v_k  = 1 + ln( mean_q u_qk + epsilon )
-        w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
-
-    until the prototypes move by at most `tol` on average. Every task of a batch stops on its own.
-    See `paddle_ext.solve` for the parameters; the result is in float64 for float64 features, else
-    in float32.
+    See `paddle_ext.solve` for the equations and parameters; the result is in float64 for float64
+    features, else in float32.
 
     Examples
     --------

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,9 +236,11 @@ class Run:
     ) -> None:
         self.learner, self.transform, self.seed = learner, transform, seed
         self.base, self.validation = base, validation
-        load = partial(extraction.preloaded, device=learner.device, progress=progress)
-        self.base_images = load(base)
-        self.validation_images = None if validation is None else load(validation)
+        self.base_images = extraction.preloaded(base, learner.device, progress=progress)
+        if validation is not None:
+            self.validation_images = extraction.preloaded(
+                validation, learner.device, progress=progress
+            )
         self.batch = min(learner.recipe.batch_size, len(base))
         self.steps = len(base) // self.batch  # an incomplete batch is dropped
         self.total_steps = self.steps * learner.recipe.epochs
@@ -251,8 +252,10 @@ class Run:
         began = time.perf_counter()
         number, epochs = len(self.history) + 1, self.learner.recipe.epochs
         loss, accuracy = self.learn(number - 1, shown)
+        validation = None
         due = number in (1, epochs) or number % validate_every == 0
-        validation = self.validation_accuracy() if due else None
+        if self.validation is not None and due:
+            validation = self.validation_accuracy(self.validation.labels)
         seconds = time.perf_counter() - began
         self.history.append(Epoch(number, loss, accuracy, validation, seconds))
         few_shot = ""
@@ -298,11 +301,8 @@ class Run:
             )
         return mean, right.item() / order.numel()
 
-    def validation_accuracy(self) -> float | None:
-        """Few-shot accuracy on the validation classes, if there are any."""
-        if self.validation is None or self.validation_images is None:
-            return None
-        labels = self.validation.labels
+    def validation_accuracy(self, labels: Tensor) -> float:
+        """Few-shot accuracy on the validation classes."""
         centre = self.features(self.base_images, sample_of(self.base)).mean(0)
         features = self.features(self.validation_images, torch.arange(len(labels)))
         num_classes = min(NUM_CLASSES, len(torch.unique(labels)))
