@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.arguments import check_top, output_table, returns_all
-from ..large.passes import adapt_large, is_large
+from ..large.passes import GivenScores, best_prior, classify_rows, is_large
 from ..native import load as native
 from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
 from ..prior import measures_of
@@ -257,29 +257,26 @@ def adapt_one_by_one(
     *batch, Q, K = logits.shape
     outputs = allocate(logits, adapt_table((*batch, Q), K, computing_dtype(logits), top))
     for number, own in enumerate(logits.reshape(-1, Q, K)):
-        results, state, proportions, bound, chosen = adapt_large(
-            own,
-            weight,
-            max_iter,
-            tol,
-            measures=None if measures is None else measures[number % len(measures)],
-            top=top or 1,
-            all_classes=top is None,
+        scores = GivenScores(own)
+        priors = None if measures is None else measures[number % len(measures)]
+        counter, state, chosen = best_prior(
+            scores, priors, max_iter, total=weight * Q, weight=weight, tol=tol
         )
-        u = results.top.probabilities if results.probabilities is None else results.probabilities
+        del counter  # it may be large
+        found = classify_rows(scores, state.dual, top=top or 1, all_classes=top is None)
         values = [
-            results.top.classes[..., 0],
-            u,
-            proportions,
+            found.top.classes[..., 0],
+            found.top.probabilities if found.probabilities is None else found.probabilities,
+            state.proportions(weight * found.held),
             state.dual,
             state.iterations,
             state.criterion,
             state.concentration,
-            bound,
+            state.bound(found.held, found.log_sums),
             torch.full_like(state.iterations, chosen),
         ]
         if top is not None:
-            values += [results.top.classes, results.held]
+            values += [found.top.classes, found.held]
         for output, x in zip(outputs, values, strict=True):
             (output[number] if batch else output).copy_(x[0])
     return outputs
