@@ -206,13 +206,7 @@ def raise_not_a_choice(name: str, value: object, choices: Sequence[str]) -> None
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest choice, if any.
-
-    Examples
-    --------
-    >>> did_you_mean("padle", ["paddle", "tim"])
-    " (did you mean 'paddle'?)"
-    """
+    """The end of a message about an unknown name: " (did you mean 'paddle'?)", or nothing."""
     near = difflib.get_close_matches(value, list(choices), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

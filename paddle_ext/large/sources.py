@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -68,7 +68,7 @@ class TensorRows:
         self.dtype, self.device = tensor.dtype, tensor.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        return row_parts(self.tensor, size)
+        return iter(torch.split(self.tensor, size))
 
 
 class IndexedRows:
@@ -80,21 +80,7 @@ class IndexedRows:
         self.dtype, self.device = features.dtype, features.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        return (self.features.index_select(0, part) for part in row_parts(self.index, size))
-
-
-class Contents(Protocol):
-    """A matrix whose rows are read in order."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def reading(self, start: int, stop: int) -> AbstractContextManager[Fill]:
-        """Read rows [start, stop)."""
-        ...
+        return (self.features.index_select(0, part) for part in torch.split(self.index, size))
 
 
 class StreamedRows:
@@ -102,7 +88,7 @@ class StreamedRows:
 
     def __init__(
         self,
-        contents: Contents,
+        contents: NpyMatrix | SafetensorsMatrix | ParquetColumn,
         device: torch.device,
         start: int,
         stop: int,
@@ -220,7 +206,9 @@ class FileRows(StreamedRows):
 # --- what is read -------------------------------------------------------------------------------
 
 
-def open_contents(path: Path, column: str, name: str | None) -> Contents:
+def open_contents(
+    path: Path, column: str, name: str | None
+) -> NpyMatrix | SafetensorsMatrix | ParquetColumn:
     """Open the rows of a file; the other arguments are those of `FileRows`."""
     if path.suffix == ".npz":
         raise ValueError(
@@ -337,11 +325,6 @@ def select_matrix(
             "name", f"must be the tensor of {path} ({listed}) with the features, got {name!r}"
         )
     return name
-
-
-def row_parts(x: Tensor, size: int) -> Iterator[Tensor]:
-    """The rows of x in pieces of at most `size`."""
-    return (x[start : start + size] for start in range(0, len(x), size))
 
 
 def with_index(device: torch.device) -> torch.device:

@@ -221,15 +221,6 @@ class Method(ABC):
         validate : bool
             Check the values of the tensors, including the whole bank for NaN and infinity; without
             it `num_classes` must be given, and the result for invalid values is undefined.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> bank = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0], [1.0, 4.0]])
-        >>> support = torch.tensor([0, 1])
-        >>> method = paddle_ext.methods.create("simpleshot")
-        >>> method.predict_indexed(bank, support, support, torch.tensor([2, 3])).labels
-        tensor([0, 1])
         """
         features, support_index, support_labels, query_index = check.tensors(
             features, support_index, support_labels, query_index

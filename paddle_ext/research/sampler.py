@@ -84,12 +84,6 @@ class TaskSampler:
     True
     >>> [len(classes.unique()) for classes in batch.query_labels]
     [5, 5, 5, 5, 5, 5, 5, 5]
-
-    One support for all tasks, the even rows; the queries from the odd ones:
-
-    >>> sampler = TaskSampler(labels, shots=None, support=torch.arange(0, 2000, 2))
-    >>> sampler.batch(0, 8).support_index.shape
-    torch.Size([1000])
     """
 
     def __init__(

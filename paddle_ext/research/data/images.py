@@ -118,11 +118,6 @@ class EncodedImages(ImageSet):
         3 for RGB, 1 for grey.
     names : sequence of str or None
         What errors call the images; None: their paths.
-
-    Examples
-    --------
-    >>> paths = sorted(Path("owls").glob("*.jpg"))
-    >>> images = EncodedImages(paths, [0] * len(paths), ["owl"])  # doctest: +SKIP
     """
 
     def __init__(

@@ -39,10 +39,6 @@ def image_folder(
 
     Classes are the folders of `root`, sorted by name; images may be in subfolders. `split` is its
     name, and the other options are those of `EncodedImages`.
-
-    Examples
-    --------
-    >>> images = image_folder("birds/train", split="base")  # doctest: +SKIP
     """
     root = existing_folder(root)
     names = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
@@ -196,10 +192,6 @@ def image_arrays(
 
     Several files are concatenated; they must have the same classes. `size` is as in
     `EncodedImages`, and only for encoded images.
-
-    Examples
-    --------
-    >>> base = image_arrays(["base-0.npz", "base-1.npz"], "base")  # doctest: +SKIP
     """
     files = [paths] if isinstance(paths, str | Path) else list(paths)
     if not files:
