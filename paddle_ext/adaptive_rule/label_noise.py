@@ -131,7 +131,7 @@ def weigh_labels(
         return WeighedLabels(moved, estimate.rate, weights, logits)
     # Tasks without wrong labels stay as they are.
     tensors: Any = {
-        name: torch.where(like(noisy, x), getattr(moved, name), x)
+        name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
         for name, x in likelihood.tensors().items()
     }
     return WeighedLabels(
@@ -147,11 +147,6 @@ def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
     half = likelihood.sharpness / 2
     hubs = torch.addcmul(likelihood.bias, likelihood.squares, half.unsqueeze(-1))
     return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
-
-
-def like(x: Tensor, y: Tensor) -> Tensor:
-    """One number per task [B], shaped to multiply y [B, ..]."""
-    return x.view(-1, *[1] * (y.dim() - 1))
 
 
 class WeightedRows(NamedTuple):

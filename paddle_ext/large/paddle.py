@@ -201,14 +201,6 @@ def place(
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
 
-def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """Sums [B, K, D] and counts [B, K] of float64 rows by class; ignores labels outside [0, K)."""
-    labels = labels.long()
-    labels = torch.where((labels >= 0) & (labels < K), labels, K)
-    sums, counts = class_sums(rows, labels, K + 1)
-    return sums[:, :K], counts[:, :K].double()
-
-
 def slope_of(
     placed: Placed,
     total: int,
@@ -394,10 +386,14 @@ class Paddle:
         self.rough = self.rows if rough is form else PreparedRows(queries, rough, K)
         one = torch.ones_like(self.placed.unit)
         self.scores = DistanceScores(self.rows, self.placed.means.clone(), one, self.placed)
+        leads = None
+        if o.unit_norm:  # leads of the nearest class over the median one; see `assign`
+            leads = torch.zeros(queries.B, 2, dtype=torch.float64, device=queries.device)
+            assign_all(self.scores, None, leads=leads)
         self.slope, self.distance_unit = slope_of(
             self.placed,
             self.total,
-            self.leads() if o.unit_norm else None,
+            leads,
             o.scaling,
             temperature=o.temperature,
             steepest=STEEPEST[queries.dtype],
@@ -405,12 +401,6 @@ class Paddle:
         self.scores.steepen(self.slope)
         lam = float(self.total) if o.lam is None else o.lam
         self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
-
-    def leads(self) -> Tensor:
-        """Leads of the nearest class over the median one, summed over all rows; see `assign`."""
-        leads = torch.zeros(self.queries.B, 2, dtype=torch.float64, device=self.queries.device)
-        assign_all(self.scores, None, leads=leads)
-        return leads
 
     def move(self, state: State) -> RowResults | None:
         """Iterate prototypes and dual.
@@ -498,7 +488,10 @@ class Paddle:
     def input_prototypes(self, dual: Tensor) -> Tensor:
         """Prototypes [B, K, D] as weighted means of the input rows, not transformed."""
         queries, scores, dtype = self.queries, self.scores, self.queries.dtype
-        sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
+        labels = self.labels.long()
+        labels = torch.where((labels >= 0) & (labels < self.K), labels, self.K)  # ignored
+        sums, counts = class_sums(self.support.double(), labels, self.K + 1)
+        sums, counts = sums[:, : self.K], counts[:, : self.K].double()
         surveyed = survey(queries, False, validate=False)
         query_means = surveyed.sums / surveyed.total
         centring = centring_transform(surveyed, query_means, dtype)

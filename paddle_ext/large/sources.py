@@ -29,26 +29,19 @@ DTYPES = {
 
 @runtime_checkable
 class Rows(Protocol):
-    """Feature rows in a fixed order that can be iterated repeatedly.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        [N, D].
-    dtype : torch.dtype
-        Of the chunks: float16, bfloat16, float32 or float64.
-    device : torch.device
-        Of the chunks.
-    """
+    """Feature rows in a fixed order that can be iterated repeatedly."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, int]:
+        """[N, D]."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of the chunks: float16, bfloat16, float32 or float64."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Of the chunks."""
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """All rows in order, [n, D] with n = `size` except for the last chunk.
@@ -56,7 +49,6 @@ class Rows(Protocol):
         A chunk is valid until the next one is requested, and on CUDA in the stream that was current
         when it was requested.
         """
-        ...
 
 
 class TensorRows:

@@ -127,7 +127,9 @@ class EmDirichlet(Method):
             used = mass > EPSILON
             alpha[used] = fitted(alpha[used], target[used], self.fit_iter)
             v = (u.mean(1) + EPSILON).log() + 1
-            logits = log_density(log_x, alpha) + weight * v.unsqueeze(1)
+            constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
+            log_density = constant.unsqueeze(1) + log_x @ (alpha - 1).mT  # ln Dir(x_q; alpha_k)
+            logits = log_density + weight * v.unsqueeze(1)
             u = soft = torch.softmax(logits / temperature, dim=-1)
             if self.assignment == "hard":
                 u = one_hot(u.argmax(-1), u)
@@ -161,12 +163,6 @@ def renamed(u: Tensor, x: Tensor) -> Tensor:
     means = members.mT @ x / count.clamp(min=1).unsqueeze(-1)
     match = matched(-means, count > 0)  # [B, K]
     return torch.zeros_like(u).scatter_(2, match.unsqueeze(1).expand_as(u), u)
-
-
-def log_density(log_x: Tensor, alpha: Tensor) -> Tensor:
-    """ln Dir(x_q; alpha_k) for log_x [B, Q, C] and alpha [B, K, C], [B, Q, K]."""
-    constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
-    return constant.unsqueeze(1) + log_x @ (alpha - 1).mT
 
 
 def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:

@@ -86,20 +86,11 @@ def prepare(
     return run, results
 
 
-def at_once(
-    make_ready: Callable[P, tuple[Callable[[], None], list[Tensor]]],
-) -> Callable[P, list[Tensor]]:
+def call_native(*arguments: Any, **options: Any) -> list[Tensor]:
     """Like `prepare`, but run the call, and return its results."""
-
-    def call(*arguments: P.args, **options: P.kwargs) -> list[Tensor]:
-        run, results = make_ready(*arguments, **options)
-        run()
-        return results
-
-    return call
-
-
-call_native = at_once(prepare)
+    run, results = prepare(*arguments, **options)
+    run()
+    return results
 
 
 def nothing() -> None:

@@ -121,14 +121,6 @@ def solve(
 
     See `paddle_ext.solve` for the equations and parameters; the result is in float64 for float64
     features, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
-    >>> solve(support, torch.tensor([0, 1, 2]), query, scaling="none").labels
-    tensor([0, 1, 1])
     """
     dtype = computing_dtype(query)
     raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import os
 import platform
 import time
@@ -237,7 +236,7 @@ def digest(*parts: object) -> str:
     for part in parts:
         if isinstance(part, Tensor):
             result.update(f"{part.dtype} {list(part.shape)} ".encode())
-            for rows in torch.split(part.detach(), ROWS_AT_ONCE):
+            for rows in torch.split(part.detach().view(part.shape or (1,)), ROWS_AT_ONCE):
                 result.update(rows.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         else:
             result.update(f"{part!r} ".encode())
@@ -423,12 +422,11 @@ def chosen_methods(
 def method_of(given: object, preset: str | None, available: Sequence[str]) -> Method:
     """The method with this name or MODULE:CLASS, or the given one."""
     if isinstance(given, str):
-        loaded = load(given) if ":" in given else None
-        if loaded is None and given not in available:
+        if ":" in given and isinstance(loaded := load(given), Method):
+            return loaded
+        if ":" not in given and given not in available:
             check.raise_not_a_choice("methods", given, ("all", *sorted(available)))
-        if loaded is None or inspect.isclass(loaded):
-            return create(given, preset)
-        given = loaded
+        return create(given, preset)
     method = as_method(given)
     if method is None:
         raise bad_methods(given)

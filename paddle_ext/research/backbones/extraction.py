@@ -21,7 +21,7 @@ from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_memory
-from ..evaluate import evaluate
+from ..evaluate import digest, evaluate
 from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
 from .recipes import Transform
@@ -119,8 +119,7 @@ def cache_key(network: Checkpoint, images: ImageSet, dtype: torch.dtype) -> str:
     """A digest of everything the features of these images depend on."""
     backbone = network.backbone
     about = (VERSION, backbone.architecture, astuple(network.transform), str(dtype))
-    parts = (repr(about), digest_of_weights(backbone), digest_of_images(images))
-    return hashlib.blake2b("".join(parts).encode(), digest_size=20).hexdigest()
+    return digest(about, digest_of_weights(backbone), digest_of_images(images))
 
 
 def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:
@@ -204,21 +203,17 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 def digest_of_weights(network: nn.Module) -> str:
     """A digest of all weights and statistics of a network, without counters."""
-    digest = hashlib.blake2b(digest_size=20)
-    for name, x in sorted(network.state_dict().items()):
-        if isinstance(x, Tensor) and not name.endswith(COUNTERS):
-            digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
-            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    state = sorted(network.state_dict().items())
+    return digest(*(part for one in state if not one[0].endswith(COUNTERS) for part in one))
 
 
 def digest_of_images(images: ImageSet) -> str:
     """A digest of the bytes of all images, in order, without labels and names."""
-    digest = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
+    result = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
     for piece in images.content():
-        digest.update(len(piece).to_bytes(8, "big"))
-        digest.update(piece)
-    return digest.hexdigest()
+        result.update(len(piece).to_bytes(8, "big"))
+        result.update(piece)
+    return result.hexdigest()
 
 
 def nearest_mean_accuracy(
