@@ -62,7 +62,6 @@ LAYERS = {
         "files.py": "opened safely, written whole",
         "libraries.py": "optional libraries",
         "text.py": "text that is safe to print",
-        "version.py": "the version number",
     },
     ("native", "#e9e6f4"): {
         "csrc/bindings.cpp": "③ bindings, of pybind11",

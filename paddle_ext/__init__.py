@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
         if name in _SUBMODULES:
             return importlib.import_module(f".{name}", __name__)
         if name == "__version__":
-            found = importlib.import_module(".version", __name__).version()
+            found = importlib.import_module(".native.load", __name__).version()
         else:
             found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
         globals()[name] = found

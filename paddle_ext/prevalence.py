@@ -95,15 +95,6 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
 
     `sums` are `Solution.class_sums`; those of batches with the same labelled rows may be added up.
     The options are those of `Solution.prevalence`.
-
-    Examples
-    --------
-    >>> import torch, paddle_ext
-    >>> from paddle_ext.prevalence import from_sums
-    >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
-    >>> batches = [paddle_ext.adapt(logits), paddle_ext.adapt(-logits)]
-    >>> from_sums(sum(batch.class_sums() for batch in batches)).estimate
-    tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     coverage = check.real("coverage", coverage, positive=True, most=1.0)
     if coverage == 1.0:

@@ -91,17 +91,6 @@ class Solution(NamedTuple):
         Returns
         -------
         Tensor [.., K] bool
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-        >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
-        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
-        >>> solution.present()
-        tensor([False,  True, False])
-        >>> solution.present(threshold=0.5)
-        tensor([ True,  True, False])
         """
         if self.held is not None:
             return self.held >= check.real("threshold", threshold, positive=True)
@@ -139,17 +128,6 @@ class Solution(NamedTuple):
         ------
         ValueError
             For a solution of PADDLE, whose probabilities are overconfident.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> logits = torch.tensor([[0.7, 0.0], [9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
-        >>> found = paddle_ext.adapt(logits).prevalence()
-        >>> for share in found:
-        ...     print(share)
-        tensor([0.4170, 0.5830], dtype=torch.float64)
-        tensor([0.2500, 0.5000], dtype=torch.float64)
-        tensor([0.5000, 0.7500], dtype=torch.float64)
         """
         if not self.calibrated:
             raise ValueError(
@@ -214,17 +192,6 @@ class Solution(NamedTuple):
 
         Labels and probabilities stay. The proportions are those of all queries, the concentration
         is the median of the groups', and the bound their sum. Without groups it is the same.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
-        >>> found = paddle_ext.adapt(logits, groups=["south", "south", "north", "north"])
-        >>> found.groups.names, found.present()
-        (['north', 'south'], tensor([[False,  True],
-                [ True, False]]))
-        >>> found.over_all().present()
-        tensor([True, True])
         """
         if self.groups is None:
             return self
@@ -256,15 +223,6 @@ class Solution(NamedTuple):
         -------
         Tensor [.., Q]
             In [0, 1], of the dtype of the probabilities.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
-        >>> query = torch.tensor([[0.5, 0.0], [4.0, 0.5], [2.0, 0.0]])  # the last is between both
-        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1]), query, scaling="none")
-        >>> solution.doubt().argmax()
-        tensor(2)
         """
         return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 

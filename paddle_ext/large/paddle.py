@@ -54,11 +54,6 @@ class Options:
     top: int = 5
     validate: bool = False
 
-    @property
-    def unit_norm(self) -> bool:
-        """Whether rows are normalised to unit length."""
-        return self.scaling == "auto"
-
 
 def solve(
     query: Rows | Tensor,
@@ -306,11 +301,6 @@ class DistanceScores:
         self.slope = (self.exact_slope * self.rows.form.factor).to(self.w.dtype)
         self.bias *= slope.unsqueeze(-1)
 
-    def step_back(self, rows: PreparedRows) -> None:
-        """Return to the prototypes before the last move, and use these rows."""
-        self.w, self.before = self.before, self.w
-        self.use(rows)
-
     def move_call(
         self, sums: list[Tensor], held: Tensor | None, running: Tensor | None
     ) -> Callable[[], None]:
@@ -377,7 +367,8 @@ class Paddle:
     ) -> None:
         self.queries, self.options, self.K = queries, o, K
         self.support, self.labels = support, labels
-        surveyed = survey(queries, o.unit_norm, validate=o.validate)
+        unit_norm = o.scaling == "auto"
+        surveyed = survey(queries, unit_norm, validate=o.validate)
         self.total = surveyed.total
         self.placed = place(surveyed, support, labels, K, o.scaling, queries.dtype)
         form = form_for(queries, surveyed, self.placed.transform, o.precision)
@@ -387,7 +378,7 @@ class Paddle:
         one = torch.ones_like(self.placed.unit)
         self.scores = DistanceScores(self.rows, self.placed.means.clone(), one, self.placed)
         leads = None
-        if o.unit_norm:  # leads of the nearest class over the median one; see `assign`
+        if unit_norm:  # leads of the nearest class over the median one; see `assign`
             leads = torch.zeros(queries.B, 2, dtype=torch.float64, device=queries.device)
             assign_all(self.scores, None, leads=leads)
         self.slope, self.distance_unit = slope_of(
@@ -468,8 +459,9 @@ class Paddle:
         )
         results = self.move(state)
         weighed = self.dual_weight * state.before
-        if results is None or o.prototypes:
-            self.scores.step_back(self.rows)
+        if results is None or o.prototypes:  # back to the prototypes before the last move
+            self.scores.w, self.scores.before = self.scores.before, self.scores.w
+            self.scores.use(self.rows)
         if results is None:
             results = classify_rows(self.scores, weighed, top=o.top, all_classes=o.all_classes)
         top, every = results.top, results.probabilities

@@ -49,16 +49,6 @@ def strangers(
     Returns
     -------
     Tensor [Q] bool
-
-    Examples
-    --------
-    >>> import torch, paddle_ext
-    >>> labels = torch.arange(2).repeat(20)
-    >>> support = 9 * torch.eye(2)[labels] + torch.randn(40, 2)
-    >>> query = torch.tensor([[9.0, 0.0], [0.0, 9.0], [-9.0, -9.0]])  # the last is neither
-    >>> found = paddle_ext.adaptive(support, labels, query)
-    >>> strangers(found, support, labels, query)
-    tensor([False, False,  True])
     """
     rate = check.real("rate", rate, positive=True, most=1)
     found = novelty(solution, support, support_labels, query)
@@ -102,8 +92,8 @@ def novelty(
     >>> support = 9 * torch.eye(2)[labels] + torch.randn(40, 2)
     >>> query = torch.tensor([[9.0, 0.0], [0.0, 9.0], [-9.0, -9.0]])  # the last is neither
     >>> found = paddle_ext.methods.create("adaptive").predict(support, labels, query)
-    >>> novelty(found, support, labels, query).argmax()
-    tensor(2)
+    >>> novelty(found, support, labels, query).argmax(), strangers(found, support, labels, query)
+    (tensor(2), tensor([False, False,  True]))
     """
     support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)

@@ -22,7 +22,7 @@ from .. import check
 from ..adaptive_rule.solve import adaptive
 from ..files import cache_or_temporary
 from ..methods import Method, create
-from ..version import version
+from ..native.load import version
 from . import style
 from .backbones import extract, recipe, train
 from .backbones.training import FORMAT

@@ -21,8 +21,8 @@ from ..methods import Method, create
 from ..methods.base import PRESETS, known_methods
 from ..methods.registry import as_method, fields_of, load
 from ..native import devices
+from ..native.load import version
 from ..progress import Progress
-from ..version import version
 from .data.bank import ROWS_AT_ONCE, FeatureBank
 from .results import Evaluation, Result
 from .sampler import TaskBatch, TaskSampler
