@@ -75,60 +75,7 @@ class IndexedRows:
         return (self.features.index_select(0, part) for part in torch.split(self.index, size))
 
 
-class StreamedRows:
-    """Rows [start, stop) of contents that are read in order, such as a file, to any device."""
-
-    def __init__(
-        self,
-        contents: NpyMatrix | SafetensorsMatrix | ParquetColumn,
-        device: torch.device,
-        start: int,
-        stop: int,
-        progress: Report | None = None,
-    ) -> None:
-        self.contents, self.start, self.stop, self.progress = contents, start, stop, progress
-        self.shape = (stop - start, contents.shape[1])
-        self.dtype, self.device = contents.dtype, with_index(device)
-
-    def chunks(self, size: int) -> Iterator[Tensor]:
-        """Chunks in two buffers: a thread reads one while the other is in use."""
-        return self.read(check.integer("size", size))
-
-    def read(self, size: int) -> Iterator[Tensor]:
-        size, cuda = min(size, self.shape[0]), self.device.type == "cuda"
-        turns = enumerate(range(self.start, self.stop, max(1, size)))
-        # The thread must not write to tensors of the caller's inference mode.
-        with torch.inference_mode(False):
-            buffers = [
-                torch.empty((size, self.shape[1]), dtype=self.dtype, pin_memory=cuda)
-                for _ in range(2)
-            ]
-        copied = [torch.cuda.Event(blocking=True) for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
-        with self.contents.reading(self.start, self.stop) as fill:
-
-            def fetch() -> tuple[int, Tensor] | None:
-                turn, row = next(turns, (0, self.stop))
-                if row == self.stop:
-                    return None
-                if cuda:  # until the last copy out of this buffer has ended
-                    copied[turn % 2].synchronize()
-                rows = buffers[turn % 2][: self.stop - row]
-                fill(rows)
-                return turn % 2, rows
-
-            done = 0
-            with closing(ahead(fetch)) as fetched:
-                for place, rows in fetched:
-                    if cuda:
-                        rows = rows.to(self.device, non_blocking=True)
-                        copied[place].record(torch.cuda.current_stream(self.device))
-                    yield rows
-                    done += len(rows)
-                    if self.progress is not None:
-                        self.progress(done, self.shape[0])
-
-
-class FileRows(StreamedRows):
+class FileRows:
     """The rows of a file, with two chunks in memory at a time.
 
     Parameters
@@ -189,10 +136,49 @@ class FileRows(StreamedRows):
                 f"start and stop must be 0 <= start <= stop <= {N}, the rows of {self.path}, "
                 f"got {first} and {last}"
             )
-        super().__init__(contents, place, first, last, progress)
+        self.contents, self.start, self.stop, self.progress = contents, first, last, progress
+        self.shape = (last - first, contents.shape[1])
+        self.dtype, self.device = contents.dtype, with_index(place)
 
     def __repr__(self) -> str:
         return f"FileRows({str(self.path)!r}, {list(self.shape)}, {check.plain(self.dtype)})"
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """Chunks in two buffers: a thread reads one while the other is in use."""
+        return self.read(check.integer("size", size))
+
+    def read(self, size: int) -> Iterator[Tensor]:
+        size, cuda = min(size, self.shape[0]), self.device.type == "cuda"
+        turns = enumerate(range(self.start, self.stop, max(1, size)))
+        # The thread must not write to tensors of the caller's inference mode.
+        with torch.inference_mode(False):
+            buffers = [
+                torch.empty((size, self.shape[1]), dtype=self.dtype, pin_memory=cuda)
+                for _ in range(2)
+            ]
+        copied = [torch.cuda.Event(blocking=True) for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
+        with self.contents.reading(self.start, self.stop) as fill:
+
+            def fetch() -> tuple[int, Tensor] | None:
+                turn, row = next(turns, (0, self.stop))
+                if row == self.stop:
+                    return None
+                if cuda:  # until the last copy out of this buffer has ended
+                    copied[turn % 2].synchronize()
+                rows = buffers[turn % 2][: self.stop - row]
+                fill(rows)
+                return turn % 2, rows
+
+            done = 0
+            with closing(ahead(fetch)) as fetched:
+                for place, rows in fetched:
+                    if cuda:
+                        rows = rows.to(self.device, non_blocking=True)
+                        copied[place].record(torch.cuda.current_stream(self.device))
+                    yield rows
+                    done += len(rows)
+                    if self.progress is not None:
+                        self.progress(done, self.shape[0])
 
 
 # --- what is read -------------------------------------------------------------------------------
