@@ -457,9 +457,9 @@ def distinct_integers(name: str, value: object, least: int = 1) -> list[int]:
 
 
 def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tensor | None:
-    """The rows of a split that have a class; the sampler checks explicit rows."""
+    """The rows of a split that have a class, or explicit rows."""
     if not isinstance(given, str):
-        return given
+        return None if given is None else check.row_numbers(name, given, len(bank))
     if given not in bank.splits:
         there = ", ".join(map(repr, bank.splits)) or "none"
         raise check.ArgumentValueError(
@@ -476,13 +476,9 @@ def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tens
 
 def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | None) -> Tensor:
     """The labels [N], without classes that no task can draw, renumbered."""
-    labels = bank.labels.cpu()
-    pools = [x for x in (support, query) if isinstance(x, Tensor) and x.dtype in check.INTEGERS]
-    seen = labels
-    if len(pools) == 2:
-        inside = torch.cat([x.cpu().view(-1).long() for x in pools])
-        if len(inside) and int(inside.min()) >= 0 and int(inside.max()) < len(labels):
-            seen = labels[inside]  # otherwise the sampler raises the error
+    labels = seen = bank.labels.cpu()
+    if support is not None and query is not None:
+        seen = labels[torch.cat([rows.cpu().long() for rows in (support, query)])]
     there = torch.bincount(seen[seen >= 0], minlength=bank.num_classes) > 0
     number = torch.where(there, there.cumsum(0) - 1, -1)
     return torch.cat([number, number.new_tensor([-1])])[labels]  # the last one is that of -1
