@@ -23,7 +23,6 @@ from .limits import (
     LARGEST_FEATURE_FLOAT64,
     LARGEST_FLOAT,
     LARGEST_INT32,
-    LEAST_QUERY_WEIGHT,
 )
 from .native import call
 from .native import load as native
@@ -95,14 +94,6 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
             f"finite and {least}" if most == LARGEST_FLOAT else f"{least} and at most {most:g}"
         )
         raise ArgumentValueError(name, f"must be {expected}, got {value}")
-    return number
-
-
-def query_weight(value: object) -> float:
-    """The weight of a query in class counts."""
-    number = real("weight", value)
-    if not LEAST_QUERY_WEIGHT <= number <= 1.0:
-        raise ArgumentValueError("weight", f"must be from {LEAST_QUERY_WEIGHT:g} to 1, got {value}")
     return number
 
 

@@ -181,9 +181,6 @@ class FileRows:
                         self.progress(done, self.shape[0])
 
 
-# --- what is read -------------------------------------------------------------------------------
-
-
 def open_contents(
     path: Path, column: str, name: str | None
 ) -> NpyMatrix | SafetensorsMatrix | ParquetColumn:

@@ -31,8 +31,6 @@ NAME_ARGUMENTS = {"prototypes", "logits"}  # what stands for the names of the cl
 known_methods: dict[str, type[Method]] = {}
 
 
-# --- options --------------------------------------------------------------------------------------
-
 # A rule takes the name and the value of an option, and raises an error for an invalid one.
 positive = partial(check.real, positive=True)
 
@@ -45,9 +43,6 @@ def option(default: T, rule: Callable[[str, Any], object]) -> T:
     """A field of a dataclass with a rule for its values; None is valid if it is the default."""
     field: T = dataclasses.field(default=default, metadata={"rule": rule})
     return field
-
-
-# --- protocol -------------------------------------------------------------------------------------
 
 
 class Display(NamedTuple):
@@ -283,9 +278,6 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     """The prediction for a batch of zero tasks."""
     probabilities = features.new_empty(0, Q, K, dtype=computing_dtype(features))
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
-
-
-# --- checks ---------------------------------------------------------------------------------------
 
 
 def least_rows(extras: Mapping[str, object]) -> int:

@@ -14,6 +14,7 @@ from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import GivenScores, best_prior, classify_rows, is_large
+from ..limits import LEAST_QUERY_WEIGHT
 from ..native import load as native
 from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
 from ..prior import measures_of
@@ -112,7 +113,10 @@ def adapt(
     >>> logits.argmax(1), paddle_ext.adapt(logits).labels  # the last one is unsure
     (tensor([0, 0, 0, 0, 0, 0, 1]), tensor([0, 0, 0, 0, 0, 0, 0]))
     """
-    weight = check.query_weight(weight)
+    weight = check.real("weight", weight)
+    if not LEAST_QUERY_WEIGHT <= weight <= 1.0:
+        expected = f"must be from {LEAST_QUERY_WEIGHT:g} to 1"
+        raise check.ArgumentValueError("weight", f"{expected}, got {weight}")
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
     top = check_top(return_assignments, top)
