@@ -67,20 +67,10 @@ def adaptive(
         0.0, with one row per class, and with "auto" if labelled rows times classes exceed 2^26.
     prior : Tensor or array [K] or [B, K], optional
         What is known of the class proportions, as in `paddle_ext.adapt`; with groups [K] or [G, K].
-    groups : Tensor, array or sequence [Q], optional
-        The group of each query, an integer or a string, such as its place or its day: groups have
-        proportions of their own and share the labelled rows. The queries are [Q, D] in a tensor;
-        labels and probabilities are in their order, and the fields of the solution that describe a
-        batch are [G, ..], in the order of `solution.groups.names`. See docs/groups.md.
-    share : bool
-        Whether groups also learn from each other: how few classes a group has, which small ones
-        cannot tell alone, which classes are common, and where the classes lie. With False, or with
-        a single group, each is a task of its own.
-    same : Tensor, array or sequence [Q], optional
-        Which queries are the same thing, an integer or a string for each, such as the images of a
-        burst: they get one label. Their log-likelihoods add up, less so the more alike they are,
-        and a thing counts once in proportions and shares. The queries are [Q, D] in a tensor; a
-        thing is in one group. See docs/groups.md.
+    groups, share, same : [Q], bool, [Q], optional
+        The group of each query, whether groups learn from each other, and which queries are the
+        same thing, as in `paddle_ext.adapt`. Groups share the labelled rows, and learn from each
+        other also where the classes lie. The queries are [Q, D] in a tensor.
     support_same : Tensor, array or sequence [S], optional
         The same for labelled rows [S, D]: a thing, which is of one class, counts as one row, the
         mean of its own, and they too tell how alike such rows are.

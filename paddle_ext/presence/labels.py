@@ -30,13 +30,7 @@ class Suggestions(NamedTuple):
 def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     """The unlabelled samples whose labels would help most, if `count` more can be labelled.
 
-    Every sample should be near a labelled one: one after the other, the sample i with the largest
-    gain is chosen.
-
-    ``sum_{q != i} max(0, g_q - ||x_q - x_i||^2) + g_i / 3``
-
-    ``g_q`` is the squared distance of q to the nearest row that is labelled or chosen. Rows are
-    made unit-norm, centred at the mean of all, and made unit-norm again. So samples that many
+    Every sample should be near a labelled one; docs/suggest.md has the rule. Samples that many
     others resemble and no labelled one come first, whether their class has few labels or is
     unknown; copies of a labelled or suggested sample come last. Doubtful samples are not preferred:
     they are often odd ones out, and teach less.
