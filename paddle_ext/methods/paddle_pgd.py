@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..rows import class_means, power_of_two_above, squared_distances, unit_rows
+from ..rows import class_means, class_sums, power_of_two_above, squared_distances, unit_rows
 from ..task import Task, bounded, in_chunks
 from .base import Display, Method, option, positive
 from .paddle import Paddle
@@ -67,7 +67,8 @@ class PaddlePgd(Paddle):
         # In units of at least 1, so that squares fit the dtype.
         unit = torch.maximum(power_of_two_above(query), power_of_two_above(means)).clamp(min=1)
         z, means = (query / unit).to(dtype), (means / unit).to(dtype)
-        shots = task.one_hot.sum(-2).unsqueeze(-1)  # [B or 1, K, 1]
+        _, counts = class_sums(task.support, task.support_labels, task.num_classes)
+        shots = counts.to(dtype).unsqueeze(-1)  # [B or 1, K, 1]
         pull = bounded(self.temperature) * unit
         u_pull, w_pull = (x.clamp(max=HUGE).to(dtype) for x in (pull * unit / 2, pull))
         push = bounded((Q if self.lam is None else self.lam) / Q)

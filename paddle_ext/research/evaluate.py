@@ -106,8 +106,6 @@ def evaluate(
         A folder for ``evaluation.json``, which gets each result as it is finished.
     resume : bool
         Keep the results of the same evaluation in `output`; False starts over.
-    progress : bool
-        Show progress on stderr.
 
     Returns
     -------

@@ -54,12 +54,9 @@ class TaskSampler:
         Candidate classes of a task, including the effective ones. They are numbered from 0 in the
         order of their labels. Default: all classes, with their own labels.
     sampling : {"uniform", "balanced", "dirichlet"}
-        How the queries are drawn. "uniform": from all samples of the effective classes, each sample
-        equally likely. "balanced": equally many per class; the remainder is one more for each of
-        the classes drawn first. "dirichlet": in proportions from the Dirichlet distribution with
-        all parameters `alpha`, rounded by largest remainders; if a class has too few rows, others
-        fill in.
-    alpha : float
+        How the queries are drawn: from all samples of the effective classes, equally many of each,
+        or in proportions from the Dirichlet distribution with all parameters `alpha`; docs/data.md
+        says what happens to remainders.
     seed : int
         In [0, 2**64).
     support, query : Tensor [n], optional

@@ -68,13 +68,8 @@ def open_images(
     Parameters
     ----------
     layout : {"mini", "tiered", "inatural", "folder", "npz"}
-        ``"mini"``: a folder of images, or one with a folder ``images`` or ``data`` of them, and the
-        lists ``train.csv``, ``val.csv``, ``test.csv``. ``"tiered"``: ``train``, ``val`` and
-        ``test`` with one folder per class, or lists and a folder ``data``. ``"inatural"``:
-        ``repr.csv`` is the support of every task and ``query.csv`` has the queries, of the same
-        classes in the same order. ``"folder"``: a folder per split with one per class. ``"npz"``:
-        ``base.npz``, or ``base-0.npz``, ``base-1.npz`` and so on, or one file for all splits; see
-        `image_arrays`.
+        docs/training.md has the files and folders of each; ``"npz"`` may also be one file for all
+        splits, see `image_arrays`.
     split : str
         ``"base"``, ``"val"`` or ``"test"``; of i-Nat ``"repr"`` and ``"query"`` instead of the
         last.
