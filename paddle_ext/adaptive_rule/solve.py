@@ -80,9 +80,7 @@ def adaptive(
         Stop when no class count changes by more than this many queries, >= 0; 0.0 runs all
         iterations.
     validate : bool
-        Check the values of the tensors: labels in range, a support for every class, features finite
-        and of a magnitude that can be summed. Without it `num_classes` must be given, and invalid
-        values have an undefined result.
+        Check the values of the tensors, as in `paddle_ext.solve`.
 
     Returns
     -------

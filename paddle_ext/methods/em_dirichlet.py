@@ -132,7 +132,7 @@ class EmDirichlet(Method):
             logits = log_density + weight * v.unsqueeze(1)
             u = soft = torch.softmax(logits / temperature, dim=-1)
             if self.assignment == "hard":
-                u = one_hot(u.argmax(-1), u)
+                u = torch.zeros_like(u).scatter_(-1, u.argmax(-1, keepdim=True), 1.0)
         if not has_support:
             soft = renamed(soft, x)
         return soft.to(task.query.dtype)
@@ -151,14 +151,9 @@ def scipy_optimize() -> Any:
     return library("scipy.optimize", "em_dirichlet without labelled rows", "scipy")
 
 
-def one_hot(labels: Tensor, like: Tensor) -> Tensor:
-    classes = torch.arange(like.shape[-1], device=like.device)
-    return (labels.unsqueeze(-1) == classes).to(like.dtype)
-
-
 def renamed(u: Tensor, x: Tensor) -> Tensor:
     """u [B, Q, K] with each cluster moved to the class that it matches."""
-    members = one_hot(u.argmax(-1), u)
+    members = torch.zeros_like(u).scatter_(-1, u.argmax(-1, keepdim=True), 1.0)
     count = members.sum(1)
     means = members.mT @ x / count.clamp(min=1).unsqueeze(-1)
     match = matched(-means, count > 0)  # [B, K]

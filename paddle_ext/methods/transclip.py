@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..prevalence import counts_of
 from ..rows import class_sums, products, squared_distances, unit_rows
 from ..task import Task, in_chunks
 from .base import Display, option
@@ -265,8 +266,7 @@ class StatA(ZeroShot):
 
     def own_share(self, z: Tensor) -> Tensor:
         """b_k, the weight of a class's queries next to its anchor, [B, K, 1]."""
-        classes = torch.arange(z.shape[-1], device=z.device)
-        count = (z.argmax(-1, keepdim=True) == classes).sum(1).to(z.dtype)
+        count = counts_of(z.argmax(-1), torch.zeros_like(z[:, 0]))
         return (count / (count + self.alpha).clamp(min=1e-30)).unsqueeze(-1)
 
 

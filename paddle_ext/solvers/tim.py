@@ -70,10 +70,8 @@ def tim(
     return_losses : bool
         Also return the loss before every step.
     validate : bool
-        Check the values of the tensors, as in `solve`, with the same costs: without it nothing
-        synchronises with the host, `num_classes` must be given, and the result for invalid values
-        is undefined. A call that may take more than half a second always waits for the device, so
-        that Ctrl-C works.
+        Check the values of the tensors, as in `solve`; without it nothing synchronises with the
+        host, except that a call of more than half a second waits, so that Ctrl-C works.
 
     Returns
     -------
