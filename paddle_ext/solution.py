@@ -81,16 +81,12 @@ class Solution(NamedTuple):
         return 1.0 if self.lam is None else self.lam / self.labels.shape[-1]
 
     def present(self, threshold: float = PRESENT) -> Tensor:
-        """Which classes occur among the queries.
+        """Which classes occur among the queries, [.., K] bool.
 
         A class counts as present if its probabilities add up to at least `threshold` queries. The
         default requires two samples: on real features, with five classes or fewer present, a class
         with a single sample was nearly always a wrong label. 0.5 accepts one sample, which is
         better if many classes have few samples each. Measured in `docs/presence.md`.
-
-        Returns
-        -------
-        Tensor [.., K] bool
         """
         if self.held is not None:
             return self.held >= check.real("threshold", threshold, positive=True)
@@ -105,7 +101,7 @@ class Solution(NamedTuple):
         """How much of the batch each class is, with an interval.
 
         The interval accounts for uncertain labels and for what few labelled rows do not tell. It is
-        measured in `docs/presence.md`.
+        measured in `docs/presence.md`. PADDLE, whose probabilities are overconfident, has none.
 
         Parameters
         ----------
@@ -123,11 +119,6 @@ class Solution(NamedTuple):
         -------
         Prevalence
             `estimate`, `low` and `high`, each [.., K] in float64, or [.., K + 1] with novelty.
-
-        Raises
-        ------
-        ValueError
-            For a solution of PADDLE, whose probabilities are overconfident.
         """
         if not self.calibrated:
             raise ValueError(
@@ -213,30 +204,21 @@ class Solution(NamedTuple):
         )
 
     def doubt(self) -> Tensor:
-        """How doubtful each label is: the probability of all other classes.
+        """How doubtful each label is, [.., Q] in [0, 1]: the probability of all other classes.
 
         PADDLE is confident even in wrong labels where a large class has absorbed the samples of
         another. So its preference for large classes (the dual) is first weakened to a third, unless
         only the largest probabilities are kept.
-
-        Returns
-        -------
-        Tensor [.., Q]
-            In [0, 1], of the dtype of the probabilities.
         """
         return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 
     def balanced_labels(self) -> Tensor:
-        """Labels for balanced accuracy, the mean over the classes of the share that is found.
+        """Labels [.., Q] for balanced accuracy, the mean over the classes of the share found.
 
         `labels` are right most often, so they give a doubtful query to the class that is frequent
         in the batch. These are the classes whose probability is largest in relation to their
         share, which counts as 1.5 queries at least: more of the rare classes are found, and more
         of the frequent ones are missed. With groups it is the share in all of them.
-
-        Returns
-        -------
-        Tensor [.., Q] int64
 
         Examples
         --------

@@ -486,7 +486,11 @@ class Paddle:
         sums, counts = sums[:, : self.K], counts[:, : self.K].double()
         surveyed = survey(queries, False, validate=False)
         query_means = surveyed.sums / surveyed.total
-        centring = centring_transform(surveyed, query_means, dtype)
+        # Rows are only centred, and scaled to size 1.
+        reach = torch.maximum(surveyed.most - query_means, query_means - surveyed.least).amax(-1)
+        size = power_of_two(reach).clamp(min=LEAST_UNIT[dtype]).unsqueeze(-1)
+        scale, centre = torch.ones_like(query_means) / size, query_means / size
+        centring = Transform(None, scale.to(dtype), centre.to(dtype))
         form: Form = Plain(centring)
         if queries.device.type == "cuda":
             form = TwoHalves(centring, sums_of_two=True)
@@ -504,11 +508,3 @@ class Paddle:
         unit = (1 / centring.scale.double()).unsqueeze(1)
         moved = sums - counts.unsqueeze(-1) * centre + taken.double() * unit
         return (moved / (counts + held).clamp(min=1e-12).unsqueeze(-1) + centre).to(dtype)
-
-
-def centring_transform(surveyed: Survey, means: Tensor, dtype: torch.dtype) -> Transform:
-    """The transform that only centres rows at `means` and scales them to size 1."""
-    reach = torch.maximum(surveyed.most - means, means - surveyed.least).amax(-1)
-    unit = power_of_two(reach).clamp(min=LEAST_UNIT[dtype]).unsqueeze(-1)
-    ones = torch.ones_like(means)
-    return Transform(None, (ones / unit).to(dtype), (means / unit).to(dtype))

@@ -150,11 +150,6 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     support, support_labels : Tensor [S, D], [S]
         Every class from 0 to the largest label must have a row.
 
-    Returns
-    -------
-    LabelDoubt
-        A class with a single row has no evidence about itself: its doubt is 0.
-
     Examples
     --------
     >>> import torch

@@ -109,16 +109,11 @@ def solve(
         The proportions are the column means of the probabilities, the dual is ``v``, and the
         criterion the mean distance the prototypes moved, both of the last iteration.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence that names it, what is expected
-        and what was given.
-    ImportError
-        If the native module is not built.
-
     Notes
     -----
+    An invalid argument raises TypeError or ValueError before any work, in one sentence that names
+    it, what is expected and what was given.
+
     The computation is in float64 for float64 features and in float32 otherwise, and so are the
     results; half-precision features on the CPU are copied to float32 first. Tensors that are not
     contiguous are copied. Inputs are not modified, and results are detached. The result of a task
