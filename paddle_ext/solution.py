@@ -88,12 +88,10 @@ class Solution(NamedTuple):
         with a single sample was nearly always a wrong label. 0.5 accepts one sample, which is
         better if many classes have few samples each. Measured in `docs/presence.md`.
         """
-        if self.held is not None:
-            return self.held >= check.real("threshold", threshold, positive=True)
-        if self.groups is not None:
-            held = self.class_sums()[:, 1]
-            return held >= check.real("threshold", threshold, positive=True)
-        return classes_present(self.things().probabilities, threshold)
+        if self.held is None and self.groups is None:
+            return classes_present(self.things().probabilities, threshold)
+        held = self.class_sums()[:, 1] if self.held is None else self.held
+        return held >= check.real("threshold", threshold, positive=True)
 
     def prevalence(
         self, coverage: float = 0.9, sampling: bool = False, novelty: Tensor | None = None

@@ -253,7 +253,8 @@ class StatA(ZeroShot):
             z = log_z.exp()
             if i == self.max_iter:
                 break
-            share = self.own_share(z)
+            count = counts_of(z.argmax(-1), torch.zeros_like(z[:, 0]))
+            share = (count / (count + self.alpha).clamp(min=1e-30)).unsqueeze(-1)  # b_k
             sums, mass = z.mT @ x, z.sum(1).unsqueeze(-1)
             own = unit_rows(sums + mass * centre)
             means = unit_rows(share * own + (1 - share) * (anchors + centre)) - centre
@@ -263,11 +264,6 @@ class StatA(ZeroShot):
             apart = first + (anchors - means).square()
             variances = (share * around + (1 - share) * apart).clamp(min=LEAST_VARIANCE)
         return z
-
-    def own_share(self, z: Tensor) -> Tensor:
-        """b_k, the weight of a class's queries next to its anchor, [B, K, 1]."""
-        count = counts_of(z.argmax(-1), torch.zeros_like(z[:, 0]))
-        return (count / (count + self.alpha).clamp(min=1e-30)).unsqueeze(-1)
 
 
 def log_likelihood(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:

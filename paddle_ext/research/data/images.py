@@ -100,8 +100,7 @@ class ImageArray(ImageSet):
         return self.images[torch.as_tensor(index, dtype=torch.int64)]
 
     def content(self) -> Iterator[bytes]:
-        for image in self.images:
-            yield image.numpy().tobytes()
+        return (image.numpy().tobytes() for image in self.images)
 
 
 class EncodedImages(ImageSet):
