@@ -114,7 +114,7 @@ def solve(
     temperature: float = 1.0,
     epsilon: float = 1e-6,
     max_iter: int = 100,
-    tol: float = 1e-6,
+    tol: float | None = None,
     return_prototypes: bool = False,
 ) -> Solution:
     """Solve transductive few-shot tasks with PADDLE, with explicit prototypes and distances.
@@ -129,6 +129,7 @@ def solve(
     B, Q, _ = raw_query.shape
     K = one_hot.shape[-1]
     weight = float(Q) if lam is None else lam
+    tol = 1e-6 if tol is None else tol
 
     # Scale coordinates to about 1, so that neither squares nor logits overflow.
     unit = power_of_two_above(torch.cat([z, means], dim=-2))
