@@ -22,8 +22,8 @@ import paddle_ext
 from paddle_ext import FeatureBank, TaskBatch, TaskSampler, methods
 from paddle_ext.adaptive_rule.learn import calibrate
 from paddle_ext.methods import Prediction
+from paddle_ext.reference.paddle import auto_factor, leads
 from paddle_ext.rows import class_means, squared_distances, unit_rows
-from paddle_ext.scaling import auto_factor, leads
 
 EXAMPLES = """\
   python benchmarks/adaptive.py mini.npz clinc150.npz --n-tasks 20

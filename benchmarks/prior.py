@@ -21,8 +21,8 @@ from presence import load, shuffled
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import FeatureBank, methods
-from paddle_ext.task import Task
+from paddle_ext import FeatureBank
+from paddle_ext.adaptive_rule.learn import likelihood_of
 
 EXAMPLES = """\
   python benchmarks/prior.py pets_vitb32.npz flowers102_efflite0.npz
@@ -86,7 +86,7 @@ def priors_of(right: Tensor, concentration: float, generator: torch.Generator) -
 
 
 def logits_of(support: Tensor, labels: Tensor, query: Tensor, K: int) -> Tensor:
-    known = methods.create("adaptive").likelihood(Task(support[None], labels[None], query[None], K))
+    known = likelihood_of(support[None], labels[None], K)
     found: Tensor = known.logits(query[None])[0]
     return found
 

@@ -48,7 +48,6 @@ LAYERS = {
         "task.py": "a batch of tasks",
         "solution.py": "results",
         "prevalence.py": "shares of classes",
-        "scaling.py": "how features are scaled",
         "prior.py": "what is known of shares",
         "groups.py": "rows that belong together",
         "rows.py": "arithmetic of rows",
@@ -63,7 +62,6 @@ LAYERS = {
         "files.py": "opened safely, written whole",
         "libraries.py": "optional libraries",
         "text.py": "text that is safe to print",
-        "version.py": "the version number",
     },
     ("native", "#e9e6f4"): {
         "csrc/bindings.cpp": "③ bindings, of pybind11",

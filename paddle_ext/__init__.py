@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .research.results import Evaluation
     from .research.sampler import TaskBatch, TaskSampler
     from .research.tune import tune
-    from .solution import Solution, TimSolution, Trace, Transport
+    from .solution import Solution, TimSolution, Transport
     from .solvers.adapt import adapt
     from .solvers.paddle import solve, solve_indexed
     from .solvers.sinkhorn import sinkhorn
@@ -43,7 +43,6 @@ __all__ = [
     "TaskBatch",
     "TaskSampler",
     "TimSolution",
-    "Trace",
     "Transport",
     "__version__",
     "adapt",
@@ -72,7 +71,6 @@ _MODULES = {
     "TaskBatch": "research.sampler",
     "TaskSampler": "research.sampler",
     "TimSolution": "solution",
-    "Trace": "solution",
     "Transport": "solution",
     "adapt": "solvers.adapt",
     "adaptive": "adaptive_rule.solve",
@@ -96,7 +94,7 @@ def __getattr__(name: str) -> Any:
         if name in _SUBMODULES:
             return importlib.import_module(f".{name}", __name__)
         if name == "__version__":
-            found = importlib.import_module(".version", __name__).version()
+            found = importlib.import_module(".native.load", __name__).version()
         else:
             found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
         globals()[name] = found

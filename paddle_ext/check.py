@@ -23,7 +23,6 @@ from .limits import (
     LARGEST_FEATURE_FLOAT64,
     LARGEST_FLOAT,
     LARGEST_INT32,
-    LEAST_QUERY_WEIGHT,
 )
 from .native import call
 from .native import load as native
@@ -95,14 +94,6 @@ def real(name: str, value: object, *, positive: bool = False, most: float = LARG
             f"finite and {least}" if most == LARGEST_FLOAT else f"{least} and at most {most:g}"
         )
         raise ArgumentValueError(name, f"must be {expected}, got {value}")
-    return number
-
-
-def query_weight(value: object) -> float:
-    """The weight of a query in class counts."""
-    number = real("weight", value)
-    if not LEAST_QUERY_WEIGHT <= number <= 1.0:
-        raise ArgumentValueError("weight", f"must be from {LEAST_QUERY_WEIGHT:g} to 1, got {value}")
     return number
 
 
@@ -206,13 +197,7 @@ def raise_not_a_choice(name: str, value: object, choices: Sequence[str]) -> None
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest choice, if any.
-
-    Examples
-    --------
-    >>> did_you_mean("padle", ["paddle", "tim"])
-    " (did you mean 'paddle'?)"
-    """
+    """The end of a message about an unknown name: " (did you mean 'paddle'?)", or nothing."""
     near = difflib.get_close_matches(value, list(choices), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,22 +81,15 @@ def check_room(path: Path, wanted: int, stored: int, what: str) -> None:
         )
 
 
-class Version(NamedTuple):
+def current_version(path: Path) -> tuple[int, int, int]:
     """What changes if a file is modified or replaced."""
-
-    inode: int
-    size: int
-    changed: int  # in nanoseconds
-
-
-def current_version(path: Path) -> Version:
     with open_regular(path) as file:
         now = os.fstat(file.fileno())
-    return Version(now.st_ino, now.st_size, now.st_mtime_ns)
+    return now.st_ino, now.st_size, now.st_mtime_ns
 
 
-def require_unchanged(path: Path, now: Version, version: Version) -> None:
-    if now != version:
+def require_unchanged(path: Path, version: tuple[int, int, int]) -> None:
+    if current_version(path) != version:
         raise ValueError(f"{path} must not change while it is in use, got another version")
 
 

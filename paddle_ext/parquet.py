@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ class ParquetColumn:
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Callable[[Tensor], None]]:
         """Read rows [start, stop); row groups without any of them are not read."""
-        require_unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, self.version)
         with open_parquet(self.path) as table:
             groups, skipped = row_groups(table.metadata, start, stop)
             pieces = self.pieces(table, groups, start - skipped)
@@ -80,26 +80,20 @@ class ParquetColumn:
 def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Numbers:
     """An Arrow array of lists of numbers as a matrix [n, width], without a copy."""
     lists = storage(column)
-    if lists.null_count:
-        row = int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))
-        bad_row(source, width, f"nothing in row {rows[row]}")
-    if list_width(lists.type) < 0:
-        lengths = np.diff(lists.offsets.to_numpy())
-        if (lengths != width).any():
-            row = int(np.argmax(lengths != width))
-            bad_row(source, width, f"{lengths[row]} in row {rows[row]}")
-    elif list_width(lists.type) != width:
-        bad_row(source, width, f"{list_width(lists.type)} in each")
-    numbers = lists.flatten()
-    if numbers.null_count:
-        missing = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
-        bad_row(source, width, f"a missing value in row {rows[missing // width]}")
+    lengths = lists.value_lengths().fill_null(-1).to_numpy()  # -1: there is no list
+    numbers, got = lists.flatten(), ""
+    if (lengths != width).any():
+        row = int(np.argmax(lengths != width))
+        got = "nothing" if lengths[row] < 0 else str(lengths[row])
+    elif numbers.null_count:
+        row = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False))) // width
+        got = "a missing value"
+    if got:
+        raise ValueError(
+            f"{source} must have {width} numbers in each row, got {got} in row {rows[row]}"
+        )
     matrix: Numbers = numbers.to_numpy().reshape(-1, width)
     return matrix
-
-
-def bad_row(source: str, width: int, got: str) -> NoReturn:
-    raise ValueError(f"{source} must have {width} numbers in each row, got {got}")
 
 
 def width_of(column: Any) -> int:

@@ -1,26 +1,14 @@
-"""How much of a batch each class is, with intervals. Letters: Q queries, K classes.
+"""How much of a batch each class is, with intervals; docs/presence.md explains their variance.
 
-With u the probability of a class for each query, the class holds ``N = sum_q u`` queries. Given the
-class proportions, this count has the variance ``V = sum_q u (1 - u)``. docs/presence.md says why
-three errors add to it:
+Letters: Q queries, K classes. With u the probability of a class for each query, the class holds
+``N = sum_q u`` queries with the variance ``V = sum_q u (1 - u)``, given the class proportions.
+These are estimated from the same batch: with ``C = N (Q - N) / Q``, ``r = V / C`` and a flat prior
+on the share, an error in the count of labels moves N by ``g = 1 + r / (1 - r + 12 C / Q^2)`` of it.
 
-- The proportions are estimated from the same batch, so that any error d in the count of labels
-  moves N by ``g d``. With ``C = N (Q - N) / Q``, ``r = V / C`` and a flat prior on the share,
-  ``g = 1 + r / (1 - r + 12 C / Q^2)``, and V becomes ``g V``.
-- A shift of all logits of a class by d changes N by d g V: a standard deviation s adds
-  ``(s g V)^2``.
-- Few labelled rows, n of the class and R in all, do not say which share e of the labels is wrong:
-  it has the variance ``e (1 - e) / (n + 2)``, even where all probabilities are near 0 or 1. What
-  this moves from class to class, g moves further.
-
-The interval lies between quantiles of a beta distribution with that variance and the mean N, moved
-towards ``Q / K`` by the weight of the prior, ``1 / (2 R + 2)``. The variance is at most that of a
-share of which nothing is known, ``N (Q - N) / (k + 1)`` with k as the number of classes present. If
-N > Q / 2, the interval for Q - N is computed and mirrored, so that it stays within 0 and Q. The
-ends are rounded inwards to whole counts, as in mid-P intervals: rounded outwards, the interval
-would cover more than it should.
-
-Queries of no known class are counted by their novelty, which is even in [0, 1] for all others.
+The interval lies between quantiles of a beta distribution. Its mean is N, moved towards ``Q / K``
+by the weight of the prior, ``1 / (2 R + 2)`` for R labelled rows. If N > Q / 2, the interval for
+Q - N is computed and mirrored, so that it stays within 0 and Q. The ends are rounded inwards to
+whole counts, as in mid-P intervals: rounded outwards, it would cover more than it should.
 """
 
 from __future__ import annotations
@@ -105,21 +93,8 @@ def add_certain(sums: Tensor, counts: Tensor) -> Tensor:
 def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
     """The prevalence of the classes in one batch, or in several together.
 
-    Parameters
-    ----------
-    sums : Tensor [.., 4, K] or [.., 9, K + 1]
-        `Solution.class_sums`; those of batches with the same labelled rows may be added up.
-    coverage, sampling
-        As in `Solution.prevalence`.
-
-    Examples
-    --------
-    >>> import torch, paddle_ext
-    >>> from paddle_ext.prevalence import from_sums
-    >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
-    >>> batches = [paddle_ext.adapt(logits), paddle_ext.adapt(-logits)]
-    >>> from_sums(sum(batch.class_sums() for batch in batches)).estimate
-    tensor([0.5000, 0.5000], dtype=torch.float64)
+    `sums` are `Solution.class_sums`; those of batches with the same labelled rows may be added up.
+    The options are those of `Solution.prevalence`.
     """
     coverage = check.real("coverage", coverage, positive=True, most=1.0)
     if coverage == 1.0:

@@ -24,8 +24,6 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
     """Check a prior [K] or [batch, K], and turn it into measures; on CUDA this synchronises."""
     K = num_classes
     (prior,) = check.tensors(prior)
-    if not isinstance(prior, Tensor):
-        raise TypeError(f"prior must be a tensor or an array, got {check.described(prior)}")
     check.dense_tensor("prior", prior)
     shapes = [(K,)] if batch is None else [(K,), (batch, K)]
     if tuple(prior.shape) not in shapes:

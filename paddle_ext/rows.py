@@ -82,8 +82,7 @@ def power_of_two(x: Tensor) -> Tensor:
 
 def power_of_two_above(x: Tensor) -> Tensor:
     """The smallest power of two above all numbers of a task, [B, N, D] -> [B, 1, 1]."""
-    largest = x.abs().amax((-2, -1), keepdim=True)
-    return power_of_two(largest)
+    return power_of_two(x.abs().amax((-2, -1), keepdim=True))
 
 
 def parts(count: int, row: int) -> Iterator[slice]:

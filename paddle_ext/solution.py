@@ -24,14 +24,6 @@ MIXED_CLASSES, MIXED_LABELS, MIXED_SHARE = 10, 8, 0.5
 MIXED_HINT = "many classes seem present: consider paddle_ext.adaptive"
 
 
-class Trace(NamedTuple):
-    """What happened in each iteration; a task that has stopped repeats its last row."""
-
-    objective: Tensor  # [iterations] or [iterations, B], float64
-    criterion: Tensor  # [iterations] or [iterations, B]
-    seconds: Tensor  # [iterations], float64: since the start of the call, not counting the tracing
-
-
 class Solution(NamedTuple):
     """Result of a solver, and its options; tensors have a batch dimension if the queries have one.
 
@@ -49,7 +41,6 @@ class Solution(NamedTuple):
     iterations: Tensor  # [..] int32
     criterion: Tensor  # [..]: how much the last iteration changed prototypes or, by `adapt`, counts
     prototypes: Tensor | None = None  # [.., K, D] in the coordinates of the inputs
-    trace: Trace | None = None
     lam: float | None = None  # None stands for Q
     scaling: str = "auto"
     temperature: float = 1.0
@@ -90,39 +81,17 @@ class Solution(NamedTuple):
         return 1.0 if self.lam is None else self.lam / self.labels.shape[-1]
 
     def present(self, threshold: float = PRESENT) -> Tensor:
-        """Which classes occur among the queries.
+        """Which classes occur among the queries, [.., K] bool.
 
         A class counts as present if its probabilities add up to at least `threshold` queries. The
         default requires two samples: on real features, with five classes or fewer present, a class
         with a single sample was nearly always a wrong label. 0.5 accepts one sample, which is
         better if many classes have few samples each. Measured in `docs/presence.md`.
-
-        Parameters
-        ----------
-        threshold : float
-            Queries, > 0.
-
-        Returns
-        -------
-        Tensor [.., K] bool
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-        >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
-        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
-        >>> solution.present()
-        tensor([False,  True, False])
-        >>> solution.present(threshold=0.5)
-        tensor([ True,  True, False])
         """
-        if self.held is not None:
-            return self.held >= check.real("threshold", threshold, positive=True)
-        if self.groups is not None:
-            held = self.class_sums()[:, 1]
-            return held >= check.real("threshold", threshold, positive=True)
-        return classes_present(self.things().probabilities, threshold)
+        if self.held is None and self.groups is None:
+            return classes_present(self.things().probabilities, threshold)
+        held = self.class_sums()[:, 1] if self.held is None else self.held
+        return held >= check.real("threshold", threshold, positive=True)
 
     def prevalence(
         self, coverage: float = 0.9, sampling: bool = False, novelty: Tensor | None = None
@@ -130,7 +99,7 @@ class Solution(NamedTuple):
         """How much of the batch each class is, with an interval.
 
         The interval accounts for uncertain labels and for what few labelled rows do not tell. It is
-        measured in `docs/presence.md`.
+        measured in `docs/presence.md`. PADDLE, whose probabilities are overconfident, has none.
 
         Parameters
         ----------
@@ -148,22 +117,6 @@ class Solution(NamedTuple):
         -------
         Prevalence
             `estimate`, `low` and `high`, each [.., K] in float64, or [.., K + 1] with novelty.
-
-        Raises
-        ------
-        ValueError
-            For a solution of PADDLE, whose probabilities are overconfident.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> logits = torch.tensor([[0.7, 0.0], [9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
-        >>> found = paddle_ext.adapt(logits).prevalence()
-        >>> for share in found:
-        ...     print(share)
-        tensor([0.4170, 0.5830], dtype=torch.float64)
-        tensor([0.2500, 0.5000], dtype=torch.float64)
-        tensor([0.5000, 0.7500], dtype=torch.float64)
         """
         if not self.calibrated:
             raise ValueError(
@@ -174,11 +127,6 @@ class Solution(NamedTuple):
 
     def class_sums(self, novelty: Tensor | None = None) -> Tensor:
         """The sums from which `prevalence` is computed; those of several batches may be added up.
-
-        Parameters
-        ----------
-        novelty
-            As in `prevalence`.
 
         Returns
         -------
@@ -233,17 +181,6 @@ class Solution(NamedTuple):
 
         Labels and probabilities stay. The proportions are those of all queries, the concentration
         is the median of the groups', and the bound their sum. Without groups it is the same.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
-        >>> found = paddle_ext.adapt(logits, groups=["south", "south", "north", "north"])
-        >>> found.groups.names, found.present()
-        (['north', 'south'], tensor([[False,  True],
-                [ True, False]]))
-        >>> found.over_all().present()
-        tensor([True, True])
         """
         if self.groups is None:
             return self
@@ -265,39 +202,21 @@ class Solution(NamedTuple):
         )
 
     def doubt(self) -> Tensor:
-        """How doubtful each label is: the probability of all other classes.
+        """How doubtful each label is, [.., Q] in [0, 1]: the probability of all other classes.
 
         PADDLE is confident even in wrong labels where a large class has absorbed the samples of
         another. So its preference for large classes (the dual) is first weakened to a third, unless
         only the largest probabilities are kept.
-
-        Returns
-        -------
-        Tensor [.., Q]
-            In [0, 1], of the dtype of the probabilities.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
-        >>> query = torch.tensor([[0.5, 0.0], [4.0, 0.5], [2.0, 0.0]])  # the last is between both
-        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1]), query, scaling="none")
-        >>> solution.doubt().argmax()
-        tensor(2)
         """
         return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 
     def balanced_labels(self) -> Tensor:
-        """Labels for balanced accuracy, the mean over the classes of the share that is found.
+        """Labels [.., Q] for balanced accuracy, the mean over the classes of the share found.
 
         `labels` are right most often, so they give a doubtful query to the class that is frequent
         in the batch. These are the classes whose probability is largest in relation to their
         share, which counts as 1.5 queries at least: more of the rare classes are found, and more
         of the frequent ones are missed. With groups it is the share in all of them.
-
-        Returns
-        -------
-        Tensor [.., Q] int64
 
         Examples
         --------
@@ -337,10 +256,8 @@ class Solution(NamedTuple):
     def looks_mixed(self) -> Tensor:
         """Whether a batch seems to have more classes than PADDLE is made for, [..] bool.
 
-        True if, without the preference for large classes, at least ten classes would have a label,
-        and either eight have one with it or more than half of the queries would change theirs. If
-        only the largest probabilities are kept, ten classes with a label are enough. Always False
-        for Dirichlet proportions, which suit any number of classes.
+        If only the largest probabilities are kept, ten classes with a label are enough. Always
+        False for Dirichlet proportions, which suit any number of classes.
         """
         if self.concentration is not None:
             return torch.zeros_like(self.iterations, dtype=torch.bool)

@@ -40,13 +40,6 @@ class Task:
     check_values: Callable[[], object] | None = None
 
     @property
-    def one_hot(self) -> Tensor:
-        """The labels of the support, [B or 1, S, K]."""
-        # Unlike torch's one_hot, this does not wait for the device.
-        classes = torch.arange(self.num_classes, device=self.query.device)
-        return (self.support_labels.unsqueeze(-1) == classes).to(self.query.dtype)
-
-    @property
     def bytes(self) -> int:
         """The memory of one task: its rows, one number per row and class, and its prototypes."""
         (Q, D), K = self.query.shape[1:], self.num_classes

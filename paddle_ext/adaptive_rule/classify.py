@@ -151,11 +151,7 @@ def posterior(
 ) -> tuple[Solution, Tensor]:
     """Classify small tasks [B, Q, D] in one native call; arguments as in `classify`.
 
-    It finds the class proportions and takes the absorb step, in which a query with probability u
-    for class k has the weight ``u^2 Q / (Q + K)`` in it. With s the sum of the labelled rows and
-    the weighted queries of the class, and m their total weight, both without the query itself, its
-    logit is ``temper (share (sharpness (x.s / m - s.s / (2 m^2)) + added + hub_k) + ln(total_k -
-    weight u))``, products in the metric.
+    It finds the class proportions, and takes the absorb step.
     """
     (B, Q, D), (L, K), N = query.shape, likelihood.shots.shape, likelihood.scaled.shape[1]
     factor, real = likelihood.factor, query.dtype

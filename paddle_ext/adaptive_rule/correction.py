@@ -1,14 +1,8 @@
 """Likelihoods with a linear correction, for labelled rows that many batches share.
 
 Distances to class means ignore which rows are hard to classify. With many labelled rows, W and b
-correct the logits; they minimise
-
-    1/2 ||W||^2 + C sum_i -ln softmax(logits_i + ln n + x_i W + b)[y_i]
-
-over the labelled rows i, each left out of its class, so that its logits are those of a new row. W
-is small where the distances already explain the labels. n is the number of labelled rows of each
-class: thanks to ln n, W and b do not learn how frequent classes are among the labelled rows, and a
-batch can add its own frequencies. Letters as in `likelihood`; here B = 1.
+correct the logits of a row x by x W + b; docs/estimator.md has what they minimise. Letters as in
+`likelihood`; here B = 1.
 """
 
 from __future__ import annotations

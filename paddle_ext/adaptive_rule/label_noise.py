@@ -1,16 +1,7 @@
-"""Weigh labelled rows by the probability that their label is right.
+"""Weigh labelled rows by the probability that their label is right; docs/adaptive.md has the model.
 
-The model: a share e of the labels is wrong, all other classes being equally likely. With
-p = softmax(-f/2 d) the probabilities of a labelled row left out of its class, its label y has the
-probability
-
-    (1 - e) p_y + e / (K - 1) (1 - p_y)
-
-and the first term's share of that is the probability that the label is right. f and e are chosen to
-make the labels most likely; without e, wrong labels would make f far too small. The class means and
-the full metric are then computed with these probabilities as weights, and the distances give f, e
-and the share of the full metric again, and if e is large a second time. Letters as in `likelihood`;
-see docs/adaptive.md.
+f and e are chosen together to make the labels most likely: without e, the share of wrong labels,
+these would make the sharpness f far too small. Letters as in `likelihood`.
 """
 
 from __future__ import annotations
@@ -140,7 +131,7 @@ def weigh_labels(
         return WeighedLabels(moved, estimate.rate, weights, logits)
     # Tasks without wrong labels stay as they are.
     tensors: Any = {
-        name: torch.where(like(noisy, x), getattr(moved, name), x)
+        name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
         for name, x in likelihood.tensors().items()
     }
     return WeighedLabels(
@@ -156,11 +147,6 @@ def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
     half = likelihood.sharpness / 2
     hubs = torch.addcmul(likelihood.bias, likelihood.squares, half.unsqueeze(-1))
     return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
-
-
-def like(x: Tensor, y: Tensor) -> Tensor:
-    """One number per task [B], shaped to multiply y [B, ..]."""
-    return x.view(-1, *[1] * (y.dim() - 1))
 
 
 class WeightedRows(NamedTuple):

@@ -223,29 +223,22 @@ def solve_large(
     absorbed = AbsorbedScores(scores, torch.cat([likelihood.weights, weights], 1), step)
     found = passes.classify_rows(absorbed, None, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
-    solution = solution_of(found, state, estimated_shares(counted, found.held, total))
-    if measures is None:
-        return solution
-    return solution._replace(prior_used=torch.tensor([chosen > 0], device=queries.device))
+    real, every, top_classes = scores.slope.dtype, found.probabilities, found.top.classes
+    used = None if measures is None else torch.tensor([chosen > 0], device=queries.device)
+    return Solution(
+        top_classes[..., 0],
+        found.top.probabilities if every is None else every,
+        estimated_shares(counted, found.held, total).to(real),
+        state.dual.to(real),
+        state.iterations,
+        state.criterion.to(real),
+        concentration=state.concentration.to(real),
+        prior_used=used,
+        classes=top_classes if every is None else None,
+        held=found.held if every is None else None,
+    )
 
 
 def trust_in_queries(queries: float, num_classes: int) -> float:
     """The weight in a prototype of a query with probability 1: less with few queries per class."""
     return queries / (queries + num_classes)
-
-
-def solution_of(found: passes.RowResults, state: State, shares: Tensor) -> Solution:
-    """The solution from the results for the rows; `shares` [1, K] are its proportions."""
-    real = found.top.probabilities.dtype
-    all_classes = found.probabilities is not None
-    return Solution(
-        found.top.classes[..., 0],
-        found.top.probabilities if found.probabilities is None else found.probabilities,
-        shares.to(real),
-        state.dual.to(real),
-        state.iterations,
-        state.criterion.to(real),
-        concentration=state.concentration.to(real),
-        classes=None if all_classes else found.top.classes,
-        held=None if all_classes else found.held,
-    )

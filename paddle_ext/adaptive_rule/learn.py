@@ -41,14 +41,6 @@ class Labelled(NamedTuple):
     scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
 
 
-class Calibration(NamedTuple):
-    """The sharpness f that makes the labels of calibration rows most likely; see `calibrate`."""
-
-    sharpness: Tensor  # [B] f
-    objective: Tensor  # [B] the minimum of the objective
-    drawn: Tensor  # [B, K] probability that a class takes from rows of other classes, summed
-
-
 def calibration_count(S: int, K: int, full: bool) -> int:
     """How many of S labelled rows calibrate the sharpness and, if `full`, choose the metric."""
     most = 2 * MOST_CALIBRATION_ROWS if full else MOST_CALIBRATION_ROWS
@@ -91,12 +83,13 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
 
 
 @on_cpu_without_gpu_code
-def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> Calibration:
+def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> list[Tensor]:
     """The sharpness f of each task, the factor on half the squared distances [B, R, K] in logits.
 
     f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik))`` minus its log prior, the
     sum over the first ``count`` [B] rows of a task, of which `labels` [B, R] are the classes.
-    Distances are less than 1e30.
+    Distances are less than 1e30. Returns f [B], the minimum [B], and the probability that each
+    class takes from rows of other classes, summed, [B, K].
     """
     B, R, K = distances.shape
     distances, labels, count = packed(distances), packed_int64(labels), packed_int64(count)
@@ -108,9 +101,7 @@ def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> Calibration:
         "count": (count, torch.int64, (B,)),
     }
     outputs = {"sharpness": (real, (B,)), "objective": (real, (B,)), "drawn": (real, (B, K))}
-    return Calibration(
-        *call_native(native.module.calibrate_call, options, distances, inputs, outputs)
-    )
+    return call_native(native.module.calibrate_call, options, distances, inputs, outputs)
 
 
 @on_cpu_without_gpu_code

@@ -17,8 +17,8 @@ from xml.sax.saxutils import quoteattr
 
 from .. import check
 from ..files import readable, replacing
+from ..native.load import version
 from ..text import plain_cell, without_controls
-from ..version import version
 from .answers import UNKNOWN, Answers
 from .read.opening import Source
 from .read.samples import Key

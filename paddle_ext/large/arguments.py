@@ -80,8 +80,8 @@ def solve_large_paddle(
             return allocate(query, output_table(of_query, num_classes, real, top, others))
         query = query if batched else query.unsqueeze(0)
     labels = support_labels.reshape(-1, S)
-    results = large.solve(query, support.reshape(-1, S, D), labels, num_classes, options)
-    return large_outputs(results, batched)
+    outputs = large.solve(query, support.reshape(-1, S, D), labels, num_classes, options)
+    return outputs if batched else [x[0] for x in outputs]
 
 
 def output_table(
@@ -106,19 +106,3 @@ def output_table(
     if top is not None:
         table |= {"classes": (torch.int64, best), "held": (torch.float64, (*batch, K))}
     return table
-
-
-def large_outputs(results: large.Results, batched: bool) -> list[Tensor]:
-    """The results of large tasks in the order of `output_table`."""
-    every, classes = results.probabilities, results.classes
-    outputs = [
-        classes[..., 0].contiguous(),
-        results.class_probabilities if every is None else every,
-        results.proportions,
-        results.dual,
-        results.iterations,
-        results.criterion,
-        results.prototypes,
-        *((classes, results.held) if every is None else ()),
-    ]
-    return [x if batched else x[0] for x in outputs if x is not None]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,25 +54,6 @@ class Options:
     top: int = 5
     validate: bool = False
 
-    @property
-    def unit_norm(self) -> bool:
-        """Whether rows are normalised to unit length."""
-        return self.scaling == "auto"
-
-
-class Results(NamedTuple):
-    """Results for B tasks."""
-
-    classes: Tensor  # [B, N, top] int64: the most probable classes
-    class_probabilities: Tensor  # [B, N, top] of these
-    probabilities: Tensor | None  # [B, N, K]
-    proportions: Tensor  # [B, K]
-    dual: Tensor  # [B, K]
-    iterations: Tensor  # [B] int32
-    criterion: Tensor  # [B]
-    prototypes: Tensor | None  # [B, K, D]
-    held: Tensor  # [B, K] float64: sums of the queries' probabilities
-
 
 def solve(
     query: Rows | Tensor,
@@ -82,11 +62,11 @@ def solve(
     K: int,
     options: Options,
     index: Tensor | None = None,
-) -> Results:
+) -> list[Tensor]:
     """Solve one task with queries `Rows`, or B > 0 tasks with queries [B, Q, D].
 
     With an index [B, Q], queries are rows of one bank [N, D]. Support [B or 1, S, D] and labels
-    [B or 1, S]; rows with a label outside [0, K) are ignored.
+    [B or 1, S]; rows with a label outside [0, K) are ignored. Returns what `output_table` lists.
     """
     with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
         if not isinstance(query, Tensor):
@@ -102,9 +82,7 @@ def solve(
             results.append(Paddle(queries, *own, K, options).solve())
         if len(results) == 1:
             return results[0]
-        fields = zip(*results, strict=True)
-        joined: list[Any] = [None if each[0] is None else torch.cat(each) for each in fields]
-        return Results(*joined)
+        return [torch.cat(each) for each in zip(*results, strict=True)]
 
 
 def rows_of(query: Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
@@ -218,14 +196,6 @@ def place(
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
 
-def labelled_sums(rows: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """Sums [B, K, D] and counts [B, K] of float64 rows by class; ignores labels outside [0, K)."""
-    labels = labels.long()
-    labels = torch.where((labels >= 0) & (labels < K), labels, K)
-    sums, counts = class_sums(rows, labels, K + 1)
-    return sums[:, :K], counts[:, :K].double()
-
-
 def slope_of(
     placed: Placed,
     total: int,
@@ -331,11 +301,6 @@ class DistanceScores:
         self.slope = (self.exact_slope * self.rows.form.factor).to(self.w.dtype)
         self.bias *= slope.unsqueeze(-1)
 
-    def step_back(self, rows: PreparedRows) -> None:
-        """Return to the prototypes before the last move, and use these rows."""
-        self.w, self.before = self.before, self.w
-        self.use(rows)
-
     def move_call(
         self, sums: list[Tensor], held: Tensor | None, running: Tensor | None
     ) -> Callable[[], None]:
@@ -402,7 +367,8 @@ class Paddle:
     ) -> None:
         self.queries, self.options, self.K = queries, o, K
         self.support, self.labels = support, labels
-        surveyed = survey(queries, o.unit_norm, validate=o.validate)
+        unit_norm = o.scaling == "auto"
+        surveyed = survey(queries, unit_norm, validate=o.validate)
         self.total = surveyed.total
         self.placed = place(surveyed, support, labels, K, o.scaling, queries.dtype)
         form = form_for(queries, surveyed, self.placed.transform, o.precision)
@@ -411,10 +377,14 @@ class Paddle:
         self.rough = self.rows if rough is form else PreparedRows(queries, rough, K)
         one = torch.ones_like(self.placed.unit)
         self.scores = DistanceScores(self.rows, self.placed.means.clone(), one, self.placed)
+        leads = None
+        if unit_norm:  # leads of the nearest class over the median one; see `assign`
+            leads = torch.zeros(queries.B, 2, dtype=torch.float64, device=queries.device)
+            assign_all(self.scores, None, leads=leads)
         self.slope, self.distance_unit = slope_of(
             self.placed,
             self.total,
-            self.leads() if o.unit_norm else None,
+            leads,
             o.scaling,
             temperature=o.temperature,
             steepest=STEEPEST[queries.dtype],
@@ -422,12 +392,6 @@ class Paddle:
         self.scores.steepen(self.slope)
         lam = float(self.total) if o.lam is None else o.lam
         self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
-
-    def leads(self) -> Tensor:
-        """Leads of the nearest class over the median one, summed over all rows; see `assign`."""
-        leads = torch.zeros(self.queries.B, 2, dtype=torch.float64, device=self.queries.device)
-        assign_all(self.scores, None, leads=leads)
-        return leads
 
     def move(self, state: State) -> RowResults | None:
         """Iterate prototypes and dual.
@@ -480,7 +444,8 @@ class Paddle:
 
         return iterate
 
-    def solve(self) -> Results:
+    def solve(self) -> list[Tensor]:
+        """The results of B tasks, in the order of `output_table`."""
         o, dtype = self.options, self.queries.dtype
         state = State(
             self.queries.B,
@@ -494,29 +459,38 @@ class Paddle:
         )
         results = self.move(state)
         weighed = self.dual_weight * state.before
-        if results is None or o.prototypes:
-            self.scores.step_back(self.rows)
+        if results is None or o.prototypes:  # back to the prototypes before the last move
+            self.scores.w, self.scores.before = self.scores.before, self.scores.w
+            self.scores.use(self.rows)
         if results is None:
             results = classify_rows(self.scores, weighed, top=o.top, all_classes=o.all_classes)
-        return Results(
-            results.top.classes,
-            results.top.probabilities,
-            results.probabilities,
+        top, every = results.top, results.probabilities
+        outputs = [
+            top.classes[..., 0].contiguous(),
+            top.probabilities if every is None else every,
             state.proportions(state.counts).to(dtype),
             state.dual.to(dtype),
             state.iterations,
             state.criterion.clamp(max=torch.finfo(dtype).max).to(dtype),
-            self.input_prototypes(weighed) if o.prototypes else None,
-            results.held,
-        )
+        ]
+        if o.prototypes:
+            outputs.append(self.input_prototypes(weighed))
+        return outputs if every is not None else [*outputs, top.classes, results.held]
 
     def input_prototypes(self, dual: Tensor) -> Tensor:
         """Prototypes [B, K, D] as weighted means of the input rows, not transformed."""
         queries, scores, dtype = self.queries, self.scores, self.queries.dtype
-        sums, counts = labelled_sums(self.support.double(), self.labels, self.K)
+        labels = self.labels.long()
+        labels = torch.where((labels >= 0) & (labels < self.K), labels, self.K)  # ignored
+        sums, counts = class_sums(self.support.double(), labels, self.K + 1)
+        sums, counts = sums[:, : self.K], counts[:, : self.K].double()
         surveyed = survey(queries, False, validate=False)
         query_means = surveyed.sums / surveyed.total
-        centring = centring_transform(surveyed, query_means, dtype)
+        # Rows are only centred, and scaled to size 1.
+        reach = torch.maximum(surveyed.most - query_means, query_means - surveyed.least).amax(-1)
+        size = power_of_two(reach).clamp(min=LEAST_UNIT[dtype]).unsqueeze(-1)
+        scale, centre = torch.ones_like(query_means) / size, query_means / size
+        centring = Transform(None, scale.to(dtype), centre.to(dtype))
         form: Form = Plain(centring)
         if queries.device.type == "cuda":
             form = TwoHalves(centring, sums_of_two=True)
@@ -534,11 +508,3 @@ class Paddle:
         unit = (1 / centring.scale.double()).unsqueeze(1)
         moved = sums - counts.unsqueeze(-1) * centre + taken.double() * unit
         return (moved / (counts + held).clamp(min=1e-12).unsqueeze(-1) + centre).to(dtype)
-
-
-def centring_transform(surveyed: Survey, means: Tensor, dtype: torch.dtype) -> Transform:
-    """The transform that only centres rows at `means` and scales them to size 1."""
-    reach = torch.maximum(surveyed.most - means, means - surveyed.least).amax(-1)
-    unit = power_of_two(reach).clamp(min=LEAST_UNIT[dtype]).unsqueeze(-1)
-    ones = torch.ones_like(means)
-    return Transform(None, (ones / unit).to(dtype), (means / unit).to(dtype))

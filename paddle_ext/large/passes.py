@@ -399,26 +399,3 @@ def classify_rows(
 
     assign_all(scores, dual, outputs, held=results.held, log_sums=results.log_sums)
     return results
-
-
-def adapt_large(
-    logits: Tensor,
-    weight: float,
-    max_iter: int,
-    tol: float,
-    *,
-    measures: Tensor | None = None,
-    top: int = 1,
-    all_classes: bool = True,
-) -> tuple[RowResults, State, Tensor, Tensor, int]:
-    """Adapt the logits [Q, K] of one task; `measures` [n, K] are the priors to choose from.
-
-    Returns the results for the rows, the final state, the proportions [1, K], the bound [1], and
-    the number of the chosen prior.
-    """
-    scores = GivenScores(logits)
-    total = weight * len(logits)
-    _, state, chosen = best_prior(scores, measures, max_iter, total=total, weight=weight, tol=tol)
-    results = classify_rows(scores, state.dual, top=top, all_classes=all_classes)
-    bound = state.bound(results.held, results.log_sums)
-    return results, state, state.proportions(weight * results.held), bound, chosen

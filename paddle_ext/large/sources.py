@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -29,26 +29,19 @@ DTYPES = {
 
 @runtime_checkable
 class Rows(Protocol):
-    """Feature rows in a fixed order that can be iterated repeatedly.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        [N, D].
-    dtype : torch.dtype
-        Of the chunks: float16, bfloat16, float32 or float64.
-    device : torch.device
-        Of the chunks.
-    """
+    """Feature rows in a fixed order that can be iterated repeatedly."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, int]:
+        """[N, D]."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of the chunks: float16, bfloat16, float32 or float64."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Of the chunks."""
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """All rows in order, [n, D] with n = `size` except for the last chunk.
@@ -56,7 +49,6 @@ class Rows(Protocol):
         A chunk is valid until the next one is requested, and on CUDA in the stream that was current
         when it was requested.
         """
-        ...
 
 
 class TensorRows:
@@ -68,7 +60,7 @@ class TensorRows:
         self.dtype, self.device = tensor.dtype, tensor.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        return row_parts(self.tensor, size)
+        return iter(torch.split(self.tensor, size))
 
 
 class IndexedRows:
@@ -80,77 +72,10 @@ class IndexedRows:
         self.dtype, self.device = features.dtype, features.device
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        return (self.features.index_select(0, part) for part in row_parts(self.index, size))
+        return (self.features.index_select(0, part) for part in torch.split(self.index, size))
 
 
-class Contents(Protocol):
-    """A matrix whose rows are read in order."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def reading(self, start: int, stop: int) -> AbstractContextManager[Fill]:
-        """Read rows [start, stop)."""
-        ...
-
-
-class StreamedRows:
-    """Rows [start, stop) of contents that are read in order, such as a file, to any device."""
-
-    def __init__(
-        self,
-        contents: Contents,
-        device: torch.device,
-        start: int,
-        stop: int,
-        progress: Report | None = None,
-    ) -> None:
-        self.contents, self.start, self.stop, self.progress = contents, start, stop, progress
-        self.shape = (stop - start, contents.shape[1])
-        self.dtype, self.device = contents.dtype, with_index(device)
-
-    def chunks(self, size: int) -> Iterator[Tensor]:
-        """Chunks in two buffers: a thread reads one while the other is in use."""
-        return self.read(check.integer("size", size))
-
-    def read(self, size: int) -> Iterator[Tensor]:
-        size, cuda = min(size, self.shape[0]), self.device.type == "cuda"
-        turns = enumerate(range(self.start, self.stop, max(1, size)))
-        # The thread must not write to tensors of the caller's inference mode.
-        with torch.inference_mode(False):
-            buffers = [
-                torch.empty((size, self.shape[1]), dtype=self.dtype, pin_memory=cuda)
-                for _ in range(2)
-            ]
-        copied = [torch.cuda.Event(blocking=True) for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
-        with self.contents.reading(self.start, self.stop) as fill:
-
-            def fetch() -> tuple[int, Tensor] | None:
-                turn, row = next(turns, (0, self.stop))
-                if row == self.stop:
-                    return None
-                if cuda:  # until the last copy out of this buffer has ended
-                    copied[turn % 2].synchronize()
-                rows = buffers[turn % 2][: self.stop - row]
-                fill(rows)
-                return turn % 2, rows
-
-            done = 0
-            with closing(ahead(fetch)) as fetched:
-                for place, rows in fetched:
-                    if cuda:
-                        rows = rows.to(self.device, non_blocking=True)
-                        copied[place].record(torch.cuda.current_stream(self.device))
-                    yield rows
-                    done += len(rows)
-                    if self.progress is not None:
-                        self.progress(done, self.shape[0])
-
-
-class FileRows(StreamedRows):
+class FileRows:
     """The rows of a file, with two chunks in memory at a time.
 
     Parameters
@@ -163,8 +88,6 @@ class FileRows(StreamedRows):
     name : str or None
         The tensor of a ``.safetensors`` file. None: ``features``, or its only matrix of
         floating-point numbers.
-    device : device
-        Device of the chunks.
     start, stop : int
         Rows [start, stop); stop = None means to the end. For one of several processes.
     progress : callable or None
@@ -211,16 +134,54 @@ class FileRows(StreamedRows):
                 f"start and stop must be 0 <= start <= stop <= {N}, the rows of {self.path}, "
                 f"got {first} and {last}"
             )
-        super().__init__(contents, place, first, last, progress)
+        self.contents, self.start, self.stop, self.progress = contents, first, last, progress
+        self.shape = (last - first, contents.shape[1])
+        self.dtype, self.device = contents.dtype, with_index(place)
 
     def __repr__(self) -> str:
         return f"FileRows({str(self.path)!r}, {list(self.shape)}, {check.plain(self.dtype)})"
 
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """Chunks in two buffers: a thread reads one while the other is in use."""
+        return self.read(check.integer("size", size))
 
-# --- what is read -------------------------------------------------------------------------------
+    def read(self, size: int) -> Iterator[Tensor]:
+        size, cuda = min(size, self.shape[0]), self.device.type == "cuda"
+        turns = enumerate(range(self.start, self.stop, max(1, size)))
+        # The thread must not write to tensors of the caller's inference mode.
+        with torch.inference_mode(False):
+            buffers = [
+                torch.empty((size, self.shape[1]), dtype=self.dtype, pin_memory=cuda)
+                for _ in range(2)
+            ]
+        copied = [torch.cuda.Event(blocking=True) for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
+        with self.contents.reading(self.start, self.stop) as fill:
+
+            def fetch() -> tuple[int, Tensor] | None:
+                turn, row = next(turns, (0, self.stop))
+                if row == self.stop:
+                    return None
+                if cuda:  # until the last copy out of this buffer has ended
+                    copied[turn % 2].synchronize()
+                rows = buffers[turn % 2][: self.stop - row]
+                fill(rows)
+                return turn % 2, rows
+
+            done = 0
+            with closing(ahead(fetch)) as fetched:
+                for place, rows in fetched:
+                    if cuda:
+                        rows = rows.to(self.device, non_blocking=True)
+                        copied[place].record(torch.cuda.current_stream(self.device))
+                    yield rows
+                    done += len(rows)
+                    if self.progress is not None:
+                        self.progress(done, self.shape[0])
 
 
-def open_contents(path: Path, column: str, name: str | None) -> Contents:
+def open_contents(
+    path: Path, column: str, name: str | None
+) -> NpyMatrix | SafetensorsMatrix | ParquetColumn:
     """Open the rows of a file; the other arguments are those of `FileRows`."""
     if path.suffix == ".npz":
         raise ValueError(
@@ -259,7 +220,7 @@ class NpyMatrix:
 
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Fill]:
-        require_unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, self.version)
         with open_regular(self.path) as file:
             file.seek(self.offset + start * self.shape[1] * self.dtype.itemsize)
 
@@ -300,7 +261,7 @@ class SafetensorsMatrix:
 
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[Fill]:
-        require_unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, self.version)
         with self.opened() as file:
             matrix, row = file.get_slice(self.name), start
 
@@ -337,11 +298,6 @@ def select_matrix(
             "name", f"must be the tensor of {path} ({listed}) with the features, got {name!r}"
         )
     return name
-
-
-def row_parts(x: Tensor, size: int) -> Iterator[Tensor]:
-    """The rows of x in pieces of at most `size`."""
-    return (x[start : start + size] for start in range(0, len(x), size))
 
 
 def with_index(device: torch.device) -> torch.device:

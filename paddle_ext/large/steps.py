@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -227,8 +227,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
     return int(above) <= most
 
 
-@dataclass(frozen=True)
-class Moved:
+class Moved(NamedTuple):
     """What `State.update` needs of prototypes that moved: the criterion, and the next bias."""
 
     away: Tensor  # [B, K] float64: how far they moved
@@ -286,11 +285,10 @@ class State:
     ) -> Callable[[], None]:
         """A native call that ends an iteration, and prepares the next count of `counter`."""
         B, K = self.counts.shape
-        weights = anchor = faint = away = unit = base = bias = None
+        weights = anchor = faint = None
         if counter is not None:
             weights, anchor, faint = counter.weights, counter.anchor, counter.faint
-        if moved is not None:
-            away, unit, base, bias = moved.away, moved.unit, moved.base, moved.bias
+        away, unit, base, bias = moved or (None, None, None, None)
         given = weights if bias is None else bias
         real = torch.float32 if given is None else given.dtype
         double, before, counts, dual = torch.float64, self.before, self.counts, self.dual

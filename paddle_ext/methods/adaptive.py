@@ -8,8 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.label_noise import check_label_noise, noisy_likelihood
-from ..adaptive_rule.likelihood import Likelihood
+from ..adaptive_rule.label_noise import check_label_noise
 from ..adaptive_rule.solve import check_metric, solve_tasks
 from ..native.devices import needs_cpu
 from ..rows import computing_dtype
@@ -70,11 +69,6 @@ class Adaptive(Method):
     def prediction(self, task: Task) -> Prediction:
         solution = self.solution(task)
         return Prediction(solution.labels, solution.probabilities)
-
-    def likelihood(self, task: Task) -> Likelihood:
-        """The likelihoods learned from the labelled rows, which do not depend on the queries."""
-        rows = task.support, task.support_labels, task.num_classes
-        return noisy_likelihood(*rows, self.metric, self.label_noise)
 
     def checks_values_itself(self, support: Tensor, query: Tensor, num_classes: int | None) -> bool:
         """Whether the native code checks all rows: trusted labels, and more rows than classes."""

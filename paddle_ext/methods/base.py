@@ -31,8 +31,6 @@ NAME_ARGUMENTS = {"prototypes", "logits"}  # what stands for the names of the cl
 known_methods: dict[str, type[Method]] = {}
 
 
-# --- options --------------------------------------------------------------------------------------
-
 # A rule takes the name and the value of an option, and raises an error for an invalid one.
 positive = partial(check.real, positive=True)
 
@@ -45,9 +43,6 @@ def option(default: T, rule: Callable[[str, Any], object]) -> T:
     """A field of a dataclass with a rule for its values; None is valid if it is the default."""
     field: T = dataclasses.field(default=default, metadata={"rule": rule})
     return field
-
-
-# --- protocol -------------------------------------------------------------------------------------
 
 
 class Display(NamedTuple):
@@ -148,10 +143,8 @@ class Method(ABC):
         Returns
         -------
         Prediction
-            labels : Tensor [.., Q] int64
-                The most probable class; of equals, the smallest.
-            probabilities : Tensor [.., Q, K]
-                In float64 for float64 features, else in float32.
+            In float64 for float64 features, else in float32. Of equally probable classes, the
+            label is the smallest.
 
         Notes
         -----
@@ -223,15 +216,6 @@ class Method(ABC):
         validate : bool
             Check the values of the tensors, including the whole bank for NaN and infinity; without
             it `num_classes` must be given, and the result for invalid values is undefined.
-
-        Examples
-        --------
-        >>> import torch, paddle_ext
-        >>> bank = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0], [1.0, 4.0]])
-        >>> support = torch.tensor([0, 1])
-        >>> method = paddle_ext.methods.create("simpleshot")
-        >>> method.predict_indexed(bank, support, support, torch.tensor([2, 3])).labels
-        tensor([0, 1])
         """
         features, support_index, support_labels, query_index = check.tensors(
             features, support_index, support_labels, query_index
@@ -294,9 +278,6 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     """The prediction for a batch of zero tasks."""
     probabilities = features.new_empty(0, Q, K, dtype=computing_dtype(features))
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
-
-
-# --- checks ---------------------------------------------------------------------------------------
 
 
 def least_rows(extras: Mapping[str, object]) -> int:

@@ -127,10 +127,12 @@ class EmDirichlet(Method):
             used = mass > EPSILON
             alpha[used] = fitted(alpha[used], target[used], self.fit_iter)
             v = (u.mean(1) + EPSILON).log() + 1
-            logits = log_density(log_x, alpha) + weight * v.unsqueeze(1)
+            constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
+            log_density = constant.unsqueeze(1) + log_x @ (alpha - 1).mT  # ln Dir(x_q; alpha_k)
+            logits = log_density + weight * v.unsqueeze(1)
             u = soft = torch.softmax(logits / temperature, dim=-1)
             if self.assignment == "hard":
-                u = one_hot(u.argmax(-1), u)
+                u = torch.zeros_like(u).scatter_(-1, u.argmax(-1, keepdim=True), 1.0)
         if not has_support:
             soft = renamed(soft, x)
         return soft.to(task.query.dtype)
@@ -149,24 +151,13 @@ def scipy_optimize() -> Any:
     return library("scipy.optimize", "em_dirichlet without labelled rows", "scipy")
 
 
-def one_hot(labels: Tensor, like: Tensor) -> Tensor:
-    classes = torch.arange(like.shape[-1], device=like.device)
-    return (labels.unsqueeze(-1) == classes).to(like.dtype)
-
-
 def renamed(u: Tensor, x: Tensor) -> Tensor:
     """u [B, Q, K] with each cluster moved to the class that it matches."""
-    members = one_hot(u.argmax(-1), u)
+    members = torch.zeros_like(u).scatter_(-1, u.argmax(-1, keepdim=True), 1.0)
     count = members.sum(1)
     means = members.mT @ x / count.clamp(min=1).unsqueeze(-1)
     match = matched(-means, count > 0)  # [B, K]
     return torch.zeros_like(u).scatter_(2, match.unsqueeze(1).expand_as(u), u)
-
-
-def log_density(log_x: Tensor, alpha: Tensor) -> Tensor:
-    """ln Dir(x_q; alpha_k) for log_x [B, Q, C] and alpha [B, K, C], [B, Q, K]."""
-    constant = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)
-    return constant.unsqueeze(1) + log_x @ (alpha - 1).mT
 
 
 def fitted(alpha: Tensor, mean_log: Tensor, max_iter: int) -> Tensor:

@@ -100,16 +100,14 @@ def neighbour_products(rows: Tensor, query: Tensor, nearest: Tensor) -> Tensor:
 
 
 def assigned(
-    log_prior: Tensor,  # [B, Q, K]
-    log_likelihood: Tensor,  # [B, Q, K]
+    fixed: Tensor,  # [B, Q, K]
     z: Tensor,  # [B, Q, K]
     graph: NeighbourGraph,
     labelled: Tensor | float,  # [B, Q, K] of `pull_of_labelled`
     knn: int,
     inner_iter: int,
 ) -> Tensor:
-    """ln z after sweeps of ``z = softmax( log_prior + log_likelihood + pull / (2 knn) )``."""
-    fixed = log_prior + log_likelihood
+    """ln z after sweeps of ``z = softmax( fixed + pull / (2 knn) )``."""
     log_z = fixed
     for _ in range(inner_iter):
         pull = graph.pull(z) + labelled

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..rows import power_of_two_above, squared_distances
-from ..scaling import scaled_tasks
+from ..rows import class_means, class_sums, power_of_two_above, squared_distances, unit_rows
 from ..task import Task, bounded, in_chunks
 from .base import Display, Method, option, positive
 from .paddle import Paddle
 from .registry import register
 
+AUTO_GAP = 13.0  # "auto" scales the mean lead of the nearest class to this, in squared distance
+AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
+AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the distance to the median class
 HUGE = 1e37  # limit on factors, so that they fit in single precision
 STEEP = 1e18  # limit on gradients, so that their squares fit; Adam's step does not depend on it
 
@@ -61,17 +63,12 @@ class PaddlePgd(Paddle):
     def steps(self, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
         """The probabilities [B, Q, K] after each iteration, and the criterion of each task, [B]."""
         dtype, Q = task.query.dtype, task.query.shape[1]
-        query, means = scaled_tasks(
-            task.support.double(),
-            task.support_labels,
-            task.query.double(),
-            task.num_classes,
-            self.scaling,
-        )
+        query, means = scaled_tasks(task, self.scaling)
         # In units of at least 1, so that squares fit the dtype.
         unit = torch.maximum(power_of_two_above(query), power_of_two_above(means)).clamp(min=1)
         z, means = (query / unit).to(dtype), (means / unit).to(dtype)
-        shots = task.one_hot.sum(-2).unsqueeze(-1)  # [B or 1, K, 1]
+        _, counts = class_sums(task.support, task.support_labels, task.num_classes)
+        shots = counts.to(dtype).unsqueeze(-1)  # [B or 1, K, 1]
         pull = bounded(self.temperature) * unit
         u_pull, w_pull = (x.clamp(max=HUGE).to(dtype) for x in (pull * unit / 2, pull))
         push = bounded((Q if self.lam is None else self.lam) / Q)
@@ -101,6 +98,28 @@ class PaddlePgd(Paddle):
                 if not running.any():
                     break
             w = w_next
+
+
+def scaled_tasks(task: Task, scaling: str) -> tuple[Tensor, Tensor]:
+    """Queries [B, Q, D] and class means [B, K, D], scaled and centred at the queries; float64."""
+    support, query = task.support.double(), task.query.double()
+    if scaling == "auto":
+        support, query = unit_rows(support), unit_rows(query)
+    means = class_means(support, task.support_labels, task.num_classes)
+    if scaling == "minmax":
+        width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
+        width = torch.where(width > 0, width, 1)
+        query, means = query / width, means / width
+    centre = query.mean(-2, keepdim=True)
+    query, means = query - centre, means - centre
+    if scaling == "auto":
+        distance = squared_distances(query, means)
+        median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
+        gap = (median - distance.amin(-1)).mean(-1)
+        least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
+        factor = torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1).view(-1, 1, 1)
+        query, means = query * factor, means * factor
+    return query, means
 
 
 def simplex_project(x: Tensor) -> Tensor:

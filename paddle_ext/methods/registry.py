@@ -40,10 +40,7 @@ def register(cls: type[T]) -> type[T]:
         attribute. The fields of a dataclass are its options. ``name`` is by default the class name
         in snake case; ``display``, ``presets`` and ``tuning_grid`` of `Method` are optional.
 
-    Returns
-    -------
-    type
-        The same class. `create`, `evaluate` and the command can use it from then on.
+    Returns the same class. `create`, `evaluate` and the command can use it from then on.
 
     Examples
     --------
@@ -161,12 +158,7 @@ def load(place: str) -> type[Method] | Method:
 
 
 def available(*, named: bool = True) -> tuple[str, ...]:
-    """Names of all methods, sorted.
-
-    Parameters
-    ----------
-    named : bool
-        Whether to include methods that need class prototypes or zero-shot logits.
+    """Names of all methods, sorted; if `named`, also those that need class names.
 
     Examples
     --------
@@ -193,11 +185,6 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
         tieredImageNet or iNat (with a ResNet-18) by the public code. Given options override them.
     **options
         Of the method; `describe` lists them.
-
-    Returns
-    -------
-    Method
-        Call its `predict` to classify.
 
     Examples
     --------

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..prevalence import counts_of
 from ..rows import class_sums, products, squared_distances, unit_rows
 from ..task import Task, in_chunks
 from .base import Display, option
@@ -78,19 +79,19 @@ class TransClip(ZeroShot):
         query, support = unit_rows(task.query), unit_rows(task.support)
         graph = NeighbourGraph.of(query, self.knn)
         S = support.shape[1]
+        default = 0.5 if S else 1.0
+        log_prior = (default if self.lam is None else self.lam) * log_y
         start = self.start(log_y, query, task, support)
         if S == 0:
-            lam = 1.0 if self.lam is None else self.lam
             mixture = Mixture(query, support, task, 0.0)
-            return self.iterate(lam * log_y, log_y, graph, 0.0, mixture, start)
-        lam = 0.5 if self.lam is None else self.lam
+            return self.iterate(log_prior, log_y, graph, 0.0, mixture, start)
         nearest = nearest_queries(support, query, self.knn)
         labelled = pull_of_labelled(query, nearest, support, task.support_labels, task.num_classes)
         gammas = GAMMAS if self.gamma is None else (self.gamma,)
         best, most = log_y, torch.full_like(log_y[:, :1, :1], -1)
         for gamma in gammas:
             mixture = Mixture(query, support, task, gamma)
-            z = self.iterate(lam * log_y, log_y, graph, labelled, mixture, start)
+            z = self.iterate(log_prior, log_y, graph, labelled, mixture, start)
             if len(gammas) == 1:
                 return z
             agree = z.argmax(-1).gather(1, nearest[..., 0]) == task.support_labels
@@ -124,10 +125,8 @@ class TransClip(ZeroShot):
         log_z = log_y
         variance = torch.full_like(means[:, :1], 1 / means.shape[-1])
         for i in range(self.max_iter + 1):
-            likelihood = mixture.log_likelihood(means, variance)
-            log_z = assigned(
-                log_prior, likelihood, log_z.exp(), graph, labelled, self.knn, self.inner_iter
-            )
+            fixed = log_prior + mixture.log_likelihood(means, variance)
+            log_z = assigned(fixed, log_z.exp(), graph, labelled, self.knn, self.inner_iter)
             if i < self.max_iter:
                 means = mixture.means(log_z)
                 variance = mixture.variance(log_z, means)
@@ -249,12 +248,13 @@ class StatA(ZeroShot):
         first = (spread / x.shape[1]).clamp(min=LEAST_VARIANCE).unsqueeze(1)  # [B, 1, D]
         variances = first.expand_as(means)
         for i in range(self.max_iter + 1):
-            likelihood = log_likelihood(x, means, variances) / TEMPERATURE
-            log_z = assigned(log_y, likelihood, z, graph, 0.0, self.knn, self.inner_iter)
+            fixed = log_y + log_likelihood(x, means, variances) / TEMPERATURE
+            log_z = assigned(fixed, z, graph, 0.0, self.knn, self.inner_iter)
             z = log_z.exp()
             if i == self.max_iter:
                 break
-            share = self.own_share(z)
+            count = counts_of(z.argmax(-1), torch.zeros_like(z[:, 0]))
+            share = (count / (count + self.alpha).clamp(min=1e-30)).unsqueeze(-1)  # b_k
             sums, mass = z.mT @ x, z.sum(1).unsqueeze(-1)
             own = unit_rows(sums + mass * centre)
             means = unit_rows(share * own + (1 - share) * (anchors + centre)) - centre
@@ -264,12 +264,6 @@ class StatA(ZeroShot):
             apart = first + (anchors - means).square()
             variances = (share * around + (1 - share) * apart).clamp(min=LEAST_VARIANCE)
         return z
-
-    def own_share(self, z: Tensor) -> Tensor:
-        """b_k, the weight of a class's queries next to its anchor, [B, K, 1]."""
-        classes = torch.arange(z.shape[-1], device=z.device)
-        count = (z.argmax(-1, keepdim=True) == classes).sum(1).to(z.dtype)
-        return (count / (count + self.alpha).clamp(min=1e-30)).unsqueeze(-1)
 
 
 def log_likelihood(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:

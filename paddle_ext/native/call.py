@@ -52,25 +52,12 @@ def prepare(
     """Make a native call that can be run several times, and allocate its results.
 
     The call keeps its inputs and its workspace alive. If a task is too large for the code, there
-    are no results.
+    are no results. `make` is a function of the native module, such as `adapt_call`; it takes the
+    options, the inputs `early`, and, if `typed`, the dtype of `like`, on whose device it runs.
 
-    Parameters
-    ----------
-    make : callable
-        A function of the native module, such as `adapt_call`.
-    options : mapping
-        What it takes, except for the target, the dtype of `like`, and what is in `early`.
-    like : Tensor
-        Says where to run: on its device.
-    inputs : mapping
-        The tensor, or None, and its dtype and shape, by name. Native code may write to them.
-    outputs : mapping
-        The dtype and shape of each result; None is not computed and not returned. If the first one
-        has no elements, there is no task, and nothing is called.
-    early : mapping
-        Inputs that `make` takes.
-    typed : bool
-        Whether the dtype that `make` takes is that of `like`.
+    Inputs are a tensor, or None, with its dtype and shape, by name; native code may write to them.
+    Outputs are the dtype and shape of each result; None is not computed and not returned. If the
+    first one has no elements, there is no task, and nothing is called.
     """
     _, first = next(iter(outputs.values()), None) or (None, ())
     if isinstance(like, FakeTensor) or 0 in first:
@@ -99,20 +86,11 @@ def prepare(
     return run, results
 
 
-def at_once(
-    make_ready: Callable[P, tuple[Callable[[], None], list[Tensor]]],
-) -> Callable[P, list[Tensor]]:
+def call_native(*arguments: Any, **options: Any) -> list[Tensor]:
     """Like `prepare`, but run the call, and return its results."""
-
-    def call(*arguments: P.args, **options: P.kwargs) -> list[Tensor]:
-        run, results = make_ready(*arguments, **options)
-        run()
-        return results
-
-    return call
-
-
-call_native = at_once(prepare)
+    run, results = prepare(*arguments, **options)
+    run()
+    return results
 
 
 def nothing() -> None:

@@ -18,12 +18,6 @@ def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
     """Rows [B, N, D] made unit-norm, minus a centre [B or 1, D], unit-norm again.
 
     A row that equals the centre, up to rounding, becomes zero.
-
-    Examples
-    --------
-    >>> import torch
-    >>> coordinates(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0.5, 0.0]]))
-    tensor([[[1., 0.]]])
     """
     return rewritten(rows, centre, None, rows.dtype, tuple(rows.shape))
 

@@ -100,9 +100,6 @@ def no_code_message(index: int) -> str:
     return f"the features must be on {where}; {rebuild}or move them; got {got}"
 
 
-# --- the CPU instead ----------------------------------------------------------------------------
-
-
 def needs_cpu(x: Tensor) -> bool:
     """Whether native code must compute on the CPU for a tensor on a GPU; warns once if so."""
     if not x.is_cuda:

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..version import version
-
 if TYPE_CHECKING:
     from .. import _native
 
@@ -33,6 +31,15 @@ else:
 NAME = "paddle_ext._native"
 DRIVERS = {"12": "525", "13": "580"}  # the oldest, by the version of CUDA, on Linux
 PACKAGE = Path(__file__).parents[1]
+
+
+@cache
+def version() -> str:
+    """The version in the metadata of the installed package."""
+    try:
+        return importlib.metadata.version("paddle_ext")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"  # used from a source tree
 
 
 @cache
@@ -111,12 +118,9 @@ def has_cuda() -> bool:
 def build_info() -> dict[str, Any]:
     """Return the properties of this build of paddle_ext.
 
-    Returns
-    -------
-    dict
-        ``version``; ``cuda`` (bool), ``cuda_version``, ``cuda_architectures`` and ``driver``, the
-        oldest that runs this code (empty without CUDA); ``simd`` (the level in use) and
-        ``simd_levels`` (those this machine can use); ``compiler``.
+    They are ``version``; ``cuda`` (bool), ``cuda_version``, ``cuda_architectures`` and ``driver``,
+    the oldest that runs this code (empty without CUDA); ``simd`` (the level in use) and
+    ``simd_levels`` (those this machine can use); ``compiler``.
 
     Examples
     --------

@@ -41,17 +41,12 @@ def roll_up(
 
     Parameters
     ----------
-    solution : Solution or Prediction
     parents : mapping
         The parent of every class, and of any parent that has one; any depth.
     confidence : float
         The least probability of a node, above 0.5 and at most 1, so that the node is unique.
     classes : sequence, optional
         The classes as `parents` has them, in the order of the solution; by default 0 to K - 1.
-
-    Returns
-    -------
-    RolledUp
 
     Examples
     --------

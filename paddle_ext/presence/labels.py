@@ -30,13 +30,7 @@ class Suggestions(NamedTuple):
 def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     """The unlabelled samples whose labels would help most, if `count` more can be labelled.
 
-    Every sample should be near a labelled one: one after the other, the sample i with the largest
-    gain is chosen.
-
-    ``sum_{q != i} max(0, g_q - ||x_q - x_i||^2) + g_i / 3``
-
-    ``g_q`` is the squared distance of q to the nearest row that is labelled or chosen. Rows are
-    made unit-norm, centred at the mean of all, and made unit-norm again. So samples that many
+    Every sample should be near a labelled one; docs/suggest.md has the rule. Samples that many
     others resemble and no labelled one come first, whether their class has few labels or is
     unknown; copies of a labelled or suggested sample come last. Doubtful samples are not preferred:
     they are often odd ones out, and teach less.
@@ -50,10 +44,6 @@ def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
         `count`.
     count : int
         All queries are returned if there are fewer.
-
-    Returns
-    -------
-    Suggestions
 
     Examples
     --------
@@ -159,11 +149,6 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     ----------
     support, support_labels : Tensor [S, D], [S]
         Every class from 0 to the largest label must have a row.
-
-    Returns
-    -------
-    LabelDoubt
-        A class with a single row has no evidence about itself: its doubt is 0.
 
     Examples
     --------

@@ -33,11 +33,9 @@ def strangers(
 ) -> Tensor:
     """Flag queries of no known class; about `rate` of the queries of known classes are flagged too.
 
-    Flags a `novelty` above 1 - `rate`. The rate holds on average over batches and classes, if
-    labelled rows are like the queries; samples of a class with a single labelled row, whose spread
-    is unknown, are flagged more often. Of n labelled rows and one more like them, the strangest is
-    the new one once in n + 1 times: so a lower rate than 1 / (n + 1) cannot be held, and is
-    refused. n counts the rows of classes with two or more.
+    Flags a `novelty` above 1 - `rate`. The rate holds on average, if labelled rows are like the
+    queries. With n labelled rows of classes with two or more, a rate below 1 / (n + 1) cannot be
+    held, and is refused: docs/presence.md says why.
 
     Parameters
     ----------
@@ -49,16 +47,6 @@ def strangers(
     Returns
     -------
     Tensor [Q] bool
-
-    Examples
-    --------
-    >>> import torch, paddle_ext
-    >>> labels = torch.arange(2).repeat(20)
-    >>> support = 9 * torch.eye(2)[labels] + torch.randn(40, 2)
-    >>> query = torch.tensor([[9.0, 0.0], [0.0, 9.0], [-9.0, -9.0]])  # the last is neither
-    >>> found = paddle_ext.adaptive(support, labels, query)
-    >>> strangers(found, support, labels, query)
-    tensor([False, False,  True])
     """
     rate = check.real("rate", rate, positive=True, most=1)
     found = novelty(solution, support, support_labels, query)
@@ -72,15 +60,10 @@ def novelty(
     """How unlike its class each query is: near 1 for a sample of an unknown class.
 
     It is the share of labelled rows, each left out of its class, that are less strange than the
-    query: about 5 in 100 samples like the labelled ones exceed 0.95. Three signs make a row
-    strange: it is far from the mean of its class, in the feature scale of the method `adaptive`;
-    its largest product with a class mean, of unit-norm rows, is small; no class is probable for it
-    alone. Distances and products are corrected for the error of class means, so that classes with
-    few rows and with many are comparable. The weights of the signs are learned from labelled rows
-    that are scored twice, with their class known, and without it, as strangers; with few rows,
-    products dominate. Class means are those of the labelled rows, because those of a solution may
-    have moved to the strangers. For a PADDLE solution the class of a row is the one most probable
-    for it alone, because a large class may have absorbed the rows of another.
+    query: about 5 in 100 samples like the labelled ones exceed 0.95. docs/presence.md has the three
+    signs that make a row strange, and how they are weighed. For a PADDLE solution the class of a
+    row is the one most probable for it alone, because a large class may have absorbed the rows of
+    another.
 
     Parameters
     ----------
@@ -102,8 +85,8 @@ def novelty(
     >>> support = 9 * torch.eye(2)[labels] + torch.randn(40, 2)
     >>> query = torch.tensor([[9.0, 0.0], [0.0, 9.0], [-9.0, -9.0]])  # the last is neither
     >>> found = paddle_ext.methods.create("adaptive").predict(support, labels, query)
-    >>> novelty(found, support, labels, query).argmax()
-    tensor(2)
+    >>> novelty(found, support, labels, query).argmax(), strangers(found, support, labels, query)
+    (tensor(2), tensor([False, False,  True]))
     """
     support, support_labels, query = check.tensors(support, support_labels, query)
     check.dense(support, support_labels, query)

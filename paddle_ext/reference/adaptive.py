@@ -352,17 +352,8 @@ def adaptive(
 ) -> Solution:
     """Classify queries by calibrated distances and the class proportions of their batch.
 
-    Parameters
-    ----------
-    support, support_labels, query, num_classes
-        As in `paddle_ext.reference.solve`.
-    metric, label_noise, prior, max_iter, tol
-        As in `paddle_ext.adaptive`.
-
-    Returns
-    -------
-    Solution
-        In float64 for float64 features, else in float32.
+    See `paddle_ext.adaptive` for the parameters; the result is in float64 for float64 features,
+    else in float32.
     """
     rows, one_hot, queries = batched(support, support_labels, query, num_classes)
     K = one_hot.shape[-1]

@@ -220,21 +220,10 @@ def names(
 ) -> Tensor:
     """Classify queries by names, labelled rows and the class proportions of their batch.
 
-    Parameters
-    ----------
-    support, support_labels, query, prototypes, logits
-        As in `paddle_ext.methods.Method.predict`; either `prototypes` or `logits` are given.
-    metric, max_iter, tol, logit_scale
-        As in `paddle_ext.methods.Adaptive`.
-    groups, prior
-        As in `paddle_ext.adaptive`; groups share.
-
-    Returns
-    -------
-    Tensor [.., Q, K]
-        Probabilities, in float64.
+    The tensors are as in `paddle_ext.methods.Method.predict`, either `prototypes` or `logits`; the
+    options as in `paddle_ext.methods.Adaptive`, and groups, which share, and the prior as in
+    `paddle_ext.adaptive`. Returns the probabilities [.., Q, K] in float64.
     """
-
     given = prototypes if logits is None else logits
     assert given is not None
     K = given.shape[-2 if logits is None else -1]

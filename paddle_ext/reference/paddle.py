@@ -12,13 +12,10 @@ With v at its optimum the second line is lam times the entropy of p: few classes
 
 from __future__ import annotations
 
-import time
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from ..solution import Solution, Trace
+from ..solution import Solution
 
 AUTO_GAP = 13.0  # "auto" scales the mean lead of the nearest class to this, in squared distance
 AUTO_MIN_GAP = 1e-12  # a smaller lead counts as zero,
@@ -29,15 +26,6 @@ AUTO_MIN_SHARE = 1e-5  # and so does one below this share of the distance to the
 MIN_RANGE = {torch.float32: 1e-37, torch.float64: 1e-300}
 # and rows of a smaller norm are divided by this instead of their norm.
 MIN_NORM = {torch.float32: 1 / 3e38, torch.float64: 1 / 1.7e308}
-
-
-class Task(NamedTuple):
-    """A batch of tasks in scaled coordinates, centred at the query mean; float64."""
-
-    query: Tensor  # [B, Q, D]
-    means: Tensor  # [B, K, D]: class means of the support
-    shots: Tensor  # [B or 1, K, 1]
-    scatter: Tensor  # [B]: sum over the support of the squared distance to its class mean
 
 
 def unit_rows(x: Tensor, least: float = 0.0) -> Tensor:
@@ -80,30 +68,22 @@ def prepare(
     one_hot: Tensor,
     query: Tensor,
     scaling: str,
-    trace: bool,
-    dtype: torch.dtype = torch.float64,
-) -> Task:
-    """Bring tasks into the coordinates of the method; `scatter` is only for a trace."""
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Queries [B, Q, D] and class means [B, K, D], scaled and centred at the query mean."""
     if scaling == "auto":
         support, query = (unit_rows(x, MIN_NORM[dtype]) for x in (support, query))
     means = class_means(support, one_hot)
-    scatter = torch.zeros_like(support[..., :1, :])  # [B or 1, 1, D]
-    if trace:
-        scatter = (support - one_hot @ means).square().sum(-2, keepdim=True)
-
     if scaling == "minmax":
         width = query.amax(-2, keepdim=True) - query.amin(-2, keepdim=True)
         width = torch.where(width > MIN_RANGE[dtype], width, 1)
-        query, means, scatter = query / width, means / width, scatter / width.square()
-
+        query, means = query / width, means / width
     centre = query.mean(-2, keepdim=True)
     query, means = query - centre, means - centre
-
-    factor = torch.ones_like(centre[..., :1])  # [B, 1, 1]
     if scaling == "auto":
         factor = auto_factor(*leads(query, means)).view(-1, 1, 1)
-    scatter = (scatter * factor.square()).sum((-2, -1))
-    return Task(query * factor, means * factor, one_hot.sum(-2).unsqueeze(-1), scatter)
+        query, means = query * factor, means * factor
+    return query, means
 
 
 def batched(
@@ -136,55 +116,29 @@ def solve(
     max_iter: int = 100,
     tol: float | None = None,
     return_prototypes: bool = False,
-    trace: bool = False,
 ) -> Solution:
     """Solve transductive few-shot tasks with PADDLE, with explicit prototypes and distances.
 
-    From ``w_k`` = support mean of class k and ``v = 0``, each iteration does::
-
-        u_qk = softmax_k( -temperature/2 ||z_q - w_k||^2 + (lam/Q) v_k )
-        v_k  = 1 + ln( mean_q u_qk + epsilon )
-        w_k  = ( sum of class k's support + sum_q u_qk z_q ) / ( its shots + sum_q u_qk )
-
-    until the prototypes move by at most `tol` on average. Every task of a batch stops on its own.
-    See `paddle_ext.solve` for the parameters; `trace` also returns what happened in each iteration.
-
-    Returns
-    -------
-    Solution
-        In float64 for float64 features, else in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
-    >>> solve(support, torch.tensor([0, 1, 2]), query, scaling="none").labels
-    tensor([0, 1, 1])
+    See `paddle_ext.solve` for the equations and parameters; the result is in float64 for float64
+    features, else in float32.
     """
-    start = time.perf_counter()
     dtype = computing_dtype(query)
     raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)
-    task = prepare(raw_support, one_hot, raw_query, scaling, trace, dtype)
+    z, means = prepare(raw_support, one_hot, raw_query, scaling, dtype)
+    counts = one_hot.sum(-2).unsqueeze(-1)  # [B or 1, K, 1]
     B, Q, _ = raw_query.shape
     K = one_hot.shape[-1]
     weight = float(Q) if lam is None else lam
-    if tol is None:
-        tol = 1e-6
+    tol = 1e-6 if tol is None else tol
 
     # Scale coordinates to about 1, so that neither squares nor logits overflow.
-    unit = power_of_two_above(torch.cat([task.query, task.means], dim=-2))
-    scatter = task.scatter / unit.square().view(-1)
-    task = Task(task.query / unit, task.means / unit, task.shots, scatter)
-    sharpened = temperature / 2 * unit.square()
-    steep = sharpened.clamp(max=torch.finfo(dtype).max).to(dtype)
-
-    z, means, shots = task.query.to(dtype), task.means.to(dtype), task.shots.to(dtype)
+    unit = power_of_two_above(torch.cat([z, means], dim=-2))
+    steep = (temperature / 2 * unit.square()).clamp(max=torch.finfo(dtype).max).to(dtype)
+    z, means, shots = (z / unit).to(dtype), (means / unit).to(dtype), counts.to(dtype)
     u, v, w = z.new_zeros(B, Q, K), z.new_zeros(B, 1, K), means
     criterion = z.new_zeros(B)
     iterations = torch.zeros(B, dtype=torch.int32, device=z.device)
     running = torch.ones(B, dtype=torch.bool, device=z.device)
-    rows: list[tuple[Tensor, Tensor, float]] = []
     for _ in range(max_iter):
         # 1) probabilities; subtracting the distance to the nearest class prevents overflow
         distance = squared_distances(z, w)
@@ -201,11 +155,6 @@ def solve(
         w = torch.where(live, w_next, w)
         criterion = torch.where(running, moved.to(dtype), criterion)
         iterations += running.int()
-        if trace:
-            seconds = elapsed(start, z)
-            reached = objective(task, sharpened, weight, epsilon, u, v, w)
-            rows.append((reached, criterion, seconds))
-            start = time.perf_counter() - seconds
         if tol > 0:
             running = running & (criterion > tol)
         if not running.any():
@@ -214,7 +163,7 @@ def solve(
     one = slice(None) if query.dim() == 3 else 0
     prototypes = None
     if return_prototypes:  # in the coordinates of the inputs
-        counts, weights = one_hot.sum(-2).unsqueeze(-1), u.double()
+        weights = u.double()
         sums = counts * class_means(raw_support, one_hot) + weights.mT @ raw_query
         prototypes = (sums / (counts + weights.sum(-2).unsqueeze(-1))).to(dtype)[one]
     return Solution(
@@ -225,13 +174,6 @@ def solve(
         iterations=iterations[one],
         criterion=criterion[one],
         prototypes=prototypes,
-        trace=Trace(
-            objective=torch.stack([row[0] for row in rows])[:, one],
-            criterion=torch.stack([row[1] for row in rows])[:, one],
-            seconds=torch.tensor([row[2] for row in rows], dtype=torch.float64),
-        )
-        if rows
-        else None,
         lam=lam,
         scaling=scaling,
         temperature=temperature,
@@ -242,24 +184,3 @@ def power_of_two_above(x: Tensor) -> Tensor:
     """The smallest power of two above all coordinates, exact to divide by, [B, 1, 1]."""
     exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
     return torch.exp2(exponent.clamp(min=-1000).double())
-
-
-def objective(
-    task: Task, sharpened: Tensor, lam: float, epsilon: float, u: Tensor, v: Tensor, w: Tensor
-) -> Tensor:
-    """The objective, [B], which no iteration increases; `sharpened` multiplies the data term."""
-    u, v, w = u.double(), v.double(), w.double()
-    from_query = (u * squared_distances(task.query, w)).sum((-2, -1))
-    from_support = (task.shots * (w - task.means).square()).sum((-2, -1)) + task.scatter
-    p = u.mean(-2, keepdim=True)
-    complexity = (torch.exp(v - 1) - v * (p + epsilon)).sum((-2, -1))
-    barrier: Tensor = torch.special.xlogy(u, u).sum((-2, -1))
-    data = sharpened.view(-1) * (from_query + from_support)
-    return data + lam * complexity + barrier
-
-
-def elapsed(start: float, x: Tensor) -> float:
-    """Seconds since `start`, after all work on the device of x."""
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-    return time.perf_counter() - start

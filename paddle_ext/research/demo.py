@@ -22,7 +22,7 @@ from .. import check
 from ..adaptive_rule.solve import adaptive
 from ..files import cache_or_temporary
 from ..methods import Method, create
-from ..version import version
+from ..native.load import version
 from . import style
 from .backbones import extract, recipe, train
 from .backbones.training import FORMAT
@@ -104,27 +104,18 @@ def run_demo(
     sampler = TaskSampler(novel.labels, **tasks)  # rejects invalid options before the training
     places = draw_places(novel.labels, num_classes, shots, seed)
     folder = cache_or_temporary("demo") if cache is None else Path(cache)
-    bank = features(
-        novel, scale, folder, seed=seed, fresh=fresh, device=device, progress=progress, say=say
-    )
+    run: dict[str, Any] = {"device": device, "progress": progress}
+    bank = features(novel, scale, folder, seed=seed, fresh=fresh, say=say, **run)
     say(
         f"{n_tasks} tasks: {num_classes} candidate classes with {shots} labelled images each, "
         f"{N_QUERY} queries from only {k_eff} of them"
     )
     methods = contenders(quick)
     counts = {name: task_count(name, n_tasks) for name in methods}
-    parts = [
-        evaluate(
-            bank,
-            {name: method for name, method in methods.items() if counts[name] == count},
-            n_tasks=count,
-            name="drawn characters",
-            device=device,
-            progress=progress,
-            **tasks,
-        )
-        for count in sorted(set(counts.values()), reverse=True)
-    ]
+    parts = []
+    for count in sorted(set(counts.values()), reverse=True):
+        own = {name: method for name, method in methods.items() if counts[name] == count}
+        parts.append(evaluate(bank, own, n_tasks=count, name="drawn characters", **tasks, **run))
     results = {result.method: result for part in parts for result in part}
     evaluation = replace(parts[0], results=tuple(results[name] for name in methods))
     nearest = partial(create("simpleshot").predict, base_mean=bank.base_mean)
@@ -142,11 +133,10 @@ def features(
     *,
     seed: int = 0,
     fresh: bool = False,
-    device: str | torch.device | None = None,
-    progress: bool = True,
     say: Callable[[str], None] = lambda text: None,
+    **run: Any,
 ) -> FeatureBank:
-    """Features of the novel characters, by a network trained on others."""
+    """Features of the novel characters, by a network trained on others; `run`: where and how."""
     base = glyph_images("base", samples=scale.base, seed=seed)
     val = glyph_images("val", samples=scale.val, seed=seed)
     small = replace(recipe("small"), epochs=scale.epochs)
@@ -155,22 +145,10 @@ def features(
     is_trained = (output / "last.safetensors").is_file() and not fresh
     learnt = f"{len(base.class_names)} characters ({len(base)} images)"
     say(f"a small network that knows {learnt}: {output if is_trained else 'training'}")
-    trained = train(
-        "small",
-        base,
-        val,
-        recipe=small,
-        output=output,
-        resume=not fresh,
-        device=device,
-        seed=seed,
-        progress=progress,
-    )
+    saved: Any = {"output": output, "resume": not fresh}
+    trained = train("small", base, val, recipe=small, seed=seed, **saved, **run)
     say(f"its features of {len(novel.class_names)} other characters ({len(novel)} images)")
-    cache = folder / "features"
-    return extract(
-        trained.checkpoint, novel, base=base, cache=cache, device=device, progress=progress
-    )
+    return extract(trained.checkpoint, novel, base=base, cache=folder / "features", **run)
 
 
 def contenders(quick: bool = False) -> dict[str, Method]:

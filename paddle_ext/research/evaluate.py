@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import os
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .. import check
+from ..large.sources import with_index
 from ..methods import Method, create
 from ..methods.base import PRESETS, known_methods
 from ..methods.registry import as_method, fields_of, load
 from ..native import devices
+from ..native.load import version
 from ..progress import Progress
-from ..version import version
 from .data.bank import ROWS_AT_ONCE, FeatureBank
 from .results import Evaluation, Result
 from .sampler import TaskBatch, TaskSampler
@@ -30,6 +30,7 @@ from .sampler import TaskBatch, TaskSampler
 Methods: TypeAlias = str | Method | Sequence[str | Method] | Mapping[str, Method]
 
 Setting: TypeAlias = tuple[str, int | None, int]  # the label of a method, shots, k_eff
+Runs: TypeAlias = dict[Setting, tuple[Method, TaskSampler]]
 
 FILE = "evaluation.json"
 CLASSES = "classes"  # the note that tells two methods with the same label and options apart
@@ -105,8 +106,6 @@ def evaluate(
         A folder for ``evaluation.json``, which gets each result as it is finished.
     resume : bool
         Keep the results of the same evaluation in `output`; False starts over.
-    progress : bool
-        Show progress on stderr.
 
     Returns
     -------
@@ -175,8 +174,8 @@ def evaluate(
     where = computing_device(device, bank)
     settings = name, first.sampling, first.alpha, first.seed, machine_line(where)
     evaluation = Evaluation((), *settings, notes)
-    runs = {
-        (label, sampler.shots, sampler.k_eff): Run(label, method, sampler)
+    runs: Runs = {
+        (label, sampler.shots, sampler.k_eff): (method, sampler)
         for sampler in samplers
         for label, method in chosen.items()
     }
@@ -185,19 +184,22 @@ def evaluate(
         results = finished_results(folder, evaluation, runs, n_tasks)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    todo = [run for setting, run in runs.items() if setting not in results]
+    todo = {setting: run for setting, run in runs.items() if setting not in results}
     on_device = DeviceBank(bank, where, memory, prototypes)
-    for result in results_of(todo, n_tasks, on_device, show=progress):
-        results[setting_of(result)] = result
-        ordered = tuple(results[setting] for setting in runs if setting in results)
-        evaluation = replace(evaluation, results=ordered)
-        if folder is not None:
-            evaluation.save(folder / FILE)
+    on_gpu = torch.cuda.device(where) if where.type == "cuda" else contextlib.nullcontext()
+    with on_gpu, Progress("evaluating", n_tasks * len(todo), show=progress) as shown:
+        warm_up(todo, on_device)
+        for setting, run in todo.items():
+            results[setting] = result_of(setting[0], *run, n_tasks, on_device, shown)
+            ordered = tuple(results[setting] for setting in runs if setting in results)
+            evaluation = replace(evaluation, results=ordered)
+            if folder is not None:
+                evaluation.save(folder / FILE)
     return replace(evaluation, results=tuple(results[setting] for setting in runs))
 
 
 def finished_results(
-    folder: Path, now: Evaluation, runs: Mapping[Setting, Run], n_tasks: int
+    folder: Path, now: Evaluation, runs: Runs, n_tasks: int
 ) -> dict[Setting, Result]:
     """The results of an earlier call that this one needs; an error if its tasks were others."""
     earlier = Evaluation.load(folder / FILE)
@@ -216,17 +218,14 @@ def finished_results(
             f"{', another '.join(different)}",
             or_pass="resume=False",
         )
+    results = {(one.method, one.shots, one.k_eff): one for one in earlier}
     return {
-        setting_of(result): result
-        for result in earlier
-        if (run := runs.get(setting_of(result)))
-        and (result.n_tasks, result.options) == (n_tasks, options_of(run.method))
-        and there[CLASSES].get(run.label) == here[CLASSES][run.label]
+        setting: result
+        for setting, result in results.items()
+        if setting in runs
+        and (result.n_tasks, result.options) == (n_tasks, options_of(runs[setting][0]))
+        and there[CLASSES].get(result.method) == here[CLASSES][result.method]
     }
-
-
-def setting_of(result: Result) -> Setting:
-    return result.method, result.shots, result.k_eff
 
 
 def digest(*parts: object) -> str:
@@ -235,50 +234,23 @@ def digest(*parts: object) -> str:
     for part in parts:
         if isinstance(part, Tensor):
             result.update(f"{part.dtype} {list(part.shape)} ".encode())
-            for rows in torch.split(part.detach(), ROWS_AT_ONCE):
+            for rows in torch.split(part.detach().view(part.shape or (1,)), ROWS_AT_ONCE):
                 result.update(rows.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         else:
             result.update(f"{part!r} ".encode())
     return result.hexdigest()
 
 
-class Run(NamedTuple):
-    """A method, by its label, in one setting."""
-
-    label: str
-    method: Method
-    sampler: TaskSampler
-
-
-class Count(NamedTuple):
-    """Correct predictions of some tasks, and the seconds they took from indices to labels."""
-
-    tasks: int
-    correct: int
-    squares: int  # of the correct predictions of each task, summed
-    seconds: float
-
-
 def options_of(method: Method) -> dict[str, object]:
     return {field.name: getattr(method, field.name) for field in fields_of(method)}
 
 
-def results_of(
-    runs: Sequence[Run], n_tasks: int, bank: DeviceBank, *, show: bool
-) -> Iterator[Result]:
-    """The result of each run, on the same tasks."""
-    on_gpu = bank.device.type == "cuda"
-    on_device = torch.cuda.device(bank.device) if on_gpu else contextlib.nullcontext()
-    with on_device, Progress("evaluating", n_tasks * len(runs), show=show) as shown:
-        warm_up(runs, bank)
-        for run in runs:
-            yield result_of(run, n_tasks, bank, shown)
-
-
-def warm_up(runs: Sequence[Run], bank: DeviceBank) -> None:
+def warm_up(runs: Runs, bank: DeviceBank) -> None:
     """Run each method on one task before timing it; unsupported tasks are reported early."""
-    for label in dict.fromkeys(run.label for run in runs):
-        _, method, sampler = next(run for run in runs if run.label == label)
+    first: dict[str, tuple[Method, TaskSampler]] = {}
+    for (label, *_), run in runs.items():
+        first.setdefault(label, run)
+    for label, (method, sampler) in first.items():
         try:
             list(bank.counts(method, sampler, sampler.batch(0, 1).to(bank.device)))
         except ValueError as error:
@@ -291,9 +263,15 @@ def warm_up(runs: Sequence[Run], bank: DeviceBank) -> None:
             raise ValueError(f"{context}{error}") from error
 
 
-def result_of(run: Run, n_tasks: int, bank: DeviceBank, shown: Progress) -> Result:
+def result_of(
+    label: str,
+    method: Method,
+    sampler: TaskSampler,
+    n_tasks: int,
+    bank: DeviceBank,
+    shown: Progress,
+) -> Result:
     """A method on all tasks of one setting."""
-    label, method, sampler = run
     correct, squares, seconds = 0, 0, 0.0
     for start in range(0, n_tasks, BLOCK_TASKS):
         shots = "" if sampler.shots is None else f"{sampler.shots} shots, "
@@ -301,10 +279,10 @@ def result_of(run: Run, n_tasks: int, bank: DeviceBank, shown: Progress) -> Resu
         note = f"{label}, {shots}{sampler.k_eff} effective classes{accuracy}"
         shown.advance(0, note)  # a slow method is named before its first result
         tasks = sampler.batch(start, min(BLOCK_TASKS, n_tasks - start)).to(bank.device)
-        for counted in bank.counts(method, sampler, tasks):
-            correct, squares = correct + counted.correct, squares + counted.squares
-            seconds += counted.seconds
-            shown.advance(counted.tasks, note)
+        for right, taken in bank.counts(method, sampler, tasks):
+            correct, squares = correct + int(right.sum()), squares + int(right.square().sum())
+            seconds += taken
+            shown.advance(len(right), note)
     return Result(
         method=label,
         options=options_of(method),
@@ -353,13 +331,14 @@ class DeviceBank:
             size += rows * self.features.shape[1] * (itemsize + single_copy)
         return max(1, min(BLOCK_TASKS, self.bytes // size))
 
-    def counts(self, method: Method, sampler: TaskSampler, tasks: TaskBatch) -> Iterator[Count]:
-        """Count correct predictions, in batches of tasks that fit in memory."""
+    def counts(
+        self, method: Method, sampler: TaskSampler, tasks: TaskBatch
+    ) -> Iterator[tuple[Tensor, float]]:
+        """Correct predictions of each task, and seconds, in batches of tasks that fit in memory."""
         size = self.batch_size(sampler, method)
         for start in range(0, len(tasks.query_index), size):
             one = slice(start, start + size)
             of_support = ... if sampler.shots is None else one  # one support for all tasks
-            truth = tasks.query_labels[one]
             wait_for(self.device)
             begin = time.perf_counter()
             prediction = method.predict_indexed(
@@ -374,8 +353,7 @@ class DeviceBank:
             )
             wait_for(self.device)
             seconds = time.perf_counter() - begin
-            right = (prediction.labels == truth).sum(1)  # of each task
-            yield Count(len(truth), int(right.sum()), int(right.square().sum()), seconds)
+            yield (prediction.labels == tasks.query_labels[one]).sum(1), seconds
 
 
 def wait_for(device: torch.device) -> None:
@@ -417,7 +395,7 @@ def chosen_methods(
     elif as_method(methods) is not None:
         methods = [methods]  # type: ignore[list-item]
     elif not isinstance(methods, Mapping | Sequence):
-        raise bad_methods(f"must be names or methods, got {check.kind(methods)}")
+        raise bad_methods(methods)
     if not methods:
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     chosen: dict[str, Method] = {}
@@ -426,7 +404,9 @@ def chosen_methods(
         method = method_of(given, preset, available)
         label = method.name if label is None else label
         if not isinstance(label, str):
-            raise bad_methods(f"must have strings as labels, got {check.kind(label)}")
+            raise check.ArgumentTypeError(
+                "methods", f"must have strings as labels, got {check.kind(label)}"
+            )
         if label in chosen:
             raise check.ArgumentValueError(
                 "methods",
@@ -440,32 +420,28 @@ def chosen_methods(
 def method_of(given: object, preset: str | None, available: Sequence[str]) -> Method:
     """The method with this name or MODULE:CLASS, or the given one."""
     if isinstance(given, str):
-        loaded = load(given) if ":" in given else None
-        if loaded is None and given not in available:
+        if ":" in given and isinstance(loaded := load(given), Method):
+            return loaded
+        if ":" not in given and given not in available:
             check.raise_not_a_choice("methods", given, ("all", *sorted(available)))
-        if loaded is None or inspect.isclass(loaded):
-            return create(given, preset)
-        given = loaded
+        return create(given, preset)
     method = as_method(given)
     if method is None:
-        raise bad_methods(f"must be names or methods, got {check.kind(given)}")
+        raise bad_methods(given)
     return method
 
 
-def bad_methods(problem: str) -> check.ArgumentTypeError:
+def bad_methods(given: object) -> check.ArgumentTypeError:
+    problem = f"must be names or methods, got {check.kind(given)}"
     return check.ArgumentTypeError("methods", problem)
 
 
 def computing_device(device: str | torch.device | None, bank: FeatureBank) -> torch.device:
-    if device is not None:
-        chosen = check.device(device)
-    elif bank.features.is_cuda:
-        chosen = bank.features.device
-    else:
-        chosen = torch.device("cuda" if devices.usable_gpu() else "cpu")
-    if chosen == torch.device("cuda"):  # without a number
-        chosen = torch.device("cuda", torch.cuda.current_device())
-    return chosen
+    if device is None and bank.features.is_cuda:
+        return bank.features.device
+    if device is None:
+        device = "cuda" if devices.usable_gpu() else "cpu"
+    return with_index(check.device(device))
 
 
 def distinct_integers(name: str, value: object, least: int = 1) -> list[int]:
@@ -479,9 +455,9 @@ def distinct_integers(name: str, value: object, least: int = 1) -> list[int]:
 
 
 def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tensor | None:
-    """The rows of a split that have a class; the sampler checks explicit rows."""
+    """The rows of a split that have a class, or explicit rows."""
     if not isinstance(given, str):
-        return given
+        return None if given is None else check.row_numbers(name, given, len(bank))
     if given not in bank.splits:
         there = ", ".join(map(repr, bank.splits)) or "none"
         raise check.ArgumentValueError(
@@ -498,13 +474,9 @@ def split_rows(bank: FeatureBank, name: str, given: str | Tensor | None) -> Tens
 
 def class_numbers(bank: FeatureBank, support: Tensor | None, query: Tensor | None) -> Tensor:
     """The labels [N], without classes that no task can draw, renumbered."""
-    labels = bank.labels.cpu()
-    pools = [x for x in (support, query) if isinstance(x, Tensor) and x.dtype in check.INTEGERS]
-    seen = labels
-    if len(pools) == 2:
-        inside = torch.cat([x.cpu().view(-1).long() for x in pools])
-        if len(inside) and int(inside.min()) >= 0 and int(inside.max()) < len(labels):
-            seen = labels[inside]  # otherwise the sampler raises the error
+    labels = seen = bank.labels.cpu()
+    if support is not None and query is not None:
+        seen = labels[torch.cat([rows.cpu().long() for rows in (support, query)])]
     there = torch.bincount(seen[seen >= 0], minlength=bank.num_classes) > 0
     number = torch.where(there, there.cumsum(0) - 1, -1)
     return torch.cat([number, number.new_tensor([-1])])[labels]  # the last one is that of -1

@@ -30,15 +30,8 @@ def accuracy_against_k_eff(
 ) -> Figure:
     """Draw accuracy against the number of effective classes, one panel per number of shots.
 
-    Parameters
-    ----------
-    evaluation : Evaluation
-        With several values of `k_eff`. Bands are 95 % confidence intervals.
-    published : mapping, optional
-        From shots to K_eff to the published accuracy of PADDLE, drawn dashed.
-    path : path, optional
-    reference : str, optional
-        The method that the others are compared with, drawn as a dashed line.
+    Bands are 95 % confidence intervals. `published` maps shots to K_eff to the published accuracy
+    of PADDLE, drawn dashed, and so is `reference`, the method that the others are compared with.
     """
     results = at_least_one(evaluation)
     every_shots = distinct(result.shots for result in results)
@@ -75,16 +68,9 @@ def accuracy_bars(
 ) -> Figure:
     """Draw the accuracies of all methods as bars, the best at the top.
 
-    Parameters
-    ----------
-    evaluation : Evaluation
-        Of one `k_eff`, with a panel for each number of shots. Whiskers are 95 % confidence
-        intervals.
-    published : mapping, optional
-        From methods to shots to published accuracies, drawn as ticks.
-    path : path, optional
-    axes : matplotlib Axes, optional
-        Draw the only number of shots into these, which belong to your own figure.
+    The evaluation is of one `k_eff`, with a panel for each number of shots. Whiskers are 95 %
+    confidence intervals. `published` maps methods to shots to accuracies, drawn as ticks. With
+    `axes`, of your own figure, the only number of shots is drawn into them.
     """
     results = at_least_one(evaluation)
     if len({r.k_eff for r in results}) > 1:

@@ -14,10 +14,9 @@ from torch import Tensor
 from .. import check
 from ..limits import LARGEST_INT32
 from ..native import load as native
-from ..native.call import call_native
+from ..native.call import alike, call_native
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
-SAMPLING_NAMES = tuple(SAMPLINGS)
 LAST_TASK = 2**63 - 1
 LAST_SEED = 2**64 - 1
 
@@ -55,23 +54,16 @@ class TaskSampler:
         Candidate classes of a task, including the effective ones. They are numbered from 0 in the
         order of their labels. Default: all classes, with their own labels.
     sampling : {"uniform", "balanced", "dirichlet"}
-        How the queries are drawn. "uniform": from all samples of the effective classes, each sample
-        equally likely. "balanced": equally many per class; the remainder is one more for each of
-        the classes drawn first. "dirichlet": in proportions from the Dirichlet distribution with
-        all parameters `alpha`, rounded by largest remainders; if a class has too few rows, others
-        fill in.
-    alpha : float
+        How the queries are drawn: from all samples of the effective classes, equally many of each,
+        or in proportions from the Dirichlet distribution with all parameters `alpha`; docs/data.md
+        says what happens to remainders.
     seed : int
         In [0, 2**64).
     support, query : Tensor [n], optional
         Rows to draw the support and the queries from, without common rows, in any order. If one is
         given, the other is all remaining rows. Default: both are all rows.
 
-    Notes
-    -----
-    The support of a class depends on no other option, and only grows with `shots`: a task's support
-    at 5 shots is part of that at 10. The queries are in random order, the support is ordered by
-    class.
+    The queries are in random order, the support is ordered by class.
 
     Examples
     --------
@@ -85,12 +77,6 @@ class TaskSampler:
     True
     >>> [len(classes.unique()) for classes in batch.query_labels]
     [5, 5, 5, 5, 5, 5, 5, 5]
-
-    One support for all tasks, the even rows; the queries from the odd ones:
-
-    >>> sampler = TaskSampler(labels, shots=None, support=torch.arange(0, 2000, 2))
-    >>> sampler.batch(0, 8).support_index.shape
-    torch.Size([1000])
     """
 
     def __init__(
@@ -111,7 +97,7 @@ class TaskSampler:
         classes = int(self.labels.max()) + 1
         self.shots = None if shots is None else check.integer("shots", shots, least=0)
         self.n_query = check.integer("n_query", n_query)
-        self.sampling = check.choice("sampling", sampling, SAMPLING_NAMES)
+        self.sampling = check.choice("sampling", sampling, tuple(SAMPLINGS))
         self.alpha = check.real("alpha", alpha, positive=True)
         self.seed = check.integer("seed", seed, least=0, most=LAST_SEED)
         self.num_classes = classes
@@ -128,7 +114,7 @@ class TaskSampler:
 
     def _check_counts(self) -> None:
         """Reject options with which some task could not be drawn."""
-        there = self._pools.support_end - self._pools.support_begin
+        there = self._pools.places["support_end"] - self._pools.places["support_begin"]
         least = int(there.argmin())
         if self.shots is None and int(there[least]) == 0:
             raise check.ArgumentValueError(
@@ -140,7 +126,8 @@ class TaskSampler:
                 "must be at most the rows of every class for the support, "
                 f"{int(there[least])} of class {least}, got {self.shots}",
             )
-        room, order = (self._pools.query_end - self._pools.query_begin).sort(stable=True)
+        left = self._pools.places["query_end"] - self._pools.places["query_begin"]
+        room, order = left.sort(stable=True)
         needed = -(-self.n_query // self.k_eff) if self.sampling == "balanced" else 1
         if int(room[0]) < needed:
             raise ValueError(
@@ -178,8 +165,7 @@ class TaskSampler:
             "seed": self.seed,
             "start": start,
         }
-        of_classes = torch.int32, (self._classes,)
-        of_support, of_query = ((torch.int64, (B, size)) for size in (S, self.n_query))
+        of_query, of_support = ((torch.int64, (B, size)) for size in (self.n_query, S))
         query_index, query_labels, support_index, support_labels = call_native(
             native.module.tasks_call,
             options,
@@ -187,16 +173,11 @@ class TaskSampler:
             {
                 "labels": (self.labels, torch.int64, self.labels.shape),
                 "rows": (pools.rows, torch.int32, pools.rows.shape),
-                "support_begin": (pools.support_begin, *of_classes),
-                "support_end": (pools.support_end, *of_classes),
-                "query_begin": (pools.query_begin, *of_classes),
-                "query_end": (pools.query_end, *of_classes),
+                **alike(torch.int32, self._classes, **pools.places),
             },
             {
-                "query_index": of_query,
-                "query_labels": of_query,
-                "support_index": of_support,
-                "support_labels": of_support,
+                **dict.fromkeys(("query_index", "query_labels"), of_query),
+                **dict.fromkeys(("support_index", "support_labels"), of_support),
             },
             typed=False,
         )
@@ -210,10 +191,7 @@ class Pools(NamedTuple):
 
     support: Tensor  # [n] int64, all rows for the support, by class
     rows: Tensor  # [M] int32
-    support_begin: Tensor  # [K] int32, places in `rows`
-    support_end: Tensor
-    query_begin: Tensor  # after the first `shots` rows of a class
-    query_end: Tensor
+    places: dict[str, Tensor]  # [K] int32 each: where a class begins and ends in `rows`
 
 
 def make_pools(
@@ -231,14 +209,16 @@ def make_pools(
         rows = by_class(labels, torch.nonzero(labels >= 0).view(-1))
         end = ends(rows)
         begin = begins(end)
-        ranges = (begin, end, begin + shots, end)
+        ranges = (begin, end, begin + shots, end)  # queries come after the first `shots` rows
         for_support = rows
     else:
         for_support, for_query = disjoint_rows(labels, support, query)
         rows = torch.cat([for_support, for_query])
         end, query_end = ends(for_support), ends(for_query)
         ranges = (begins(end), end, begins(query_end) + end[-1], query_end + end[-1])
-    return Pools(for_support, rows.int(), *(x.int() for x in ranges))
+    names = ("support_begin", "support_end", "query_begin", "query_end")
+    places = {name: x.int() for name, x in zip(names, ranges, strict=True)}
+    return Pools(for_support, rows.int(), places)
 
 
 def by_class(labels: Tensor, rows: Tensor) -> Tensor:

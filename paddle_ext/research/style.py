@@ -48,13 +48,7 @@ class Label(NamedTuple):
 
 
 def colour(name: str) -> str:
-    """The colour of a method, by its name in the registry, or of what it is compared with.
-
-    Examples
-    --------
-    >>> colour("adaptive"), colour("nearest class mean")
-    ('#6a1fb0', '#222222')
-    """
+    """The colour of a method, by its name in the registry, or of what it is compared with."""
     return PEERS[name] if name in PEERS else lookup(name).display.colour
 
 

@@ -37,15 +37,7 @@ def emphasised(label: str) -> bool:
 
 
 def rows(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
-    """The header and the cells of a table, as text: the method, the settings, ms per task.
-
-    Examples
-    --------
-    >>> from paddle_ext.research.results import Result
-    >>> result = Result("paddle", {}, 5, 5, 20, 75, 100, 6000, 367_500, 0.25)
-    >>> rows(Evaluation((result,), "mini"))
-    (['method', '5-shot', 'ms/task'], [['PADDLE', '80.0 ± 2.3', '2.5']])
-    """
+    """The header and the cells of a table, as text: the method, the settings, ms per task."""
     results = {(result.method, result.shots, result.k_eff): result for result in evaluation}
     settings = settings_of(evaluation)
     cells = []

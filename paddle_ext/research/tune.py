@@ -93,8 +93,7 @@ def tune(
         method without options to tune, such as PADDLE by default, gets one point.
     shots, k_eff, num_classes, n_tasks, sampling, alpha
         Default: 1000 tasks of 5 classes and 5 shots with uneven class frequencies, the protocol of
-        the paper. With equal frequencies, methods that rely on them are tuned to them, and fail if
-        few classes are present.
+        the paper; docs/evaluation.md says why.
     n_query, preset
         As in `evaluate`.
     **run

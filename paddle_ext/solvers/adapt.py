@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.arguments import check_top, output_table, returns_all
-from ..large.passes import adapt_large, is_large
+from ..large.passes import GivenScores, best_prior, classify_rows, is_large
+from ..limits import LEAST_QUERY_WEIGHT
 from ..native import load as native
 from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
 from ..prior import measures_of
@@ -85,11 +86,8 @@ def adapt(
     tol : float
         Stop a task when no count changes by more than this many queries. 0.0 runs `max_iter`
         iterations.
-    return_assignments : bool, optional
-        Whether to return the probabilities of all classes, or only the `top` largest of each query,
-        with their classes in `classes`; default: all, unless a task has more than 2^28.
-    top : int
-        At most 64.
+    return_assignments, top
+        As in `paddle_ext.solve`.
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph`, and the result for invalid values is
@@ -99,23 +97,10 @@ def adapt(
     Returns
     -------
     Solution
-        labels : Tensor [.., Q] int64
-            The most probable class; of equals, the smallest.
-        probabilities : Tensor [.., Q, K]
-            Rows on the simplex.
-        proportions : Tensor [.., K]
-            The mean of the proportions, ``(N_k + a) / (weight Q + K a)``.
-        dual : Tensor [.., K]
-            ``e``.
-        iterations : Tensor [..] int32
-        criterion : Tensor [..]
-            Largest change of a count in the last iteration.
-        concentration : Tensor [..]
-            ``a``, in [1e-4, 1e4].
-        bound : Tensor [..]
-            Lower bound of the log evidence; no iteration lowers it.
-        prior_used : Tensor [..] bool, or None without a prior
-            Whether the prior was used: the batch is more likely with it than without.
+        The label is the most probable class; of equals, the smallest. The proportions are their
+        mean, ``(N_k + a) / (weight Q + K a)``, the dual is ``e``, the concentration ``a``, in
+        [1e-4, 1e4], and the criterion the largest change of a count in the last iteration. No
+        iteration lowers the bound.
 
     Notes
     -----
@@ -128,7 +113,10 @@ def adapt(
     >>> logits.argmax(1), paddle_ext.adapt(logits).labels  # the last one is unsure
     (tensor([0, 0, 0, 0, 0, 0, 1]), tensor([0, 0, 0, 0, 0, 0, 0]))
     """
-    weight = check.query_weight(weight)
+    weight = check.real("weight", weight)
+    if not LEAST_QUERY_WEIGHT <= weight <= 1.0:
+        expected = f"must be from {LEAST_QUERY_WEIGHT:g} to 1"
+        raise check.ArgumentValueError("weight", f"{expected}, got {weight}")
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
     top = check_top(return_assignments, top)
@@ -273,29 +261,26 @@ def adapt_one_by_one(
     *batch, Q, K = logits.shape
     outputs = allocate(logits, adapt_table((*batch, Q), K, computing_dtype(logits), top))
     for number, own in enumerate(logits.reshape(-1, Q, K)):
-        results, state, proportions, bound, chosen = adapt_large(
-            own,
-            weight,
-            max_iter,
-            tol,
-            measures=None if measures is None else measures[number % len(measures)],
-            top=top or 1,
-            all_classes=top is None,
+        scores = GivenScores(own)
+        priors = None if measures is None else measures[number % len(measures)]
+        counter, state, chosen = best_prior(
+            scores, priors, max_iter, total=weight * Q, weight=weight, tol=tol
         )
-        u = results.top.probabilities if results.probabilities is None else results.probabilities
+        del counter  # it may be large
+        found = classify_rows(scores, state.dual, top=top or 1, all_classes=top is None)
         values = [
-            results.top.classes[..., 0],
-            u,
-            proportions,
+            found.top.classes[..., 0],
+            found.top.probabilities if found.probabilities is None else found.probabilities,
+            state.proportions(weight * found.held),
             state.dual,
             state.iterations,
             state.criterion,
             state.concentration,
-            bound,
+            state.bound(found.held, found.log_sums),
             torch.full_like(state.iterations, chosen),
         ]
         if top is not None:
-            values += [results.top.classes, results.held]
+            values += [found.top.classes, found.held]
         for output, x in zip(outputs, values, strict=True):
             (output[number] if batch else output).copy_(x[0])
     return outputs

@@ -106,30 +106,14 @@ def solve(
     Returns
     -------
     Solution
-        labels : Tensor [.., Q] int64
-            The most probable class.
-        probabilities : Tensor [.., Q, K]
-            Rows on the simplex.
-        proportions : Tensor [.., K]
-            Column means of the probabilities.
-        dual : Tensor [.., K]
-            ``v`` of the last iteration.
-        iterations : Tensor [..] int32
-            Iterations of each task.
-        criterion : Tensor [..]
-            Mean distance the prototypes moved in the last iteration.
-        prototypes : Tensor [.., K, D], or None
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, before any work, in one sentence that names it, what is expected
-        and what was given.
-    ImportError
-        If the native module is not built.
+        The proportions are the column means of the probabilities, the dual is ``v``, and the
+        criterion the mean distance the prototypes moved, both of the last iteration.
 
     Notes
     -----
+    An invalid argument raises TypeError or ValueError before any work, in one sentence that names
+    it, what is expected and what was given.
+
     The computation is in float64 for float64 features and in float32 otherwise, and so are the
     results; half-precision features on the CPU are copied to float32 first. Tensors that are not
     contiguous are copied. Inputs are not modified, and results are detached. The result of a task
@@ -261,8 +245,8 @@ def solve_indexed(
         # Indices that were not validated are kept in range.
         support = features[of_support.reshape(-1, S).clamp(0, last)]
         index = of_query.reshape(-1, Q).clamp(0, last)
-        results = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
-        outputs = arguments.large_outputs(results, batched=of_query.dim() == 2)
+        outputs = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
+        outputs = outputs if of_query.dim() == 2 else [x[0] for x in outputs]
     return solution(outputs, scaling, options, return_prototypes)
 
 
@@ -274,7 +258,7 @@ def solution(
     prototypes = others.pop(0) if return_prototypes else None
     lam, _, temperature = options[:3]
     # By position: keywords would take as long as the rest of this function.
-    fields = labels, probabilities, proportions, dual, iterations, criterion, prototypes, None
+    fields = labels, probabilities, proportions, dual, iterations, criterion, prototypes
     whole = Solution(*fields, lam, scaling, temperature)
     if not others:
         return whole

@@ -58,19 +58,11 @@ def sinkhorn(
         Stop a task when no row sum is off by more than this, in units of the masses. 0.0 runs
         `max_iter` iterations. In float32 about 1e-6 of the largest mass can be reached.
     validate : bool
-        Check the values of the tensors. On CUDA this synchronises with the host. Without it nothing
-        does, the call works under `torch.cuda.graph`, and the result for invalid values is
-        undefined. A call that may take more than half a second always waits for the device, so that
-        Ctrl-C works. `torch.compile(fullgraph=True)` takes either.
+        Check the values of the tensors, as in `paddle_ext.adapt`.
 
     Returns
     -------
     Transport
-        plan : Tensor [.., Q, K]
-        iterations : Tensor [..] int32
-            Iterations of each task.
-        residual : Tensor [..]
-            Largest error of a row sum after the last iteration.
 
     Notes
     -----

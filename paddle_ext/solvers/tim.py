@@ -70,21 +70,13 @@ def tim(
     return_losses : bool
         Also return the loss before every step.
     validate : bool
-        Check the values of the tensors, as in `solve`, with the same costs: without it nothing
-        synchronises with the host, `num_classes` must be given, and the result for invalid values
-        is undefined. A call that may take more than half a second always waits for the device, so
-        that Ctrl-C works.
+        Check the values of the tensors, as in `solve`; without it nothing synchronises with the
+        host, except that a call of more than half a second waits, so that Ctrl-C works.
 
     Returns
     -------
     TimSolution
-        labels : Tensor [.., Q] int64
-            The class of the nearest prototype; of equals, the smallest.
-        probabilities : Tensor [.., Q, K]
-            Rows on the simplex.
-        prototypes : Tensor [.., K, D]
-            In the coordinates of the features, or of the unit-norm ones with `normalize`.
-        losses : Tensor [max_iter, ..], or None
+        The label is the class of the nearest prototype; of equals, the smallest.
 
     Notes
     -----

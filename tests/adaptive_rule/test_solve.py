@@ -125,7 +125,7 @@ def corner_task() -> Task:
 
 def test_one_shot_by_hand() -> None:
     task = corner_task()
-    likelihood = Adaptive().likelihood(task)
+    likelihood = likelihood_of(task.support, task.support_labels, 2)
     # Less the mean and unit-norm again the classes are opposite, at a squared distance of 4.
     opposite = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double() / math.sqrt(2)
     assert torch.allclose(likelihood.prototypes[0], opposite)
@@ -147,7 +147,8 @@ def test_likelihood_of_further_rows(place: Place, shots: tuple[int, int]) -> Non
     """Logits need only the labelled rows; with the dual they are those of the batch."""
     problem = place.put(make_problem(B=2, Q=9, K=5, D=8, shots=shots, lead=4.0, seed=7))
     task, method = task_of(problem), Adaptive()
-    likelihood, found = method.likelihood(task), method.solution(task)
+    likelihood = likelihood_of(task.support, task.support_labels, 5)
+    found = method.solution(task)
     logits = likelihood.logits(problem.query)
     assert logits.shape == (2, 9, 5)
     weight = 2 * likelihood.rows / (2 * likelihood.rows + 9)

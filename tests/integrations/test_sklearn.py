@@ -17,8 +17,8 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 
 from paddle_ext import PaddleClassifier, presence  # noqa: E402
+from paddle_ext.adaptive_rule.learn import likelihood_of  # noqa: E402
 from paddle_ext.methods import Adaptive  # noqa: E402
-from paddle_ext.task import Task  # noqa: E402
 
 # --- what it finds ------------------------------------------------------------------------------
 
@@ -137,9 +137,8 @@ def test_predict(dtype: type, shots: int) -> None:
     X, y, truth = few_shots(shots, dtype)
     asked = y < 0
     model = PaddleClassifier().fit(X, y)
-    likelihood = Adaptive().likelihood(
-        Task(*(torch.from_numpy(x)[None] for x in (X[~asked], y[~asked], X[asked])), CLASSES)
-    )
+    labelled = (torch.from_numpy(x)[None] for x in (X[~asked], y[~asked]))
+    likelihood = likelihood_of(*labelled, CLASSES)
     logits = likelihood.logits(torch.from_numpy(X[asked])) + adapted(X, y).dual
     expected = torch.softmax(likelihood.temper * logits, -1).numpy()
     found = model.predict_proba(X[asked])
@@ -180,7 +179,7 @@ def test_all_labelled() -> None:
     np.testing.assert_array_equal(model.transduction_, truth)
     assert model.concentration_ is None
     rows, labels = torch.from_numpy(X), torch.from_numpy(truth)
-    likelihood = Adaptive().likelihood(Task(rows[None], labels[None], rows[None], CLASSES))
+    likelihood = likelihood_of(rows[None], labels[None], CLASSES)
     logits = likelihood.logits(rows) + torch.from_numpy(model.class_proportions_).log()
     np.testing.assert_allclose(model.predict_proba(X), torch.softmax(logits, -1), atol=1e-9)
     assert model.score(X, truth) > 0.95

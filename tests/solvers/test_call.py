@@ -229,7 +229,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_examples() -> None:
-    for name in ("paddle_ext.solvers.paddle", "paddle_ext.native.load", "paddle_ext.check"):
+    for name in ("paddle_ext.solvers.paddle", "paddle_ext.native.load"):
         result = doctest.testmod(sys.modules[name])
         assert result.attempted
         assert not result.failed

@@ -13,8 +13,8 @@ from paddle_ext.large.passes import CHUNK_NUMBERS, Queries
 from paddle_ext.large.products import Form, OneHalf, Plain, RowsAsTheyAre, TwoHalves
 from paddle_ext.large.sources import TensorRows
 from paddle_ext.large.steps import Moved, State, Top, add_sums, assign
+from paddle_ext.reference.paddle import auto_factor
 from paddle_ext.rows import unit_rows
-from paddle_ext.scaling import auto_factor
 
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-13}
 DTYPES = (torch.float32, torch.float64)

@@ -97,9 +97,8 @@ def test_at_the_bounds_of_the_kernels(Q: int, K: int) -> None:
 
 def test_the_reference_runs_on_the_device() -> None:
     problem = make_problem(B=2, Q=10, K=4, D=6).to("cuda")
-    got = reference.solve(*problem.inputs(), trace=True, max_iter=5, return_prototypes=True)
-    assert all(x.is_cuda for x in (*got[:7], *got.trace[:2]))
-    assert (got.trace.seconds.diff() > 0).all()
+    got = reference.solve(*problem.inputs(), max_iter=5, return_prototypes=True)
+    assert all(x.is_cuda for x in got[:7])
 
 
 def test_other_device_than_the_current_one() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
+from ...native.load import version
 from ...text import printable
-from ...version import version
 from . import classify, demo, evaluating, images, info
 from .options import DEFAULTS, UsageError
 

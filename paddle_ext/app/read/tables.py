@@ -172,7 +172,7 @@ class Table(ABC):
         self.check_version()
 
     def check_version(self) -> None:
-        require_unchanged(self.path, current_version(self.path), self.version)
+        require_unchanged(self.path, self.version)
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
         """Cells of a column, with decimal points instead of commas."""

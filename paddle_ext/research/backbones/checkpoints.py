@@ -30,26 +30,13 @@ COUNTERS = "num_batches_tracked"  # of batch normalisation; missing in old files
 
 @dataclass
 class Checkpoint:
-    """A network with everything needed to use it.
-
-    Parameters
-    ----------
-    backbone : Backbone
-    transform : Transform
-        The preprocessing of images.
-    class_names : tuple of str
-        The classes it was trained on; may be empty.
-    head : nn.Linear or None
-        Their classifier.
-    notes : dict of str to str
-        Anything worth storing, such as the accuracy.
-    """
+    """A network with everything needed to use it."""
 
     backbone: Backbone
-    transform: Transform
-    class_names: tuple[str, ...] = ()
-    head: nn.Linear | None = None
-    notes: dict[str, str] = field(default_factory=dict)
+    transform: Transform  # the preprocessing of images
+    class_names: tuple[str, ...] = ()  # that it was trained on; may be empty
+    head: nn.Linear | None = None  # their classifier
+    notes: dict[str, str] = field(default_factory=dict)  # anything, such as the accuracy
 
     def __post_init__(self) -> None:
         channels = len(self.transform.mean)
@@ -82,23 +69,11 @@ class Checkpoint:
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a network from a file.
+    """Read a network from a file, in evaluation mode and on the CPU.
 
-    Parameters
-    ----------
-    path : path
-        ``.safetensors`` as written by `Checkpoint.save`; any other name is treated as a checkpoint
-        of the public code of TIM or SimpleShot (``model_best.pth.tar``), or a folder of theirs.
-        Images for a public one are scaled to 96x96 and cropped to 84x84.
-
-    Returns
-    -------
-    Checkpoint
-        In evaluation mode, on the CPU.
-
-    Examples
-    --------
-    >>> checkpoint = load_checkpoint("best.safetensors")  # doctest: +SKIP
+    That is ``.safetensors`` as written by `Checkpoint.save`; any other name is treated as a
+    checkpoint of the public code of TIM or SimpleShot (``model_best.pth.tar``), or a folder of
+    theirs. Images for a public one are scaled to 96x96 and cropped to 84x84.
     """
     path = Path(path)
     if path.is_dir():

@@ -21,7 +21,7 @@ from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
 from ..data.images import ImageSet, in_memory
-from ..evaluate import evaluate
+from ..evaluate import digest, evaluate
 from .checkpoints import COUNTERS, Checkpoint
 from .networks import Backbone
 from .recipes import Transform
@@ -50,12 +50,8 @@ def extract(
 
     Parameters
     ----------
-    network : Checkpoint
-        A network with the preprocessing of its images.
-    images : ImageSet
     base : ImageSet or None
         Images of the base classes: their mean feature becomes the bank's `base_mean`.
-    batch_size : int
     device : device or None
         None: a GPU if there is one.
     precision : {"float32", "bfloat16", "auto"}
@@ -65,8 +61,6 @@ def extract(
         A folder for cached features. They are found by a digest of the weights, the transform, the
         precision and the bytes of the images, so that features of other weights or images are never
         reused by mistake.
-    progress : bool
-        Show progress on stderr.
 
     Returns
     -------
@@ -125,8 +119,7 @@ def cache_key(network: Checkpoint, images: ImageSet, dtype: torch.dtype) -> str:
     """A digest of everything the features of these images depend on."""
     backbone = network.backbone
     about = (VERSION, backbone.architecture, astuple(network.transform), str(dtype))
-    parts = (repr(about), digest_of_weights(backbone), digest_of_images(images))
-    return hashlib.blake2b("".join(parts).encode(), digest_size=20).hexdigest()
+    return digest(about, digest_of_weights(backbone), digest_of_images(images))
 
 
 def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:
@@ -210,21 +203,17 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 def digest_of_weights(network: nn.Module) -> str:
     """A digest of all weights and statistics of a network, without counters."""
-    digest = hashlib.blake2b(digest_size=20)
-    for name, x in sorted(network.state_dict().items()):
-        if isinstance(x, Tensor) and not name.endswith(COUNTERS):
-            digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
-            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    state = sorted(network.state_dict().items())
+    return digest(*(part for one in state if not one[0].endswith(COUNTERS) for part in one))
 
 
 def digest_of_images(images: ImageSet) -> str:
     """A digest of the bytes of all images, in order, without labels and names."""
-    digest = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
+    result = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
     for piece in images.content():
-        digest.update(len(piece).to_bytes(8, "big"))
-        digest.update(piece)
-    return digest.hexdigest()
+        result.update(len(piece).to_bytes(8, "big"))
+        result.update(piece)
+    return result.hexdigest()
 
 
 def nearest_mean_accuracy(
@@ -238,21 +227,10 @@ def nearest_mean_accuracy(
 ) -> float:
     """Mean accuracy over random tasks, of unit-norm features and the nearest mean of the support.
 
-    Parameters
-    ----------
-    features : Tensor [N, D]
-    labels : Tensor [N]
-        Integers; -1 for no class. The tasks depend only on them.
-    num_classes, shots, n_tasks : int
-        Classes per task, labelled samples per class, tasks. At most 15 other samples of each class
-        are classified.
-    centre : Tensor [D] or None
-        Subtracted from the features: the mean feature of the base classes.
-
-    Returns
-    -------
-    float
-        In [0, 1].
+    Features are [N, D] with labels [N], -1 for no class; the tasks depend only on the labels. A
+    task has `num_classes` classes, `shots` labelled samples of each, and at most 15 others of each
+    to classify. `centre` [D], the mean feature of the base classes, is subtracted. The result is in
+    [0, 1].
 
     Examples
     --------

@@ -31,17 +31,6 @@ GREY = (0.299, 0.587, 0.114)
 class Transform:
     """Scale, centre crop, normalise.
 
-    Parameters
-    ----------
-    size : int
-        Height and width of the result.
-    mean, std : tuple of float
-        Of each channel, for pixels in [0, 1].
-    resize : int or None
-        The shorter side is scaled to this before the central `size` is cropped; None: to `size`.
-    mirror : bool
-        Average the features of an image and its mirror image.
-
     Examples
     --------
     >>> transform = Transform(84, resize=96)
@@ -49,11 +38,12 @@ class Transform:
     torch.Size([2, 3, 84, 84])
     """
 
-    size: int = 84
-    mean: tuple[float, ...] = IMAGENET_MEAN
+    size: int = 84  # height and width of the result
+    mean: tuple[float, ...] = IMAGENET_MEAN  # of each channel, for pixels in [0, 1]
     std: tuple[float, ...] = IMAGENET_STD
+    # The shorter side is scaled to this before the central `size` is cropped; None: to `size`.
     resize: int | None = None
-    mirror: bool = False
+    mirror: bool = False  # average the features of an image and its mirror image
 
     def __post_init__(self) -> None:
         check.integer("size", self.size)
@@ -91,29 +81,15 @@ class Transform:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random resized crop, mirror image, colour jitter, and rotations by 90, 180 or 270 degrees.
+    """Random resized crop, mirror image, colour jitter, and rotations by 90, 180 or 270 degrees."""
 
-    Parameters
-    ----------
-    area : (float, float)
-        Share of the image in a crop, uniform in this range.
-    ratio : (float, float)
-        Width to height of a crop, as far as it fits in the image.
-    mirror : bool
-        Mirror half of the images.
-    jitter : float
-        Brightness, contrast and saturation are multiplied by a factor in [1 - jitter, 1 + jitter].
-    turned : float
-        Share of the images that are rotated.
-    interpolation : {"bilinear", "bicubic"}
-    """
-
-    area: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    mirror: bool = True
+    area: tuple[float, float] = (0.08, 1.0)  # share of the image in a crop, uniform in this range
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width to height of a crop, as far as it fits
+    mirror: bool = True  # mirror half of the images
+    # Brightness, contrast and saturation are multiplied by a factor in [1 - jitter, 1 + jitter].
     jitter: float = 0.4
-    turned: float = 0.0
-    interpolation: str = "bilinear"
+    turned: float = 0.0  # share of the images that are rotated
+    interpolation: str = "bilinear"  # or "bicubic"
 
     def __post_init__(self) -> None:
         if not 0 < self.area[0] <= self.area[1] <= 1:
@@ -204,27 +180,6 @@ def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
 class Recipe:
     """Settings of a training run. The defaults are the paper's for ResNet-18.
 
-    Parameters
-    ----------
-    epochs, batch_size : int
-    learning_rate : float
-        The maximum.
-    momentum, weight_decay : float
-    nesterov : bool
-    schedule : {"steps", "cosine"}
-        ``"steps"``: divided by 10 at each milestone; ``"cosine"``: down to 0.
-    milestones : tuple of float
-        Shares of the epochs.
-    warmup : float
-        Share of the steps in which the learning rate increases from 0.
-    label_smoothing : float
-    average : float
-        Decay per step of a running average of the weights, which is then validated and saved; 0:
-        none.
-    mirror_features : bool
-        The features of the saved network are the mean over an image and its mirror image.
-    augmentation : Augmentation
-
     Examples
     --------
     >>> from dataclasses import replace
@@ -234,16 +189,17 @@ class Recipe:
 
     epochs: int = 90
     batch_size: int = 256
-    learning_rate: float = 0.1
+    learning_rate: float = 0.1  # the maximum
     momentum: float = 0.9
     weight_decay: float = 1e-4
     nesterov: bool = False
-    schedule: str = "steps"
-    milestones: tuple[float, ...] = (45 / 90, 66 / 90)
-    warmup: float = 0.0
+    schedule: str = "steps"  # divided by 10 at each milestone, or "cosine", down to 0
+    milestones: tuple[float, ...] = (45 / 90, 66 / 90)  # shares of the epochs
+    warmup: float = 0.0  # share of the steps in which the learning rate increases from 0
     label_smoothing: float = 0.1
+    # Decay per step of a running average of the weights, which is validated and saved; 0: none.
     average: float = 0.0
-    mirror_features: bool = False
+    mirror_features: bool = False  # those of the saved network: the mean with the mirror image's
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
@@ -300,14 +256,10 @@ RECIPES = {"paper": Recipe(), "strong": STRONG, "small": SMALL}
 def recipe(name: str, architecture: str = "resnet18") -> Recipe:
     """Return a recipe by name.
 
-    Parameters
-    ----------
-    name : {"paper", "strong", "small"}
-        ``"paper"``: cross-entropy with label smoothing, 90 epochs, steps. ``"strong"``: 165 epochs,
-        cosine, averaged weights, quarter turns, for images that are already 84x84. ``"small"``: for
-        ``"small"`` on a CPU and images that must not be mirrored.
-    architecture : str
-        WRN-28-10 has batches of 128 instead of 256.
+    ``"paper"``: cross-entropy with label smoothing, 90 epochs, steps. ``"strong"``: 165 epochs,
+    cosine, averaged weights, quarter turns, for images that are already 84x84. ``"small"``: for
+    ``"small"`` on a CPU and images that must not be mirrored. The architecture WRN-28-10 has
+    batches of 128 instead of 256.
 
     Examples
     --------

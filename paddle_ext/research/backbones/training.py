@@ -90,12 +90,8 @@ def train(
     resume : bool
         Resume from `output` if possible; False: start over. Its contents must have the same
         settings and labels.
-    device : device or None
-        None: a GPU if there is one.
-    precision : {"auto", "float32", "bfloat16"}
-        ``"auto"``: bfloat16 on CUDA. The CPU supports only float32.
-    compiled : bool
-        Compile the network with torch.compile.
+    device, precision
+        As in `extract`.
     deterministic : bool
         On CUDA, use only deterministic algorithms; on the CPU all are.
     validate_every : int

@@ -38,13 +38,6 @@ class FeatureBank:
     base_mean : Tensor [D], optional
         Mean feature of the base classes, which the network was trained on.
 
-    Attributes
-    ----------
-    features, labels, base_mean : Tensor
-        As given, the labels as int64.
-    class_names : tuple of str, or None
-    split : NumPy array [N] of str, or None
-
     Examples
     --------
     >>> import torch
@@ -151,15 +144,7 @@ class FeatureBank:
     def subset(
         self, rows: Tensor | None = None, *, split: str | Iterable[str] | None = None
     ) -> FeatureBank:
-        """Some rows: by index [n] or mask [N], or by split. The classes keep their numbers.
-
-        Examples
-        --------
-        >>> import torch
-        >>> bank = FeatureBank(torch.randn(4, 2), torch.tensor([0, 0, 7, 7]))
-        >>> bank.subset(torch.tensor([2, 3])).take_classes()  # renumber the classes
-        FeatureBank(2 rows, 2 features float32, 1 classes)
-        """
+        """Some rows: by index [n] or mask [N], or by split. The classes keep their numbers."""
         if rows is not None and split is None:
             rows = checked_rows(rows, len(self))
         elif split is not None and rows is None:
@@ -262,15 +247,6 @@ class FeatureBank:
             of plain tensors.
         mmap : bool
             Leave the features on disk and read them on demand. Not for ``.npz``.
-
-        Examples
-        --------
-        >>> import tempfile, torch
-        >>> bank = FeatureBank(torch.randn(6, 4), torch.arange(3).repeat(2), ["a", "b", "c"])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     bank.save(f"{folder}/bank.npz")
-        ...     FeatureBank.load(f"{folder}/bank.npz")
-        FeatureBank(6 rows, 4 features float32, 3 classes)
         """
         path = Path(path)
         contents = read_contents(path, mmap)

@@ -75,9 +75,7 @@ def glyph_images(split: str, *, samples: int = 60, size: int = 32, seed: int = 0
     split : {"base", "val", "test"}
         480, 100 and 240 classes; no character is in two of them.
     samples : int
-        Images per class.
-    size : int
-        Images are size x size.
+        Images per class, size x size.
     seed : int
         Of the fonts and distortions; the characters of a split are always the same.
 

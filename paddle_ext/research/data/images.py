@@ -6,9 +6,10 @@ holds the bytes or paths of JPEG, PNG or WebP files and decodes them with Pillow
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,47 +22,50 @@ from ...labels import check_one_each
 from ...progress import Progress
 
 READ_AT_ONCE = 256  # images
+Labels: TypeAlias = "Tensor | npt.NDArray[np.int64] | Sequence[int]"
 
 
-class ImageSet(Protocol):
+class ImageSet(ABC):
     """Images of one split, all of one shape, with their classes."""
 
-    @property
-    def labels(self) -> Tensor:
-        """[N] int64, indices into `class_names`."""
+    shape: tuple[int, int, int]
+    """(H, W, C) of every image."""
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name per class, including classes without images here."""
+    def __init__(self, count: int, labels: Labels, class_names: Sequence[str], split: str) -> None:
+        """`labels` [count] are indices into `class_names`; a class may have no image here."""
+        names = tuple(map(str, class_names))
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"class_names must be unique, got {twice!r} twice")
+        own = torch.as_tensor(labels)
+        if own.is_floating_point() or own.is_complex() or own.dtype == torch.bool:
+            raise TypeError(f"labels must be integers, got {check.plain(own.dtype)}")
+        check_one_each("labels", "label", "image", own.shape, count)
+        low, high = int(own.min()), int(own.max())
+        if low < 0 or high >= len(names):
+            raise ValueError(
+                f"labels must be in [0, {len(names)}), the number of class_names, "
+                f"got {low if low < 0 else high}"
+            )
+        self.labels, self.class_names, self.split = own.to("cpu", torch.int64), names, split
 
-    @property
-    def split(self) -> str:
-        """The part of a dataset, such as ``"base"``."""
+    def __len__(self) -> int:
+        return len(self.labels)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of every image."""
-
-    def __len__(self) -> int: ...
-
+    @abstractmethod
     def read(self, index: Tensor | Sequence[int]) -> Tensor:
         """Images by number: [len(index), H, W, C] uint8."""
 
+    @abstractmethod
     def content(self) -> Iterator[bytes]:
         """The bytes of each image: with the same shape, equal bytes mean equal pixels."""
 
 
-class ImageArray:
+class ImageArray(ImageSet):
     """Images in memory.
 
-    Parameters
-    ----------
-    images : Tensor or array [N, H, W, C] or [N, H, W]
-        uint8; C is 1 or 3.
-    labels : Tensor or array [N]
-        Integers, indices into `class_names`.
-    class_names : sequence of str
-    split : str
+    They are uint8 [N, H, W, C] or [N, H, W], with C 1 or 3; the labels [N] are indices into
+    `class_names`.
 
     Examples
     --------
@@ -73,7 +77,7 @@ class ImageArray:
     def __init__(
         self,
         images: Tensor | npt.NDArray[np.uint8],
-        labels: Tensor | npt.NDArray[np.int64] | Sequence[int],
+        labels: Labels,
         class_names: Sequence[str],
         split: str = "",
     ) -> None:
@@ -87,37 +91,25 @@ class ImageArray:
                 "images must have shape [N, H, W] or [N, H, W, C] with C 1 or 3, none of them 0, "
                 f"got {list(torch.as_tensor(images).shape)}"
             )
+        super().__init__(len(pixels), labels, class_names, split)
         self.images = pixels.cpu()
-        self.class_names = checked_names(class_names)
-        self.labels = checked_labels(labels, len(pixels), len(self.class_names))
-        self.split = split
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
         _, height, width, channels = self.images.shape
-        return height, width, channels
-
-    def __len__(self) -> int:
-        return len(self.images)
+        self.shape = (height, width, channels)
 
     def read(self, index: Tensor | Sequence[int]) -> Tensor:
         return self.images[torch.as_tensor(index, dtype=torch.int64)]
 
     def content(self) -> Iterator[bytes]:
-        for image in self.images:
-            yield image.numpy().tobytes()
+        return (image.numpy().tobytes() for image in self.images)
 
 
-class EncodedImages:
+class EncodedImages(ImageSet):
     """Images that are decoded each time they are read, in several threads.
 
     Parameters
     ----------
     images : sequence of Path or bytes
         Files, or encoded images in memory.
-    labels : Tensor or sequence of int
-    class_names : sequence of str
-    split : str
     size : int or None
         Resize every image to size x size: the shorter side is scaled, the longer one cropped on
         both ends. None: unchanged; all must then have the shape of the first.
@@ -125,17 +117,12 @@ class EncodedImages:
         3 for RGB, 1 for grey.
     names : sequence of str or None
         What errors call the images; None: their paths.
-
-    Examples
-    --------
-    >>> paths = sorted(Path("owls").glob("*.jpg"))
-    >>> images = EncodedImages(paths, [0] * len(paths), ["owl"])  # doctest: +SKIP
     """
 
     def __init__(
         self,
         images: Sequence[Path | bytes | memoryview],
-        labels: Tensor | npt.NDArray[np.int64] | Sequence[int],
+        labels: Labels,
         class_names: Sequence[str],
         split: str = "",
         *,
@@ -152,14 +139,9 @@ class EncodedImages:
             raise ValueError("images must have at least one image, got none")
         self.images, self.size, self.channels = images, size, channels
         self.names = list(map(str, images)) if names is None else names
-        self.class_names = checked_names(class_names)
-        self.labels = checked_labels(labels, len(images), len(self.class_names))
-        self.split = split
+        super().__init__(len(images), labels, class_names, split)
         height, width = (size, size) if size is not None else self.decode(0).shape[:2]
         self.shape = (height, width, channels)
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     def encoded(self, number: int) -> bytes:
         """The bytes of one image."""
@@ -213,29 +195,3 @@ def in_memory(images: ImageSet, *, progress: bool = False) -> ImageArray:
             pixels[index] = images.read(index)
             shown.advance(len(index))
     return ImageArray(pixels, images.labels, images.class_names, images.split)
-
-
-def checked_names(class_names: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(map(str, class_names))
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"class_names must be unique, got {twice!r} twice")
-    return names
-
-
-def checked_labels(
-    labels: Tensor | npt.NDArray[np.int64] | Sequence[int], count: int, classes: int
-) -> Tensor:
-    """[count] int64 in [0, classes)."""
-    checked = torch.as_tensor(labels)
-    if checked.is_floating_point() or checked.is_complex() or checked.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {check.plain(checked.dtype)}")
-    check_one_each("labels", "label", "image", checked.shape, count)
-    checked = checked.to("cpu", torch.int64)
-    low, high = int(checked.min()), int(checked.max())
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"labels must be in [0, {classes}), the number of class_names, "
-            f"got {low if low < 0 else high}"
-        )
-    return checked

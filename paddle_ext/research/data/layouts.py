@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ... import check
 from ...arrays import CLASS_NAMES, as_names, pick, read_npz
+from ...labels import numbered
 from .images import EncodedImages, ImageArray, ImageSet
 
 SPLITS = ("base", "val", "test")
@@ -36,18 +37,8 @@ def image_folder(
 ) -> EncodedImages:
     """Read a folder that has one folder of images per class.
 
-    Parameters
-    ----------
-    root : path
-        Classes are its folders, sorted by name; images may be in subfolders.
-    split : str
-        Its name.
-    size, channels
-        As in `EncodedImages`.
-
-    Examples
-    --------
-    >>> images = image_folder("birds/train", split="base")  # doctest: +SKIP
+    Classes are the folders of `root`, sorted by name; images may be in subfolders. `split` is its
+    name, and the other options are those of `EncodedImages`.
     """
     root = existing_folder(root)
     names = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
@@ -64,30 +55,6 @@ def image_folder(
     return EncodedImages(paths, labels, names, split, size=size, channels=channels)
 
 
-def image_list(
-    path: str | Path,
-    root: str | Path,
-    *,
-    split: str = "",
-    class_names: Sequence[str] | None = None,
-    size: int | None = 84,
-    channels: int = 3,
-) -> EncodedImages:
-    """The images below `root` that a CSV lists; `class_names`: the allowed labels, None: all."""
-    root, rows = existing_folder(root), read_list(path)
-    if class_names is None:
-        class_names = sorted({label for _, label in rows})
-    number = {name: label for label, name in enumerate(class_names)}
-    for _, name in rows:
-        if name not in number:
-            raise ValueError(f"{path} must have only labels of class_names, got {name!r}")
-    paths = [root / filename for filename, _ in rows]
-    if not paths[0].is_file():  # the others are checked when they are read
-        raise ValueError(f"{root} must have the images of {path}, got no {rows[0][0]}")
-    labels = [number[name] for _, name in rows]
-    return EncodedImages(paths, labels, class_names, split, size=size, channels=channels)
-
-
 def open_images(
     layout: str,
     root: str | Path,
@@ -101,14 +68,8 @@ def open_images(
     Parameters
     ----------
     layout : {"mini", "tiered", "inatural", "folder", "npz"}
-        ``"mini"``: a folder of images, or one with a folder ``images`` or ``data`` of them, and the
-        lists ``train.csv``, ``val.csv``, ``test.csv``. ``"tiered"``: ``train``, ``val`` and
-        ``test`` with one folder per class, or lists and a folder ``data``. ``"inatural"``:
-        ``repr.csv`` is the support of every task and ``query.csv`` has the queries, of the same
-        classes in the same order. ``"folder"``: a folder per split with one per class. ``"npz"``:
-        ``base.npz``, or ``base-0.npz``, ``base-1.npz`` and so on, or one file for all splits; see
-        `image_arrays`.
-    root : path
+        docs/training.md has the files and folders of each; ``"npz"`` may also be one file for all
+        splits, see `image_arrays`.
     split : str
         ``"base"``, ``"val"`` or ``"test"``; of i-Nat ``"repr"`` and ``"query"`` instead of the
         last.
@@ -140,15 +101,18 @@ def open_images(
     if layout == "folder" or (layout == "tiered" and lists is None and folders):
         return image_folder(folders[0], split=split, size=size)
     path = list_of(root, lists, split)
-    if layout == "inatural":
-        class_names = None
-        if split in ("repr", "query"):
-            both = (list_of(root, lists, which) for which in ("repr", "query"))
-            class_names = sorted({label for one in both for _, label in read_list(one)})
-        return image_list(path, root, split=split, class_names=class_names, size=size)
-    first, _ = read_list(path)[0]
-    places = (place for place in (root / "images", root / "data") if (place / first).is_file())
-    return image_list(path, next(places, root), split=split, size=size)
+    rows = named = read_list(path)
+    if split in ("repr", "query"):  # they have the same classes
+        both = (list_of(root, lists, which) for which in ("repr", "query"))
+        named = [row for one in both for row in read_list(one)]
+    folders = [root] if layout == "inatural" else [root / "images", root / "data", root]
+    place = next((place for place in folders if (place / rows[0][0]).is_file()), None)
+    if place is None:  # the other images are checked when they are read
+        raise ValueError(f"{root} must have the images of {path}, got no {rows[0][0]}")
+    class_names = sorted({name for _, name in named})
+    labels = numbered([name for _, name in rows], class_names)
+    paths = [place / filename for filename, _ in rows]
+    return EncodedImages(paths, labels, class_names, split, size=size)
 
 
 def is_image(name: str) -> bool:
@@ -221,17 +185,8 @@ def image_arrays(
     ``webp``, image i from ``offsets[i]`` to ``offsets[i + 1]``, optionally with ``filenames``. With
     ``class_split`` (a split for each class) only the classes of `split` are used.
 
-    Parameters
-    ----------
-    paths : path, or sequence of them
-        Several files are concatenated; they must have the same classes.
-    split : str
-    size : int or None
-        As in `EncodedImages`; only for encoded images.
-
-    Examples
-    --------
-    >>> base = image_arrays(["base-0.npz", "base-1.npz"], "base")  # doctest: +SKIP
+    Several files are concatenated; they must have the same classes. `size` is as in
+    `EncodedImages`, and only for encoded images.
     """
     files = [paths] if isinstance(paths, str | Path) else list(paths)
     if not files:
