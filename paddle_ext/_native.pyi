@@ -252,7 +252,7 @@ class SplitCall:
     ) -> None: ...
 
 def sums_call(
-    *, target: Target, dtype: int, B: int, N: int, K: int, D: int, threshold: float, most: int,
+    *, target: Target, dtype: int, N: int, K: int, D: int, threshold: float, most: int,
 ) -> SumsCall: ...
 
 @final

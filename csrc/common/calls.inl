@@ -364,12 +364,12 @@ CALL(Split, split, NO_CPU, CUDA) {
 // Sums of rows by class, when most probabilities are too small to count.
 CALL(Sums, sums, CPU, NO_CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(int64_t, B, N, K, D);
-    MAKE(double, threshold);  // smaller probabilities are ignored
-    MAKE(int64_t, most);  // limit on entries above it, over all tasks; with more, nothing is done
-    RUN(const void*, probabilities);  // [B, N, K]
-    RUN(const void*, rows);           // [B, N, D]
-    RUN(void*, sums);                 // [B, K, D] added to
+    MAKE(int64_t, N, K, D);
+    MAKE(double, threshold);          // smaller probabilities are ignored
+    MAKE(int64_t, most);              // limit on entries above it; with more, nothing is done
+    RUN(const void*, probabilities);  // [N, K]
+    RUN(const void*, rows);           // [N, D]
+    RUN(void*, sums);                 // [K, D] added to
     RUN(int64_t*,
         found);  // out [1] entries above the threshold; if more than `most`, a lower bound
     MEMORY();

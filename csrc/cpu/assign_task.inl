@@ -162,10 +162,10 @@ static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
 }
 
 template <typename T>
-static void add_rows(const SumsParams& p, int64_t place, const ClassEntry* entries, int64_t count) {
+static void add_rows(const SumsParams& p, int64_t k, const ClassEntry* entries, int64_t count) {
     constexpr int kTerms = 256;      // per partial sum, which starts at zero to keep small shares
     constexpr int64_t kWidth = 128;  // features at a time
-    T* const sums = reals<T>(p.sums, place * p.D);
+    T* const sums = reals<T>(p.sums, k * p.D);
     const T* const rows = reals<T>(p.rows);
     for (int64_t first = 0; first < p.D; first += kWidth) {
         const int64_t width = std::min(kWidth, p.D - first);

@@ -55,7 +55,7 @@ struct AssignSums {
     double leads[2];
 };
 
-// The probability of a class, and its row, counted over all tasks.
+// The probability of a class, and its row.
 struct ClassEntry {
     int64_t row;
     double value;
@@ -69,8 +69,8 @@ struct AssignKernels {
     void (*count_rows[2])(const CountParams&, int64_t task, int64_t first, int64_t end,
                           AssignSums& sums);
     void (*absorb_rows[2])(const AbsorbParams&, int64_t first, int64_t end);
-    // Adds to the sums of class `place`, counted over all tasks.
-    void (*add_rows[2])(const SumsParams&, int64_t place, const ClassEntry* entries, int64_t count);
+    // Adds to the sums of class k.
+    void (*add_rows[2])(const SumsParams&, int64_t k, const ClassEntry* entries, int64_t count);
 };
 
 // --- levels --------------------------------------------------------------------------------------

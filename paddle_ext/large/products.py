@@ -124,12 +124,9 @@ class Plain(Form):
         def add(beta: int) -> None:
             if beta == 0:
                 sums[0].zero_()
-            if add_sums(sums[0], u, x, SMALL[u.dtype], u.numel() // DENSE):
-                return
-            if len(u) == 1:
-                sums[0][0].addmm_(u[0].T, x[0])
-            else:
-                sums[0].baddbmm_(u.mT, x)
+            for to, own, rows in zip(sums[0], u, x, strict=True):  # no task depends on the others
+                if not add_sums(to, own, rows, SMALL[u.dtype], own.numel() // DENSE):
+                    to.addmm_(own.T, rows)
 
         return add
 

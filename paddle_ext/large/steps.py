@@ -209,18 +209,18 @@ def split(
 
 
 def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) -> bool:
-    """Add the sums of rows x [B, N, D] with weights u [B, N, K] to `sums` [B, K, D], on the CPU.
+    """Add the sums of rows x [N, D] with weights u [N, K] to `sums` [K, D], on the CPU.
 
     Weights below `threshold` are ignored. If more than `most` weights are above, nothing is added
     and the result is False.
     """
-    (B, N, K), D, real = u.shape, x.shape[-1], u.dtype
+    (N, K), D, real = u.shape, x.shape[-1], u.dtype
     tensors: Inputs = {
-        "probabilities": (u, real, (B, N, K)),
-        "rows": (x, real, (B, N, D)),
-        "sums": (sums, real, (B, K, D)),
+        "probabilities": (u, real, (N, K)),
+        "rows": (x, real, (N, D)),
+        "sums": (sums, real, (K, D)),
     }
-    options = {"B": B, "N": N, "K": K, "D": D, "threshold": threshold, "most": most}
+    options = {"N": N, "K": K, "D": D, "threshold": threshold, "most": most}
     (above,) = call_native(
         native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}
     )

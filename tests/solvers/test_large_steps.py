@@ -269,12 +269,12 @@ def test_median_of_rows_that_differ_much(dtype: torch.dtype) -> None:
 
 def test_sums_of_few_weights_and_nothing_for_many() -> None:
     generator = torch.Generator().manual_seed(2)
-    u = torch.rand(1, 50, 12, generator=generator)
+    u = torch.rand(50, 12, generator=generator)
     u[u < 0.8] = 1e-12
-    x = torch.randn(1, 50, 7, generator=generator)
+    x = torch.randn(50, 7, generator=generator)
     count = int((u > 0.5).sum())
-    sums = torch.ones(1, 12, 7)
+    sums = torch.ones(12, 7)
     assert not add_sums(sums, u, x, 1e-9, count - 1)
-    assert torch.equal(sums, torch.ones(1, 12, 7))
+    assert torch.equal(sums, torch.ones(12, 7))
     assert add_sums(sums, u, x, 1e-9, count)
     torch.testing.assert_close(sums, 1 + u.mT @ x)
