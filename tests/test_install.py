@@ -1,4 +1,4 @@
-"""What installing promises: extras, versions of tools, and the plan of `make test-install`."""
+"""What installing promises: extras, one version, and the plan of `make test-install`."""
 
 import importlib.metadata
 import re

@@ -227,7 +227,7 @@ def test_command(bank: FeatureBank, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert message in capsys.readouterr().err
 
 
-# --- the paper's numbers, typed a second time -----------------------------------------------------
+# --- the paper's numbers ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dataset", ["mini", "tiered"])

@@ -1,4 +1,4 @@
-"""`adaptive` against its reference, by hand, and on batches of one class, of few, of all."""
+"""`adaptive` against its reference, and on batches of one class, of few, of all."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -118,9 +118,6 @@ def test_many_rows_along_one_feature(place: Place) -> None:
     support[:, 1] += 0.5 * labels
     query[:10, 1] += 0.5
     agrees(place, Problem(support[None], labels[None], query[None], 2))
-
-
-# --- by hand --------------------------------------------------------------------------------------
 
 
 # --- more rows, one by one ------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_survey(place: Place, N: int, D: int, unit: bool, monkeypatch: pytest.Mo
     assert largest(surveyed.most[0].double() - exact.amax(0)) < 10 * EXACT[place.dtype]
 
 
-# --- slope and move -----------------------------------------------------------------------------
+# --- move ---------------------------------------------------------------------------------------
 
 
 def place_task(at: Place, K: int, D: int) -> Placed:

@@ -257,9 +257,6 @@ def test_extreme_orders(place: Place, alpha: float) -> None:
             assert_sound(truth(problem, alphas=alphas, max_iter=5, normalize=False))
 
 
-# --- descent ------------------------------------------------------------------------------------
-
-
 def test_alpha_orders_near_one_are_shannon(place: Place) -> None:
     problem = overlapping(seed=16)
     shannon = solve(place, problem, max_iter=50, **ALPHA | {"alphas": (1.0, 1.0, 1.0)})
@@ -268,7 +265,7 @@ def test_alpha_orders_near_one_are_shannon(place: Place) -> None:
         assert largest(near.prototypes - shannon.prototypes) < 1e-4
 
 
-# --- forms of input and symmetry ----------------------------------------------------------------
+# --- forms of input -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
