@@ -94,6 +94,19 @@ def test_no_escape_bytes_in_the_output(tmp_path: Path) -> None:
     said(source, *options, "--corrected", corrected)
 
 
+@pytest.mark.usefixtures("quick_network")
+def test_no_escape_bytes_of_image_names(tmp_path: Path) -> None:
+    labelled, new = picture_folders(tmp_path)
+    (labelled / "discs").rename(labelled / f"di{ESCAPE}scs")
+    (labelled / "chess" / "0.png").rename(labelled / "chess" / f"{ESCAPE}.png")
+    (new / "deep" / "chess" / "0.jpg").rename(new / "deep" / "chess" / f"0{ESCAPE}.jpg")
+    (new / f"{ESCAPE}.txt").write_text("no image")
+    assert "\x1b" not in said(labelled, new, "--output", tmp_path)
+    for name in ("answers.csv", "answers.html", "labelled.csv"):
+        assert b"\x1b" not in (tmp_path / name).read_bytes(), name
+    assert "deep/chess/0\\x1b[31m.jpg" in {row["file"] for row in table(tmp_path / "answers.csv")}
+
+
 # --- what cannot be read or written -------------------------------------------------------------
 
 

@@ -135,6 +135,20 @@ def test_mixed_sizes_and_modes(tmp_path: Path) -> None:
     assert report.unreadable == {}
 
 
+def test_odd_names(tmp_path: Path) -> None:
+    """Names are shown as text, never as markup."""
+    labelled, new = picture_folders(tmp_path)
+    odd = 'a "b" <script>alert(1)</script>\' & ü 猫'.replace("/", "∕")
+    (labelled / "stripes").rename(labelled / odd)
+    shutil.move(new / "deep" / "stripes" / "0.jpg", new / "<img src=x onerror=alert(1)>.jpg")
+    report = classified(labelled, new, tmp_path)
+    assert labels_of_files(tmp_path)["<img src=x onerror=alert(1)>.jpg"] == odd
+    page = report.page.read_text()
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;alert(1)&lt;∕script&gt;" in page
+
+
 def test_cache_and_copies(tmp_path: Path, network: list[int]) -> None:
     """An image is embedded once, whatever its name; a changed one again."""
     labelled, new = picture_folders(tmp_path)
