@@ -488,7 +488,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "num_classes": (0, -3, 2.5, "5", 2**40),
     "max_iter": (0, -1, 1.5, "3", None, 2**40),
     "tol": (-1.0, math.nan, math.inf, "0", True),
-    "lam": (-1.0, math.nan, math.inf, "1", True),
+    "lam": (-1.0, math.nan, math.inf, 10**400, "1", True),
     "temperature": POSITIVE,
     "epsilon": POSITIVE,
     "reg": POSITIVE,

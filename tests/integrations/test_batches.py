@@ -275,6 +275,7 @@ def test_bad_batches(given: Any, message: str) -> None:
     [
         ((SUPPORT, PLACES[:3]), {}, r"labels must have one label for each row of support, 24, got"),
         ((SUPPORT, PLACES * 0), {}, r"labels must have at least two classes, got 1"),
+        ((SUPPORT, PLACES * 0.5), {}, r"labels must be text or integers, got 0"),
         ((SUPPORT, PLACES - 1), {}, r"labels must be text or integers >= 0, got -1"),
         ((SUPPORT, ["a", 1] * 12), {}, r"labels must be all text or .*, got int and str"),
         ((SUPPORT, PLACES[:, None]), {}, r"labels must have one dimension, got shape \[24, 1\]"),

@@ -99,6 +99,16 @@ def test_options_are_fields() -> None:
         methods.create("warmth", haet=1.0)
 
 
+def test_a_method_needs_no_name_and_no_presets() -> None:
+    @methods.register
+    @dataclass(frozen=True)
+    class MyOwn(methods.Method):
+        def solve(self, task: Task) -> Tensor:
+            return torch.full((*task.query.shape[:2], task.num_classes), 1 / task.num_classes)
+
+    assert methods.create("my_own").predict(SUPPORT, LABELS, QUERY).labels.tolist() == [0, 0]
+
+
 def test_a_registered_method_is_evaluated() -> None:
     bank = paddle_ext.FeatureBank(torch.eye(4).repeat(10, 1), torch.arange(4).repeat(10))
     methods.register(NearestRow)

@@ -107,6 +107,10 @@ ROWS = torch.eye(3)
         ({"count": 0}, r"count must be an integer in \[1, \d+\], got 0"),
         ({"count": 2.5}, "count must be an integer, got float"),
         ({"support": torch.ones(2, 4)}, r"support must have shape \[S, 3\] like query, got"),
+        (
+            {"support": torch.full((1, 3), torch.inf)},
+            r"support must be finite, got inf at \[0, 0\]",
+        ),
         ({"query": torch.ones(3)}, r"query must have shape \[Q, D\] with a row, got \[3\]"),
         ({"query": torch.ones(3, 3, dtype=torch.int64)}, "query must be float16, bfloat16,"),
     ],

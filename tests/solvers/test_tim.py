@@ -301,3 +301,8 @@ def test_equal_classes_go_to_the_smaller(place: Place) -> None:
     weights = (0.0, 0.0, 0.0)
     for options in ({"weights": weights}, ADM | {"weights": weights}):
         assert solve(place, problem, max_iter=1, **options).labels.tolist() == [1]
+
+
+def test_alternation_has_shannon_entropies_alone() -> None:
+    with pytest.raises(ValueError, match=r"alphas must be \(1.0, 1.0, 1.0\)"):
+        solve(Place("cpu", torch.float32), overlapping(seed=1), solver="adm", alphas=(1, 7, 5))

@@ -250,6 +250,7 @@ def test_encoded_arrays_and_their_splits(tmp_path: Path) -> None:
         ({"labels": None}, "must have 'labels', got"),
         ({"images": None}, "must have 'images' or 'encoded' or 'webp'"),
         ({"images": np.zeros((3, 4, 4))}, "must have images as uint8, got float64"),
+        ({"labels": np.zeros(2, int)}, "one label for each image, 3, got 2"),
         ({"labels": np.zeros(3)}, "'labels' as integers of rank 1, got float64"),
         ({"labels": np.array([0, 0, 1])}, r"must have labels in \[0, 1\)"),
         ({"filenames": np.array(["x"])}, "must have 3 filenames, got 1"),
