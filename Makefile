@@ -86,7 +86,7 @@ build: $(BUILD) ## compile and install the package for development
 deps: $(DEPS) ## make .venv with the pinned dependencies
 
 clean: ## remove build files, keep .venv
-	rm -rf build dist $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(BUILD) .pytest_cache .mypy_cache .ruff_cache
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## remove .venv too

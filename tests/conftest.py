@@ -29,15 +29,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1" if WORKER else str(min(2, os.cpu_co
 if not any((ROOT / "paddle_ext").glob("_native.*.so")):
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
-try:
-    from hypothesis import settings
-except ImportError:  # its tests say so themselves
-    pass
-else:
-    settings.register_profile("local", deadline=None)
-    settings.register_profile("ci", deadline=None, derandomize=True, database=None)
-    settings.load_profile("ci" if os.environ.get("CI") else "local")
-
 
 @cache
 def why_no_cuda() -> str:

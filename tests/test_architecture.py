@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -41,8 +42,10 @@ def imports(name: str) -> set[str]:
     return {one for one in found if one in SOURCES} - {name, "paddle_ext"}
 
 
-# The package itself loads public names from anywhere, on first use.
-GRAPH = {name: imports(name) for name in SOURCES if name != "paddle_ext"}
+@cache
+def graph() -> dict[str, set[str]]:
+    """The package itself loads public names from anywhere, on first use."""
+    return {name: imports(name) for name in SOURCES if name != "paddle_ext"}
 
 
 def layer(name: str) -> int:
@@ -51,7 +54,7 @@ def layer(name: str) -> int:
 
 
 def test_layers_import_downwards() -> None:
-    for name, others in GRAPH.items():
+    for name, others in graph().items():
         if name == "paddle_ext.__main__":  # the command itself
             continue
         for other in others:
@@ -60,7 +63,7 @@ def test_layers_import_downwards() -> None:
 
 def test_no_import_cycles() -> None:
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(graph()).prepare()
     except CycleError as error:
         pytest.fail(f"import cycle: {' <- '.join(error.args[1])}")
 
@@ -68,10 +71,10 @@ def test_no_import_cycles() -> None:
 def test_the_reference_is_an_oracle() -> None:
     """Nothing in the package uses it, and it shares no arithmetic with the code it checks."""
     inside = {name for name in SOURCES if name.startswith("paddle_ext.reference")}
-    users = {name for name, others in GRAPH.items() if others & inside} - inside
+    users = {name for name, others in graph().items() if others & inside} - inside
     assert users == set()
     for name in inside:
-        assert GRAPH[name] - inside <= {"paddle_ext.solution"}, name
+        assert graph()[name] - inside <= {"paddle_ext.solution"}, name
 
 
 def test_files_are_short() -> None:
@@ -95,24 +98,30 @@ def test_layers_of_the_figure() -> None:
         words = name.split(".")[1:]
         return ".".join(words[:2] if words[0] in LAYERS else words[:1])
 
-    drawn = {part(name) for name in GRAPH} - {"research", "app", "__main__"}
+    drawn = {part(name) for name in graph()} - {"research", "app", "__main__"}
     assert drawn == set(places)
-    for name, others in GRAPH.items():
+    for name, others in graph().items():
         for other in others:
             if part(name) in places and part(other) != part(name):
                 assert places[part(name)] < places[part(other)], f"{name} imports {other}"
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    use = "import paddle_ext, sys; paddle_ext.__version__; dir(paddle_ext)"
+    """Nor does it need the native module."""
+    use = "import sys; sys.modules['paddle_ext._native'] = None; "
+    use += "import paddle_ext; paddle_ext.__version__; dir(paddle_ext)"
     (loaded,) = run_code(f"{use}; print(sorted(sys.modules))")
     assert "'torch'" not in loaded
     assert "'numpy'" not in loaded
 
 
-def test_first_use_in_several_threads() -> None:
+def test_first_use_in_several_threads_and_without_optional_libraries() -> None:
+    """What needs one says so in a sentence."""
     use = """
-import threading, paddle_ext
+import importlib, sys, threading
+for name in ("pandas", "pyarrow", "sklearn", "easyfsl", "ray", "pyspark"):
+    sys.modules[name] = None
+import paddle_ext
 names = ["adapt", "tim", "adaptive", "solve", "sinkhorn", "methods", "BatchClassifier", "FileRows"]
 barrier, found = threading.Barrier(len(names)), []
 
@@ -126,8 +135,17 @@ for thread in threads:
 for thread in threads:
     thread.join()
 assert len(found) == len(names)
+from paddle_ext import *
+BatchClassifier([[0.0, 1], [1, 0]], [0, 1])({"embedding": [[0.0, 1]]})
+for module in ("sklearn", "easyfsl"):
+    try:
+        importlib.import_module(f"paddle_ext.integrations.{module}")
+    except ImportError as error:
+        print(error)
 """
-    run_code(use)
+    sklearn, easyfsl = run_code(use)
+    assert "needs scikit-learn" in sklearn
+    assert "pip install easyfsl" in easyfsl
 
 
 @pytest.mark.parametrize("command", ["--help", "classify --help"])

@@ -149,9 +149,7 @@ REPEATED = torch.zeros(1).expand(10**8, 512)
     "contents",
     [
         (nested(60), Y),
-        (X, nested(60)),
         (X, ["a", nested(60), "b"]),
-        {"features": X, "labels": Y, "class_names": nested(60)},
         {0: nested(60)},
         {"features": REPEATED, "labels": Y},
         {0: REPEATED},
@@ -159,7 +157,6 @@ REPEATED = torch.zeros(1).expand(10**8, 512)
         {"features": X, "labels": Y, "base_mean": torch.zeros(3, device="meta")},
         {"features": X.to(torch.complex64), "labels": Y},
         {"features": X, "labels": ["x" * 100_000, *map(str, range(2000))], "split": [1]},
-        {"features": X, "labels": Y, "split": ["x" * 100_000, *map(str, range(2000))]},
         {0: X, 1: X[:, :2]},
         {0: X[0]},
         [1, 2, 3],

@@ -127,7 +127,10 @@ OWN = {
 
 
 @pytest.mark.parametrize("page", [page for page in CODE if page not in OWN])
-def test_code(page: str, run_code_of: Run) -> None:
+def test_code(page: str, run_code_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page == "docs/training.md":  # characters to draw
+        glyphs = importlib.import_module("paddle_ext.research.data.glyphs")
+        monkeypatch.setattr(glyphs, "CLASSES", {"base": 60, "val": 10, "test": 60})
     assert run_code_of(page)
 
 
@@ -196,10 +199,6 @@ def test_code_of_the_quickstart(run_code_of: Run, capsys: pytest.CaptureFixture[
     assert Path("new.npz").is_file()
 
 
-def test_pages_with_conditions_exist() -> None:
-    assert {*NEEDS, *SMALLER, *OWN} <= set(CODE)
-
-
 # --- commands -------------------------------------------------------------------------------------
 
 
@@ -208,7 +207,7 @@ def test_commands_exist() -> None:
     pytest.importorskip("cyclopts", reason="needs cyclopts")
     from paddle_ext.app.cli.app import COMMANDS, app
 
-    seen = set()
+    seen: dict[str, set[str]] = {}
     for page in PAGES:
         if page.name == "CHANGELOG.md":  # which names commands of the past
             continue
@@ -216,12 +215,13 @@ def test_commands_exist() -> None:
             r"(?:^|`) *(paddle-ext [a-z][^`\n]*)", page.read_text(), re.MULTILINE
         ):
             name, *words = shlex.split(shown, comments=True)[1:]
-            known = {each for one in app[name].assemble_argument_collection() for each in one.names}
+            if name not in seen:
+                arguments = app[name].assemble_argument_collection()
+                seen[name] = {"--help", *(each for one in arguments for each in one.names)}
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
-            assert options <= known | {"--help"}, f"{named(page)}: {shown}"
-            seen.add(name)
-    seen.add("info")  # shown in a table only
-    assert seen == {command.__name__ for command in COMMANDS}
+            assert options <= seen[name], f"{named(page)}: {shown}"
+    # One of them is shown in a table only.
+    assert seen.keys() | {"info"} == {command.__name__ for command in COMMANDS}
 
 
 def test_scripts_exist() -> None:

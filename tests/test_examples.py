@@ -14,10 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from toy_images import one_thread  # noqa: F401
-
-from paddle_ext import FeatureBank
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))
@@ -140,20 +137,6 @@ def test_stream(lines: Callable[..., list[str]]) -> None:
         assert int(batch[4]) > int(batch[5]) + 10
 
 
-def test_stream_of_a_bank(lines: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Easy classes: everything is right."""
-    labels = torch.arange(12).repeat_interleave(30)
-    features = 9 * torch.eye(16)[labels] + torch.rand(360, 16)
-    FeatureBank(features, labels).save(tmp_path / "bank.npz")
-    options = ["--shots", "3", "--batches", "2", "--size", "20", "--present", "2"]
-    found = [
-        BATCH.fullmatch(line)
-        for line in lines("stream", "--bank", str(tmp_path / "bank.npz"), *options)
-    ]
-    assert len(found) == 2
-    assert all(batch[2] == batch[3] and batch[4] == "100" for batch in found)
-
-
 # --- sentences ------------------------------------------------------------------------------------
 
 
@@ -233,13 +216,6 @@ def test_images(
     assert (tmp_path / "again" / "answers.csv").read_text().splitlines() == without_truth
 
 
-def test_images_need_two_folders(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("PIL", reason="needs Pillow")
-    with pytest.raises(SystemExit):
-        program("images")["main"](["labelled"])
-    assert "two folders are needed" in capsys.readouterr().err
-
-
 # --- notebooks ------------------------------------------------------------------------------------
 
 NOTEBOOKS = sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
@@ -247,22 +223,6 @@ NOTEBOOKS = sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
 
 def notebook(name: str) -> dict[str, Any]:
     return json.loads((EXAMPLES / f"{name}.ipynb").read_text())
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_form_of_notebooks(name: str) -> None:
-    """No outputs are kept, and links lead somewhere."""
-    book = notebook(name)
-    assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
-    assert book["metadata"]["kernelspec"]["language"] == "python"
-    names = [cell["id"] for cell in book["cells"]]
-    assert len(set(names)) == len(names)
-    for cell in book["cells"]:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
-            assert cell["execution_count"] is None
-        for target in re.findall(r"\]\(([^)#]+)\)", "".join(cell["source"])):
-            assert (EXAMPLES / target).exists(), target
 
 
 @pytest.fixture

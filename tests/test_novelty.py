@@ -236,23 +236,6 @@ def test_wrong_labels_are_found(shots: int) -> None:
     assert found.suspects(1.0).tolist() == []
 
 
-def test_doubt_of_labels_leaves_the_row_out() -> None:
-    """As classifying the row by the others, up to what all rows choose together."""
-    generator = torch.Generator().manual_seed(3)
-    labels = torch.arange(4).repeat(3)
-    support = torch.randn(4, 6, generator=generator)[labels]
-    support = (support + torch.randn(12, 6, generator=generator)).double()
-    found = presence.label_doubt(support, labels)
-    alone = []
-    for i in range(12):
-        others = torch.arange(12) != i
-        likelihood = likelihood_of(support[others][None], labels[others][None], 4)
-        u = likelihood.logits(support[i : i + 1]).softmax(-1)[0]
-        alone.append(1 - u[labels[i]])
-    assert torch.corrcoef(torch.stack([found.doubt, torch.stack(alone)]))[0, 1] > 0.9
-    assert (found.doubt - torch.stack(alone)).abs().mean() < 0.1
-
-
 def test_doubt_of_a_row_alone_in_its_class() -> None:
     support, labels, _ = task()
     found = presence.label_doubt(support[:CLASSES], labels[:CLASSES])

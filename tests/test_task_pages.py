@@ -52,14 +52,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]]
 Run = Callable[[list[str]], str]
 
 
-def test_commands_elsewhere() -> None:
-    """Each of them is on a page, and its tests are there."""
-    text = "\n".join(page.read_text() for page in (ROOT / "docs" / "tasks").glob("*.md"))
-    for command, where in ELSEWHERE.items():
-        assert command in text, command
-        assert (ROOT / where).exists(), where
-
-
 # --- photos and texts -----------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from paddle_ext.adaptive_rule.correction import (
     corrected_likelihood,
     correction_of,
     left_out_rows,
-    uses_correction,
 )
 from paddle_ext.adaptive_rule.learn import likelihood_of
 from paddle_ext.adaptive_rule.likelihood import Likelihood, reweighted
@@ -110,20 +109,6 @@ def test_frequent_classes_are_not_preferred() -> None:
     found = known.logits(support[new]).argmax(-1)
     recalls = [(found == k)[labels[new] == k].double().mean() for k in range(2)]
     assert min(recalls) > 0.85
-
-
-@pytest.mark.parametrize(
-    ("S", "D", "K", "worth"),
-    [
-        (3000, 384, 150, True),
-        (2040, 1280, 102, True),
-        (15 * 150, 384, 150, False),  # too few labels
-        (20_000, 512, 1000, False),  # too much work
-        (40, 10, 2, True),
-    ],
-)
-def test_when_it_is_worth_its_time(S: int, D: int, K: int, worth: bool) -> None:
-    assert uses_correction(S, D, K) is worth
 
 
 # --- weights --------------------------------------------------------------------------------------

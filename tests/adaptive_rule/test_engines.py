@@ -130,29 +130,6 @@ def test_estimator(shots: int, named: bool, monkeypatch: pytest.MonkeyPatch) -> 
     in_both_engines(fitted, monkeypatch)
 
 
-@pytest.mark.parametrize("shots", SHOTS)
-@pytest.mark.parametrize("large", [False, True])
-def test_subnormal_features(
-    device: str, shots: int, large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In all rows, only directions count; in one column, they are as good as zeros."""
-    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 0 if large else 2**40)
-    problem = make_problem(Q=513, K=5, D=9, shots=(shots, shots), seed=7).to(device)
-    want = paddle_ext.adaptive(*problem.inputs())
-    tiny = problem.map(lambda x: x * 1e-39)
-    assert 0 < largest(tiny.query) < torch.finfo(torch.float32).tiny
-    got = paddle_ext.adaptive(*tiny.inputs())
-    assert largest(got.probabilities.sum(-1) - 1) < 1e-5
-    assert float((got.labels == want.labels).double().mean()) > 0.99
-    found = []
-    for value in (0.0, 1e-40):
-        column = torch.tensor([value] + [1.0] * 8, device=device)
-        given = problem.support * column, problem.support_labels, problem.query * column
-        found.append(paddle_ext.adaptive(*given))
-    assert torch.equal(found[0].labels, found[1].labels)
-    assert largest(found[0].probabilities - found[1].probabilities) < 1e-5
-
-
 def test_the_full_metric_is_auto() -> None:
     inputs = make_problem(Q=9, K=3, D=4, seed=0).inputs()
     message = "metric must be 'auto', which means the same, got 'full'"

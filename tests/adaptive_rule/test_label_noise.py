@@ -166,16 +166,6 @@ def test_features_that_are_not_finite(D: int, value: float, device: str) -> None
             methods.create("adaptive", label_noise=noise).predict(*known)
 
 
-def test_a_batch_of_tasks_is_its_tasks() -> None:
-    """Some of them without a wrong label."""
-    tasks = [task(20, 6, wrong, seed=i) for i, wrong in enumerate((0.3, 0.0, 0.5))]
-    support, labels, _, query, _ = (torch.stack(parts) for parts in zip(*tasks, strict=True))
-    found = paddle_ext.adaptive(support, labels, query, num_classes=K, label_noise="auto")
-    for i in range(3):
-        one = paddle_ext.adaptive(support[i], labels[i], query[i], label_noise="auto")
-        torch.testing.assert_close(found.probabilities[i], one.probabilities, atol=1e-8, rtol=0)
-
-
 def test_weights_of_rows_and_of_labels_multiply() -> None:
     support, labels, *_ = task(20, 6, 0.3)
     given = torch.linspace(0.5, 2, len(labels), dtype=torch.float64)

@@ -172,8 +172,10 @@ SITES = torch.tensor([0] * 9 + [7] + [3] * 2 + [-2] * 5 + [4] * 7)[torch.randper
 
 
 @pytest.mark.parametrize("prior", [None, [6], [5, 6]], ids=str)
-@pytest.mark.parametrize("by", ["prototypes", "logits"])
-@pytest.mark.parametrize("kind", ["none", "one", "some", "six"])
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [("none", "prototypes"), ("one", "logits"), ("some", "prototypes"), ("six", "logits")],
+)
 def test_groups_agree_with_the_reference(device: str, kind: str, by: str, prior: Any) -> None:
     scene = towers(SHOTS[kind], present=3)
     if by == "logits":

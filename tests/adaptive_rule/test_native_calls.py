@@ -1,19 +1,16 @@
 """The native calls of `adaptive`, each against a piece of the specification in float64."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
-from problems import Place, Problem, largest, make_problem
+from problems import Place, largest, make_problem
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from paddle_ext import _native, adaptive, build_info, reference
+from paddle_ext import adaptive, reference
 from paddle_ext.adaptive_rule.classify import posterior
 from paddle_ext.adaptive_rule.learn import Labelled, calibrate, labelled, learned, likelihood_of
-from paddle_ext.adaptive_rule.likelihood import Likelihood
 from paddle_ext.native.coordinates import coordinates, unsplit
 from paddle_ext.reference.adaptive import (
     CalibrationRows,
@@ -26,32 +23,14 @@ from paddle_ext.reference.adaptive import (
     means_of,
     one_shot_scale,
 )
-from paddle_ext.reference.adaptive import Likelihood as SpecifiedLikelihood
-from paddle_ext.reference.adaptive import likelihood as specified_likelihood
-from paddle_ext.reference.adaptive import posterior as specified_posterior
 from paddle_ext.rows import unit_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-CPU = [Place("cpu", dtype) for dtype in (torch.float32, torch.float64)]
 
 
 def gap(got: Tensor, want: Tensor) -> float:
     """Relative to numbers that are larger than one."""
     return largest((got.cpu().double() - want) / want.abs().clamp(min=1))
-
-
-@pytest.fixture
-def at_each_level() -> Iterator[Iterator[str]]:
-    """Each SIMD level of this machine in turn."""
-
-    def levels() -> Iterator[str]:
-        for level in build_info()["simd_levels"]:
-            _native.set_simd_level(level)
-            yield level
-
-    before = build_info()["simd"]
-    yield levels()
-    _native.set_simd_level(before)
 
 
 # --- labelled rows --------------------------------------------------------------------------------
@@ -236,90 +215,7 @@ def test_no_rows_and_rows_that_do_not_count(place: Place) -> None:
 
 # --- from labelled rows to probabilities ----------------------------------------------------------
 
-Shape = tuple[int, int, int, tuple[int, int]]
-
-# Q, K, D, shots: with products of all queries, and with sums of them on the CPU; one shot here and
-# there; tiles full and not; fewer rows than features, as many, and more, around blocks of 64
-SHAPES = [
-    (33, 70, 130, (2, 3)),
-    (20, 40, 64, (2, 2)),
-    (7, 3, 5, (2, 4)),
-    (75, 20, 64, (2, 2)),
-    (200, 16, 33, (1, 3)),
-    (81, 16, 65, (4, 4)),
-    (30, 16, 64, (4, 4)),
-    (30, 13, 66, (5, 5)),
-    (20, 32, 300, (4, 4)),
-    (5, 3, 1, (3, 5)),
-    (20, 300, 40, (1, 3)),
-]
 STEPS, METRICS = 12, ("diagonal", "auto")
-
-
-def learned_from(problem: Problem, metric: str) -> Likelihood:
-    """The native likelihoods of a problem, shared or of each task."""
-    S, D = problem.support.shape[-2:]
-    support, labels = problem.support.reshape(-1, S, D), problem.support_labels.reshape(-1, S)
-    return learned(support, labels, problem.num_classes, metric)[0]
-
-
-def as_specified(known: Likelihood, b: int) -> SpecifiedLikelihood:
-    """One of the native likelihoods in the form of the specification, in float64."""
-    one = known.task(b).to("cpu")
-    one = replace(one, **{name: x.double() for name, x in one.tensors().items()})
-    metric = one.diagonal[0].diag()
-    if one.projection is not None:
-        P, projected = one.projection[0][0], one.projection[1]
-        metric = metric + projected * P.mT @ P
-    f = float(one.sharpness)
-    bias = one.bias[0] + f / 2 * one.squares[0]
-    known = one.centre[0], one.prototypes[0], one.shots[0], metric, f, bias, one.temper, one.rows
-    return SpecifiedLikelihood(*known, float(one.variance))
-
-
-def assert_solved(problem: Problem, place: Place, metric: str) -> None:
-    """The likelihoods, and what follows from them."""
-    problem = problem.to(place.dtype)
-    there, exact = place.put(problem), problem.to(torch.float64)
-    K = problem.num_classes
-    found, tolerance = learned_from(there, metric), 3 * TOLERANCE[place.dtype]
-    for b in range(len(found.bias)):
-        task = exact.task(b)
-        want = specified_likelihood(task.support, task.support_labels, K, metric)
-        got = as_specified(found, b)
-        assert math.isclose(got.sharpness, want.sharpness, rel_tol=30 * tolerance)
-        for name in ("centre", "means", "shots", "metric", "bias"):
-            factor = 30 if name == "bias" else 3
-            assert gap(getattr(got, name), getattr(want, name)) < factor * tolerance, name
-        assert gap(found.weights[b], got.means @ got.metric) < 3 * tolerance
-    tolerance = 1e-4 if place.dtype is torch.float32 else 1e-7
-    random = torch.Generator().manual_seed(0)
-    logits = torch.randn(*there.query.shape[:2], K, generator=random, dtype=torch.float64)
-    for temper, added in ((1.0, None), (0.7, logits.to(place.dtype))):
-        known = replace(found, temper=temper)
-        more = None if added is None else added.to(place.device)
-        solved, _ = posterior(there.query, known, more, max_iter=STEPS, tol=0.0)
-        for b, query in enumerate(exact.query):
-            one = as_specified(known, b % len(found.bias))
-            exact_logits = None if added is None else added[b].double()
-            want = specified_posterior(one, query, STEPS, 0.0, exact_logits)
-            for name in ("probabilities", "proportions", "dual"):
-                assert gap(getattr(solved, name)[b], getattr(want, name)) < tolerance, name
-            assert solved.concentration is not None
-            ratio = solved.concentration[b].cpu().double() / want.concentration
-            assert largest(ratio.log()) < 100 * tolerance
-            assert torch.equal(solved.labels[b], solved.probabilities[b].argmax(-1))
-            assert int(solved.iterations[b]) == STEPS
-
-
-@pytest.mark.parametrize(
-    ("shape", "shared"), [(x, False) for x in SHAPES] + [(x, True) for x in SHAPES[::3]]
-)
-@pytest.mark.parametrize("metric", METRICS)
-def test_likelihood_and_posterior(place: Place, shape: Shape, shared: bool, metric: str) -> None:
-    Q, K, D, shots = shape
-    problem = make_problem(B=2, Q=Q, K=K, D=D, shots=shots, lead=1.0, seed=K, shared=shared)
-    assert_solved(problem, place, metric)
 
 
 @pytest.mark.parametrize("shots", [(1, 1), (4, 4), (20, 20)])
@@ -358,17 +254,6 @@ def test_rows_left_out(place: Place, D: int, metric: str) -> None:
         got = distances[b].cpu().double()
         apart = (got - want.rows) - (got - want.rows)[:, :1]  # up to a constant per row
         assert largest(apart) < 30 * TOLERANCE[place.dtype]
-
-
-def test_levels_agree(at_each_level: Iterator[str]) -> None:
-    problem = make_problem(B=1, Q=40, K=18, D=37, shots=(2, 3), seed=3)
-    for _ in at_each_level:
-        for place in CPU:
-            assert_labelled(*make(30, 7, 33), 7, 64, place)
-            assert_calibrated((2, 5, 3), place)
-            assert_calibrated((3, 40, 33), place)
-            assert_solved(problem, place, "diagonal")
-            assert_solved(problem, place, "auto")
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

@@ -328,18 +328,3 @@ def test_a_model_fills_gaps_of_new_rows_alone(tmp_path: Path) -> None:
         given: dict[str, Any] = {"device": "cpu", "cache": None, option: tmp_path / "m.npz"}
         report = classify(tmp_path / f"{path}.csv", None, tmp_path / "out", Settings(**given))
     assert report.answers.labels.tolist() == [1, 1, 0]
-
-
-def test_classify_reads_tables(tmp_path: Path) -> None:
-    X, truth = table(3, 5, 30)
-    y = hidden(truth, 30, 4)
-    lines = ["a,b,c,d,e,label,truth"]
-    for row, label, own in zip(X, y, truth, strict=True):
-        numbers = ",".join(f"{x:.9g}" for x in row)
-        lines.append(f"{numbers},{'' if label < 0 else f'kind {label}'},kind {own}")
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join(lines))
-    report = classify(path, None, tmp_path / "answers", Settings(device="cpu"))
-    expected = [f"kind {k}" for k in truth[y < 0]]
-    found = [report.answers.class_names[k] for k in report.answers.labels]
-    assert np.mean([a == b for a, b in zip(found, expected, strict=True)]) > 0.95

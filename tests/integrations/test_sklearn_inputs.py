@@ -72,27 +72,6 @@ def test_text_with_a_number_that_means_unlabelled() -> None:
     assert model.classes_.tolist() == ["right", "up"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tol": -1.0}, "tol must be finite and >= 0, got -1"),
-        ({"max_iter": 0}, "max_iter must be an integer"),
-        ({"present_threshold": 0.0}, "present_threshold must be finite and > 0"),
-        ({"device": "abacus"}, "device must be the CPU or a CUDA device, got 'abacus'"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PaddleClassifier(**options).fit(*batch()[:2])
-
-
-def test_sparse_input() -> None:
-    sparse = pytest.importorskip("scipy.sparse")
-    X, y, _ = batch()
-    with pytest.raises(TypeError, match=r"[Ss]parse data was passed"):
-        PaddleClassifier().fit(sparse.csr_array(X), y)
-
-
 # --- weights of labelled rows -------------------------------------------------------------------
 
 

@@ -123,15 +123,6 @@ def test_nasty_tasks_get_an_answer(device: str, name: str, problem: str) -> None
     assert_prediction(fast(name).predict(*nasty.inputs(), num_classes=nasty.num_classes), nasty)
 
 
-@every_method
-def test_duplicated_samples(name: str) -> None:
-    """Copies of a query get the same result."""
-    base = nonnegative(make_problem(Q=8, K=4, D=6))
-    doubled = replace(base, query=base.query.repeat(2, 1))
-    got = fast(name).predict(*doubled.inputs())
-    assert torch.equal(got.labels[:8], got.labels[8:])
-
-
 def test_base_mean_of_another_precision() -> None:
     half, mean = hard().to(torch.float16), torch.full((5,), 0.5)
     method = methods.create("simpleshot")

@@ -90,21 +90,6 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_simpleshot_by_hand() -> None:
-    # (3, 4) becomes (0.6, 0.8), at 0.8 and 0.4 from the two means: 7.5 * 0.4 = 3 nats apart.
-    got = methods.create("simpleshot", scaling="l2n").predict(
-        CROSS, TWO, torch.tensor([[3.0, 4.0]])
-    )
-    assert got.labels.tolist() == [1]
-    assert got.probabilities[0].tolist() == pytest.approx([sigmoid(-3), sigmoid(3)], rel=1e-5)
-    # Seen from (2, 4), the query points along (1, 0), and so does class 0 nearer than class 1.
-    base_mean = torch.tensor([2.0, 4.0])
-    got = methods.create("simpleshot").predict(
-        torch.tensor([[3.0, 5.0], [1.0, 9.0]]), TWO, torch.tensor([[3.0, 4.0]]), base_mean=base_mean
-    )
-    assert got.labels.tolist() == [0]
-
-
 def test_simpleshot_is_the_prototypical_classifier(easyfsl: ModuleType) -> None:
     """Of centred unit-norm rows; its scores are distances."""
     problem, mean = make_problem(Q=40, K=6, D=8, lead=2.0, shots=(2, 2)), torch.linspace(-1, 1, 8)
@@ -197,27 +182,6 @@ def test_laplacian_shot_is_that_of_easyfsl(easyfsl: ModuleType, options: dict[st
     assert largest(got - model.bound_updates(distances, graph)) < 1e-9
 
 
-def test_laplacian_shot_by_hand() -> None:
-    # Unit queries at 10, 30 and 50 degrees, one neighbour each: 30, 10 (the first of two), 30.
-    angles = torch.tensor([10.0, 30.0, 50.0], dtype=torch.float64).deg2rad()
-    query = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    a = [(2 - 2 * math.cos(x), 2 - 2 * math.sin(x)) for x in angles.tolist()]
-    y = [sigmoid(far - near) for near, far in a]  # of class 0
-    options = {"scaling": "l2n", "knn": 2, "lam": 3.0}
-    for iterations in (1, 2):
-        drawn = [y[1], y[0], y[1]]
-        y = [
-            sigmoid(far - near + 3.0 * (p - (1 - p)))
-            for (near, far), p in zip(a, drawn, strict=True)
-        ]
-        method = methods.create("laplacian_shot", max_iter=iterations, **options)
-        got = method.predict(CROSS.double(), TWO, query)
-        assert got.probabilities[:, 0].tolist() == pytest.approx(y, rel=1e-9)
-    assert got.labels.tolist() == [0, 0, 0]
-    alone = methods.create("simpleshot", scaling="l2n").predict(CROSS.double(), TWO, query)
-    assert alone.labels.tolist() == [0, 0, 1]
-
-
 def test_neighbours(device: str) -> None:
     random = torch.Generator().manual_seed(0)
     equal = features.unit_rows(torch.randn(1, 37, generator=random).to(device)).repeat(1, 5, 1)
@@ -252,53 +216,6 @@ def test_laplacian_shot_stops_each_task_by_itself() -> None:
             assert largest(together[b] - alone) < 1e-12
     moved = long.predict(*both.inputs()).probabilities - short.predict(*both.inputs()).probabilities
     assert largest(moved) > 1e-6
-
-
-LINE = torch.tensor([[0.0], [4.0]])
-
-
-def test_soft_kmeans_by_hand() -> None:
-    # The queries' range is 2, so the prototypes are at 0 and 2 and the queries at 0.5 and 1.5.
-    query = torch.tensor([[1.0], [3.0]])
-    got = methods.create("soft_kmeans", "paper", max_iter=1).predict(LINE, TWO, query)
-    assert got.probabilities[0].tolist() == pytest.approx([sigmoid(1), sigmoid(-1)], rel=1e-5)
-    # Then w_0 = (0 + 0.5 s + 1.5 (1 - s)) / 2 with s = sigmoid(1), and w_1 its mirror image.
-    w = (0.5 * sigmoid(1) + 1.5 * sigmoid(-1)) / 2
-    lead = ((0.5 - (2 - w)) ** 2 - (0.5 - w) ** 2) / 2
-    got = methods.create("soft_kmeans", "paper", max_iter=2).predict(LINE, TWO, query)
-    assert float(got.probabilities[0, 0]) == pytest.approx(sigmoid(lead), rel=1e-5)
-
-
-def test_paddle_by_hand() -> None:
-    # All queries near class 0: the second iteration adds ln(p_0 / p_1) for lam = Q.
-    query = torch.tensor([[0.0], [2.0], [1.0]])
-    s = [sigmoid(lead) for lead in (2.0, 0.0, 1.0)]  # prototypes 0 and 2, queries 0, 1 and 0.5
-    p = sum(s) / 3
-    z = (0.0, 1.0, 0.5)
-    w_0 = sum(u * x for u, x in zip(s, z, strict=True)) / (1 + sum(s))
-    w_1 = (2 + sum((1 - u) * x for u, x in zip(s, z, strict=True))) / (1 + 3 - sum(s))
-    leads = [((x - w_1) ** 2 - (x - w_0) ** 2) / 2 + math.log(p / (1 - p)) for x in z]
-    got = methods.create("paddle", "paper", max_iter=2).predict(LINE, TWO, query)
-    want = [sigmoid(lead) for lead in leads]
-    assert got.probabilities[:, 0].tolist() == pytest.approx(want, rel=1e-4)
-    plain = methods.create("soft_kmeans", "paper", max_iter=2).predict(LINE, TWO, query)
-    assert (got.probabilities[:, 0] > plain.probabilities[:, 0]).all()
-
-
-def test_paddle_pgd_by_hand() -> None:
-    # The first step of Adam is the learning rate along the sign of the gradient. For two classes
-    # at 0 and 2 and a query at 0.5 that is (+, +) for lam = 0: the projection takes it back. With
-    # the entropy it is (-, +): from the smaller to the larger class.
-    query = torch.tensor([[1.0], [1.0], [1.0], [3.0]])
-    start = [sigmoid(1), sigmoid(-1)]
-    options = {"max_iter": 1, "learning_rate": 0.01}
-    got = methods.create("paddle_pgd", "paper", lam=0.0, **options).predict(LINE, TWO, query)
-    assert got.probabilities[0].tolist() == pytest.approx(start, abs=1e-6)
-    got = methods.create("paddle_pgd", "paper", lam=30.0, **options).predict(LINE, TWO, query)
-    p = (3 * sigmoid(1) + sigmoid(-1)) / 4
-    assert 0.125 - 7.5 * (1 + math.log(p)) < 0 < 1.125 - 7.5 * (1 + math.log(1 - p))
-    want = [start[0] + 0.01, start[1] - 0.01]
-    assert got.probabilities[0].tolist() == pytest.approx(want, abs=1e-6)
 
 
 def test_paddle_pgd_stops_each_task_on_its_own() -> None:
@@ -386,37 +303,6 @@ def test_methods(place: Place, name: str, form: str) -> None:
     raw = methods.create(name, normalize=False, **options).predict(*place.put(problem).inputs())
     want = solve(place, problem, normalize=False, **options | meaning)
     assert torch.equal(raw.probabilities, want.probabilities)
-
-
-DEFAULTS = {
-    "tim": "Tim(temperature=15.0, learning_rate=0.0001, max_iter=2000, normalize=True, "
-    "weights=(1.0, 0.3, 1.0))",
-    "alpha_tim": "AlphaTim(temperature=15.0, learning_rate=0.0001, max_iter=1000, normalize=True, "
-    "weights=(1.0, 1.0, 1.0), alphas=(1.0, 7.0, 5.0))",
-    "tim_adm": "TimAdm(temperature=15.0, learning_rate=1.0, max_iter=150, normalize=True, "
-    "weights=(0.1, 1.0, 0.1))",
-    "baseline": "Baseline(temperature=15.0, learning_rate=0.001, max_iter=100, normalize=True)",
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_have_the_public_defaults(name: str) -> None:
-    for preset in (None, "mini", "tiered", "inat"):
-        assert repr(methods.create(name, preset)) == DEFAULTS[name]
-    assert all(option.help for option in methods.describe(name))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"weights": (1.0, 2.0)}, "weights must"),
-        ({"weights": (-1.0, 2.0, 1.0)}, r"weights\[0\] must be finite and >= 0, got -1"),
-        ({"alphas": (1.0, 0.0, 1.0)}, r"alphas\[1\] must be finite and > 0"),
-    ],
-)
-def test_bad_triples(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        methods.create("alpha_tim", **options)
 
 
 def test_baseline_does_not_look_at_other_queries(place: Place) -> None:

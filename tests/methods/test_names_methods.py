@@ -268,27 +268,6 @@ def test_clusters_get_the_classes_that_they_are_of() -> None:
     assert torch.equal(got, u[..., [1, 0, 2]])
 
 
-def test_a_schedule_of_constants_is_the_default() -> None:
-    task = make_named(Q=20, K=10, D=8)
-    plain = methods.create("em_dirichlet", max_iter=3, fit_iter=60)
-    same = methods.create("em_dirichlet", schedule=((2.0, 1.0),) * 3, fit_iter=60)
-    want = plain.predict(**task.call()).probabilities
-    assert torch.equal(same.predict(**task.call()).probabilities, want)
-    softer = methods.create("em_dirichlet", schedule=((2.0, 9.0),) * 3, fit_iter=60)
-    assert largest(softer.predict(**task.call()).probabilities - want) > 1e-3
-
-
-def test_stata_stays_at_the_names_with_a_heavy_anchor() -> None:
-    task = make_named(Q=20, K=5, D=16, k_eff=1)
-    light, heavy = (
-        methods.create("stata", alpha=alpha).predict(**task.call()).probabilities
-        for alpha in (0.1, 1e6)
-    )
-    first = methods.create("stata", alpha=1e6, max_iter=1).predict(**task.call()).probabilities
-    assert largest(heavy - first) < 0.05
-    assert largest(light - heavy) > 0.05
-
-
 # --- clusters matched to classes: one to one, and at the least cost -------------------------------
 
 

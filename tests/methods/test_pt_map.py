@@ -1,6 +1,5 @@
 """PT-MAP: against easyfsl, and what it promises."""
 
-import math
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from method_tasks import nonnegative
 from problems import Place, Problem, largest, make_problem
 from torch import Tensor
 
-from paddle_ext.methods import Prediction, pt_map
+from paddle_ext.methods import Prediction
 from paddle_ext.methods.pt_map import PtMap
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
@@ -79,27 +78,6 @@ def test_single_precision(place: Place, shared: bool) -> None:
 def test_balanced_classes_get_equal_shares(place: Place) -> None:
     u = predict(overlapping(), place).probabilities
     assert largest(u.sum(-2) * 9 / 20 - 1) < 1e-4
-
-
-def test_rotation_changes_nothing(place: Place) -> None:
-    """Hence no QR: it maps the features of a task to fewer coordinates by an isometry."""
-    problem = make_problem(B=None, Q=10, K=4, D=60, lead=3.0, shots=(2, 2)).to(torch.float64)
-    rows = torch.cat([problem.support, problem.query])
-    reduced = torch.linalg.qr(rows.mT).R.mT  # [S + Q, S + Q]
-    assert reduced.shape[1] < rows.shape[1]
-    split = len(problem.support)
-    other = replace(problem, support=reduced[:split], query=reduced[split:])
-    got, want = (predict(p, place, power=1.0).probabilities for p in (other, problem))
-    assert largest(got - want) < TOLERANCE[place.dtype]
-
-
-def test_features_are_prepared(place: Place) -> None:
-    x = torch.tensor([[4.0, 0.0], [0.0, 9.0]]).to(place.dtype).to(place.device)
-    want = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) / math.sqrt(2)
-    half = x.new_tensor(0.5)
-    got = pt_map.prepared(x, half).cpu()
-    assert largest(got - want) < 1e-3  # for the 1e-6
-    assert torch.equal(pt_map.prepared(x[:1], half).cpu(), torch.zeros(1, 2).to(place.dtype))
 
 
 # --- extreme and invalid input --------------------------------------------------------------------

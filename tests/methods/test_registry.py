@@ -20,7 +20,7 @@ from torch import Tensor
 import paddle_ext
 from paddle_ext import methods, reference
 from paddle_ext.check import DEFAULT_TOL
-from paddle_ext.methods import Method, Option, registry
+from paddle_ext.methods import Method, Option
 from paddle_ext.methods.registry import as_method, load
 from paddle_ext.research.evaluate import all_methods
 from paddle_ext.research.tables import display_of, title_of
@@ -359,16 +359,6 @@ def test_unknown_names(given: Any, options: dict[str, Any], message: str) -> Non
         methods.create(*given, **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("preset", ["paper", "mini", "tiered", "inat"])
-def test_presets(name: str, preset: str) -> None:
-    method = methods.create(name, preset)
-    presets = type(method).presets
-    chosen = {**presets.get("paper", {}), **presets.get(preset, {})}
-    for option in methods.describe(name):
-        assert getattr(method, option.name) == chosen.get(option.name, option.default)
-
-
 def test_defaults_of_paddle_are_those_of_solve() -> None:
     """In every other function that solves, too."""
     of_solve = inspect.signature(paddle_ext.solve).parameters
@@ -412,27 +402,3 @@ def test_register_rejects_existing_names() -> None:
     with pytest.raises(ValueError, match="presets of 'nameless' must be"):
         methods.register(Nameless)
     assert "nameless" not in methods.available()
-
-
-def test_options_of_a_docstring() -> None:
-    text = """What it is.
-
-    Parameters
-    ----------
-    first, second : int
-        Two
-        numbers.
-
-        And more.
-    third : {"a", "b"}
-        Letters.
-
-    Notes
-    -----
-    fourth : no
-        option.
-    """
-    numbers, letters = ("int", "Two numbers. And more."), ('{"a", "b"}', "Letters.")
-    documented = {"first": numbers, "second": numbers, "third": letters}
-    assert registry.parameters(inspect.cleandoc(text)) == documented
-    assert registry.parameters("Nothing.") == {}

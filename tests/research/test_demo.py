@@ -20,7 +20,7 @@ from commands import run_command
 from paddle_ext import TaskSampler, methods
 from paddle_ext.research import demo
 from paddle_ext.research.data.images import ImageArray
-from paddle_ext.research.demo import Batch, Demo, group_sheet, sheet, task_count
+from paddle_ext.research.demo import Batch, Demo, group_sheet, task_count
 from paddle_ext.research.evaluate import all_methods
 from paddle_ext.research.tables import title_of
 
@@ -95,14 +95,6 @@ def test_places(found: Demo) -> None:
     assert not set(support.tolist()) & set(query.flatten().tolist())
 
 
-def test_slow_methods_get_fewer_tasks() -> None:
-    assert {task_count(name, 300) for name in ("paddle", demo.AUTO, "adaptive")} == {300}
-    slow = [task_count(name, 300) for name in ("paddle_pgd", "tim", "tim_adm")]
-    assert slow == [4, 25, 60]
-    assert task_count("paddle_pgd", 4) == 3
-    assert task_count("paddle_pgd", 1) == 1
-
-
 def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> None:
     """A second run finds the network, and the same accuracies."""
     (network,) = cache.glob("network-*")
@@ -134,9 +126,7 @@ def test_the_command_and_its_cache(found: Demo, cache: Path, tmp_path: Path) -> 
     ("arguments", "code", "message"),
     [
         (["--num-classes", "25"], 1, "--num-classes must be at most the number of classes, 24"),
-        (["--k-eff", "13"], 1, "--k-eff must be at most the number of candidate classes, 12"),
         (["--shots", "60"], 1, "samples for the queries"),
-        (["--n-tasks", "0"], 1, "--n-tasks must be an integer in [1,"),
         (["--output", "demo.txt"], 2, "--output must end in"),
     ],
 )
@@ -185,9 +175,3 @@ def test_groups() -> None:
     assert frame(0, 1) == frame(2, 1) == (1.0, 1.0, 1.0)
     assert frame(1, 1) == demo.RED
     assert torch.equal(cell(0, 3), torch.ones(step, step, 3))
-
-
-def test_lines_are_wrapped() -> None:
-    image = torch.zeros(8, 8, dtype=torch.uint8)
-    paper = sheet([[(image, demo.RED)] * (demo.COLUMNS + 1)])
-    assert paper.shape[0] == 2 * (8 + 2 * demo.GAP)

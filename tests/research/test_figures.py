@@ -1,10 +1,7 @@
 """The figures of evaluations and their style, checked through their artists."""
 
 import itertools
-import json
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,6 @@ from paddle_ext.research.tables import base_name, display_of, title_of
 
 pytest.importorskip("matplotlib")
 
-ROOT = Path(__file__).resolve().parents[2]
 N_QUERY, TASKS = 75, 400
 NAMES = methods.available(named=False)
 
@@ -213,15 +209,3 @@ def test_names_at_the_ends_of_curves_do_not_overlap() -> None:
     assert len(boxes) == 8
     assert all(a.y1 <= b.y0 + 1 for a, b in itertools.pairwise(boxes))
     assert max(box.x1 for box in boxes) <= figure.get_size_inches()[0] * figure.dpi
-
-
-def test_figures_choose_no_colours_of_their_own() -> None:
-    """Colours are written in the style, in the methods and in drawings that are not plots."""
-    allowed = {"paddle_ext/research/style.py", "docs/make_architecture.py", "docs/make_idea.py"}
-    for path in [*ROOT.glob("paddle_ext/**/*.py"), *ROOT.glob("[bde]*/**/*.py")]:
-        name = path.relative_to(ROOT).as_posix()
-        if name not in allowed and not name.startswith(("paddle_ext/methods/", "build/")):
-            assert not re.search(r"['\"]#[0-9a-f]{6}['\"]", path.read_text()), name
-    for path in ROOT.glob("examples/*.ipynb"):
-        code = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
-        assert not re.search(r"#[0-9a-f]{6}\b|\.legend\(", "\n".join(code)), path.name

@@ -1,6 +1,5 @@
 """The call of native code: addresses, memory and streams; the loading of the module; fuzzers."""
 
-import doctest
 import importlib
 import re
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 import torch
 from in_memory import between_addresses
 from problems import make_problem
-from scripts import run_code
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -150,14 +148,6 @@ def test_stream_is_the_current_one() -> None:
             assert calls.target(torch.ones(1, device="cuda")).stream == stream.cuda_stream
 
 
-@pytest.mark.cuda
-def test_memory_of_another_gpu() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    x = torch.ones(1, device="cuda:1")
-    assert calls.allocator(x)((2,), (1,), torch.float32).device == x.device
-
-
 # --- the native module --------------------------------------------------------------------------
 
 
@@ -210,31 +200,6 @@ def test_version_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
         native.version.cache_clear()
 
 
-def test_fork_in_the_middle_of_work(tmp_path: Path) -> None:
-    # A child gets the parent's memory but none of its threads.
-    code = """
-import os, sys, torch, paddle_ext
-torch.set_num_threads(3)
-torch.manual_seed(0)
-support, query = torch.randn(9, 20, 16), torch.randn(9, 75, 16)
-labels = torch.arange(20).remainder(5).expand(9, 20)
-want = paddle_ext.solve(support, labels, query)
-child = os.fork()
-if not child:
-    got = paddle_ext.solve(support, labels, query)
-    os._exit(0 if torch.equal(got.probabilities, want.probabilities) else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
-    run_code(code, cwd=tmp_path)
-
-
-def test_examples() -> None:
-    for name in ("paddle_ext.solvers.paddle", "paddle_ext.native.load"):
-        result = doctest.testmod(sys.modules[name])
-        assert result.attempted
-        assert not result.failed
-
-
 def enumeration(name: str) -> list[str]:
     """The names of an enumeration in C++, in the order of their numbers, without their k."""
     header = (ROOT / "csrc/common/params.h").read_text()
@@ -274,18 +239,18 @@ def fuzz(folder: Path, script: str, count: int, seed: int) -> dict[str, int]:
 
 
 def test_random_calls(tmp_path: Path) -> None:
-    counts = fuzz(tmp_path, "functions.py", 2000, 0)
-    assert sum(counts.values()) == 2000
+    counts = fuzz(tmp_path, "functions.py", 1000, 0)
+    assert sum(counts.values()) == 1000
     for name in ("adaptive", "solve", "solve_indexed", "tim", "sinkhorn"):
-        assert counts[f"{name}: answered"] > 60
-        assert counts[f"{name}: ValueError"] > 30
+        assert counts[f"{name}: answered"] > 30
+        assert counts[f"{name}: ValueError"] > 15
 
 
 def test_random_calls_of_the_bindings(tmp_path: Path) -> None:
-    counts = fuzz(tmp_path, "bindings.py", 2000, 0)
-    assert sum(counts.values()) == 2000
-    assert counts["sampler: drawn"] > 20
-    assert counts["sampler: ValueError"] > 20
+    counts = fuzz(tmp_path, "bindings.py", 1000, 0)
+    assert sum(counts.values()) == 1000
+    assert counts["sampler: drawn"] > 10
+    assert counts["sampler: ValueError"] > 10
 
 
 def test_random_layouts(tmp_path: Path) -> None:

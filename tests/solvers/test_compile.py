@@ -192,10 +192,7 @@ def test_opcheck(name: str, device: str) -> None:
     ("name", "changes", "words"),
     [
         ("solve", {"query": torch.zeros(3, Q, D + 1)}, "as many features as support, 5, got 6"),
-        ("solve", {"support_labels": torch.zeros(3, 2).long()}, "one label for each row"),
         ("solve", {"num_classes": 0}, "num_classes must be an integer in [1, 2147483647], got 0"),
-        ("solve", {"scaling": "best"}, "scaling must be one of 'none', 'minmax', 'auto'"),
-        ("solve", {"max_iter": 0}, "max_iter must be an integer"),
         ("solve_indexed", {"query_index": torch.zeros(2, Q).long()}, "as many tasks"),
         ("tim", {"weights": [1.0]}, "weights must be three numbers, got 1"),
         ("tim", {"temperature": math.nan}, "temperature must be finite and > 0, got nan"),

@@ -292,18 +292,12 @@ def test_forms_of_groups() -> None:
 
 BAD: dict[str, tuple[Any, str]] = {
     "short": ([1, 2], r"groups must have shape \[4\].* got \[2\]"),
-    "a table": (torch.zeros(4, 1), r"groups must have shape \[4\]"),
     "halves": (torch.tensor([1.0, 1.0, 2.5, 2.0]), "integers of 64 bits, got 2.5 in row 2"),
     "NaN": (np.array([1.0, np.nan, 2.0, 2.0]), "integers of 64 bits, got nan in row 1"),
-    "infinite": (torch.tensor([1.0, 1.0, math.inf, 2.0]), "got inf in row 2"),
     "a missing name": (["a", None, "b", "b"], "got None in row 1"),
     "two kinds": (["a", 1, "b", "b"], "all strings or all integers of 64 bits, got 1 in row 1"),
     "beyond 64 bits": ([1, 2, 2**63, 4], "64 bits, got 9223372036854775808 in row 2"),
     "unsigned": (np.array([1, 2**63, 2, 2], "uint64"), "64 bits, got 9223372036854775808 in row 1"),
-    "far": (
-        torch.tensor([1.0, 2.0**63, 2.0, 2.0]),
-        "64 bits, got 9.223372036854776e\\+18 in row 1",
-    ),
     "flags": (torch.tensor([True, True, False, False]), "integers or strings, got bool"),
     "one text": ("abcd", "an integer or a string per row, got str"),
     "a number": (4, "an integer or a string per row, got int"),

@@ -8,12 +8,11 @@ from problems import Place, largest
 from torch import Tensor
 
 from paddle_ext.large import paddle
-from paddle_ext.large.paddle import DistanceScores, Placed, PreparedRows, slope_of, survey
+from paddle_ext.large.paddle import DistanceScores, Placed, PreparedRows, survey
 from paddle_ext.large.passes import CHUNK_NUMBERS, Queries
 from paddle_ext.large.products import Form, OneHalf, Plain, RowsAsTheyAre, TwoHalves
 from paddle_ext.large.sources import TensorRows
 from paddle_ext.large.steps import Moved, State, Top, add_sums, assign
-from paddle_ext.reference.paddle import auto_factor
 from paddle_ext.rows import unit_rows
 
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-13}
@@ -57,16 +56,7 @@ def test_survey(place: Place, N: int, D: int, unit: bool, monkeypatch: pytest.Mo
     assert largest(surveyed.most[0].double() - exact.amax(0)) < 10 * EXACT[place.dtype]
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("unit", [True, False])
-def test_survey_finds_what_cannot_be_summed(place: Place, bad: float, unit: bool) -> None:
-    rows = random_rows(place, 600, 5)
-    rows[599, 4] = bad
-    with pytest.raises(ValueError, match="query must be finite"):
-        survey(Queries(TensorRows(rows)), unit, validate=True)
-
-
-# --- slope and move -----------------------------------------------------------------------------
+# --- move ---------------------------------------------------------------------------------------
 
 
 def place_task(at: Place, K: int, D: int) -> Placed:
@@ -75,24 +65,6 @@ def place_task(at: Place, K: int, D: int) -> Placed:
     labels = torch.arange(K, device=at.device).repeat(1, 3)
     labels[0, 0], labels[0, 1] = K, -7  # no class
     return paddle.place(surveyed, support, labels, K, "none", at.dtype)
-
-
-@pytest.mark.parametrize("scaling", ["auto", "none"])
-def test_slope(place: Place, scaling: str) -> None:
-    new = {"dtype": torch.float64, "device": place.device}
-    unit, spread = torch.tensor([0.5, 4.0, 1.0], **new), torch.tensor([70.0, 80.0, 90.0], **new)
-    leads = torch.tensor([[30.0, -20.0], [1e-9, 5.0], [2.0, 1.0]], **new)
-    empty = torch.empty(0, **new)
-    placed = Placed(None, empty, empty, unit, spread)  # type: ignore[arg-type]
-    slope, distance_unit = slope_of(placed, 50, leads, scaling, temperature=2.0, steepest=1e3)
-    squared = unit.square()
-    if scaling != "none":
-        each = (squared / 50).unsqueeze(-1)
-        median = (leads[:, 1] + spread).unsqueeze(-1) * each
-        factor = auto_factor(leads[:, :1] * each, median)
-        squared = squared * factor.square()
-    assert largest(slope - (2.0 * squared).clamp(max=1e3)) < 1e-12 * 1e3
-    assert largest(distance_unit / squared.sqrt() - 1) < 1e-12
 
 
 def forms(at: Place, placed: Placed) -> list[Form]:

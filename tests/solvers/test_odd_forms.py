@@ -1,6 +1,5 @@
 """Arrays and tensors that are no rows of numbers get a sentence."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,22 +19,6 @@ QUERY = CENTRES[[1, 1, 2, 1, 2]] + 0.1 * RANDOM.normal(size=(5, 5))
 BANK = np.concatenate([SUPPORT, QUERY])
 
 ADAPTIVE = paddle_ext.methods.create("adaptive")
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (LABELS.astype(str), "support_labels must be a tensor or an array, got an array of <U21"),
-        (
-            LABELS.astype(object),
-            "must be a tensor or an array, got an array of object",
-        ),
-        (LABELS.astype(float), "support_labels must be a tensor of integers, got float64"),
-    ],
-)
-def test_other_arrays_are_reported(labels: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(message)):
-        paddle_ext.solve(SUPPORT, labels, QUERY)
 
 
 def foreign(x: np.ndarray) -> Any:
@@ -74,18 +57,6 @@ def test_banks_and_tasks() -> None:
     found = ADAPTIVE.predict(SUPPORT, LABELS, QUERY)
     expected = novel(found, torch.from_numpy(SUPPORT), labels, torch.from_numpy(QUERY))
     assert torch.equal(novel(found, SUPPORT, LABELS, QUERY), expected)
-
-
-def test_forms_of_labels_and_rows() -> None:
-    bank = paddle_ext.FeatureBank(BANK, np.append(LABELS, [1, 1, 2, 1, 2]))
-    for form in (lambda x: x.to("meta"), lambda x: x.to_sparse()):
-        odd = form(bank.labels)
-        with pytest.raises(TypeError, match="labels must be a"):
-            paddle_ext.TaskSampler(odd, shots=1, n_query=2, k_eff=2)
-        with pytest.raises(TypeError, match="rows must be a"):
-            bank.subset(odd)
-        with pytest.raises(TypeError, match="base_mean must be a"):
-            paddle_ext.FeatureBank(BANK, bank.labels, base_mean=form(torch.zeros(5)))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

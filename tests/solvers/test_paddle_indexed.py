@@ -1,6 +1,5 @@
 """Tasks as rows of a feature bank: the same as on the gathered rows."""
 
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -58,11 +57,7 @@ LATIN = [
 ]
 
 
-@at_places(
-    "shape, form, scaling",
-    everywhere=LATIN,
-    cpu_only=[case for case in product(SHAPES, FORMS, SCALINGS) if case not in LATIN],
-)
+@at_places("shape, form, scaling", everywhere=LATIN)
 def test_indexed_is_gathered(
     place: Place, shape: tuple[int, int, int], form: str, scaling: str
 ) -> None:
@@ -72,15 +67,3 @@ def test_indexed_is_gathered(
     tasks = in_a_bank(place.put(problem))
     options = {"scaling": scaling, "return_prototypes": True}
     assert_same(tasks.solve(**options), tasks.dense().solve(**options))
-
-
-def test_indexed_forms_of_input(place: Place) -> None:
-    tasks = in_a_bank(place.put(make_problem(B=3, Q=10, K=4, D=6)))
-    want = tasks.solve()
-    assert_same(paddle_ext.solve_indexed(*tasks[:4]), want)
-    assert_same(tasks.solve(validate=False), want)
-    short = Indexed(*(x.int() if x.dtype == torch.int64 else x for x in tasks[:4]), 4)
-    assert_same(short.solve(), want)
-    # Rows may be used more than once.
-    same = tasks._replace(query_index=tasks.query_index[:1].expand(3, -1))
-    assert same.solve().probabilities.shape == (3, 10, 4)

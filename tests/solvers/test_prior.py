@@ -179,23 +179,6 @@ def test_priors_out_of_reach_are_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(duals) < int(first.iterations[0] + full.iterations[0])
 
 
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        (torch.ones(3), r"prior must have shape \[4\], got \[3\]"),
-        (torch.tensor([1.0, -1, 0, 0]), "prior must be finite and at least 0, got -1"),
-        (torch.tensor([1.0, torch.nan, 0, 0]), "prior must be finite and at least 0, got nan"),
-        (torch.tensor([1.0, torch.inf, 0, 0]), "prior must be finite and at least 0, got inf"),
-        (torch.zeros(4), "prior must have a positive weight, got zeros only"),
-        ([1, 2, 3, 4], "prior must be a tensor or an array, got list"),
-        (torch.ones(4, dtype=torch.complex64), "prior must be real numbers, got complex64"),
-    ],
-)
-def test_bad_priors(prior: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        paddle_ext.adapt(torch.zeros(5, 4), prior=prior)
-
-
 def test_a_row_of_impossible_classes_is_refused() -> None:
     logits = torch.tensor([[0.0, -torch.inf], [1.0, 2.0]])
     with pytest.raises(ValueError, match="possible class in every row"):

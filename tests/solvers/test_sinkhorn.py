@@ -1,8 +1,6 @@
 """Sinkhorn's iteration: native code against the reference, the reference against plain loops."""
 
-import math
 import re
-from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -23,29 +21,9 @@ from transport_tasks import (
 )
 
 import paddle_ext
-from paddle_ext import Transport, reference
+from paddle_ext import reference
 
 # --- the maths ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("solve", [paddle_ext.sinkhorn, reference.sinkhorn])
-def test_by_hand(solve: Callable[..., Transport]) -> None:
-    # Equal costs: the plan is the product of the masses, after one iteration.
-    rows, columns = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 2.0])
-    got = solve(torch.full((3, 2), 7.0), rows, columns, reg=1.0)
-    assert torch.allclose(got.plan, rows[:, None] * columns / 6)
-    assert got.iterations == 1
-    # Two by two: the row step gives softmax rows, and the column step finds nothing to do.
-    got = solve(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2), torch.ones(2), reg=0.5)
-    p = 1 / (1 + math.exp(-2.0))
-    assert torch.allclose(got.plan, torch.tensor([[p, 1 - p], [1 - p, p]]))
-    # One iteration by hand: exp(-cost / reg) is [[1, 1/2], [1, 1/4]].
-    cost = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
-    got = solve(cost, torch.ones(2), torch.ones(2), reg=1 / math.log(2.0), max_iter=1, tol=0.0)
-    after_rows = torch.tensor([[2 / 3, 1 / 3], [4 / 5, 1 / 5]])
-    want = after_rows / after_rows.sum(0)
-    assert torch.allclose(got.plan, want)
-    assert torch.allclose(got.residual, (want.sum(1) - 1).abs().max())
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 30])
@@ -66,11 +44,6 @@ def test_reference_is_plain_scaling(iterations: int) -> None:
 def test_agrees_with_the_reference(place: Place, shape: tuple[int, int], iterations: int) -> None:
     tasks = make_tasks(2, *shape, seed=iterations)
     agrees(tasks, place, reg=0.1, max_iter=iterations, tol=0.0)
-
-
-@pytest.mark.parametrize("shape", [(75, 20), (75, 160)])
-def test_hundred_iterations(place: Place, shape: tuple[int, int]) -> None:
-    agrees(make_tasks(2, *shape, masses="equal"), place, reg=0.1, max_iter=100, tol=0.0)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (75, 20), (75, 160), (300, 60)])
@@ -112,12 +85,6 @@ def test_tolerance_is_absolute(place: Place) -> None:
     assert largest(same.plan / 1e3 - few.plan) < 1e-6
     more = call(scaled, place, reg=0.125, tol=1e-2)
     assert more.iterations > few.iterations
-
-
-def test_no_tolerance_runs_all_iterations(place: Place) -> None:
-    tasks = make_tasks(2, 6, 4)._replace(cost=torch.zeros(2, 6, 4))
-    assert (call(tasks, place, reg=1.0, tol=0.0, max_iter=5).iterations == 5).all()
-    assert (call(tasks, place, reg=1.0, tol=1e-5, max_iter=5).iterations == 1).all()
 
 
 # --- nasty costs and masses -----------------------------------------------------------------------
@@ -226,16 +193,6 @@ GOOD = {
 def test_bad_masses(changes: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         paddle_ext.sinkhorn(**GOOD | changes, reg=1.0)
-
-
-def test_bad_masses_end_without_validation(place: Place) -> None:
-    tasks = make_tasks(2, 20, 9)
-    for bad in (
-        tasks._replace(row_mass=torch.zeros(20)),
-        tasks._replace(col_mass=-tasks.col_mass),
-    ):
-        got = call(bad, place, reg=1.0, max_iter=30, validate=False)
-        assert got.plan.shape == (2, 20, 9)
 
 
 # --- only CUDA ------------------------------------------------------------------------------------

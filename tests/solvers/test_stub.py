@@ -40,16 +40,6 @@ def test_stub_is_up_to_date(stub: str) -> None:
     assert stub == make_stub.stub(), "run python tools/make_stub.py"
 
 
-def test_signatures_have_the_types_of_their_fields() -> None:
-    assert "lam: float, scaling: int" in _native.paddle_call.__doc__
-    assert "size: tuple[int, int, int, int, int, int, int]" in _native.paddle_call.__doc__
-    assert "weight: Sequence[float]" in _native.tim_call.__doc__
-    assert _native.TasksCall.workspace.__doc__ == "workspace(self) -> int"
-    assert _native.SumsCall.run.__doc__.endswith(
-        "found: int, workspace: int, workspace_bytes: int) -> None"
-    )
-
-
 def test_stub_is_exact(tmp_path: Path, stub: str) -> None:
     done = stubtest(tmp_path, stub)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,5 @@
 """TIM: the reference against plain torch and by hand, the native code against the reference."""
 
-import math
-import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -25,7 +23,6 @@ from problems import (
 from tim_tasks import (
     ADM,
     ALPHA,
-    PROTOTYPES,
     VARIANTS,
     agrees,
     assert_sound,
@@ -34,16 +31,16 @@ from tim_tasks import (
     truth,
 )
 
-from paddle_ext import TimSolution, tim
-
 Triple = tuple[float, float, float]
 
 
 # --- the reference ------------------------------------------------------------------------------
 
 
-def by_optimizer(problem: Problem, weights: Triple, alphas: Triple, steps: int) -> torch.Tensor:
-    """Prototypes by torch.optim.Adam on the published loss; one task, raw features."""
+def by_optimizer(
+    problem: Problem, weights: Triple, alphas: Triple, steps: int
+) -> tuple[torch.Tensor, list[float]]:
+    """Prototypes by torch.optim.Adam on the published loss, and the losses; one task."""
     support, labels, query = (
         problem.support.double(),
         problem.support_labels,
@@ -62,23 +59,28 @@ def by_optimizer(problem: Problem, weights: Triple, alphas: Triple, steps: int) 
             return -(p * torch.log(p + 1e-12)).sum(-1)
         return (1 - (p**alpha).sum(-1)) / (alpha - 1)
 
+    losses = []
     for _ in range(steps):
         own = probabilities(support)[torch.arange(len(labels)), labels] + 1e-12
         fit = -own.log() if alphas[0] == 1 else (own ** (1 - alphas[0]) - 1) / (alphas[0] - 1)
         p = probabilities(query)
         marginal, conditional = entropy(p.mean(0), alphas[1]), entropy(p, alphas[2])
         loss = weights[0] * fit.mean() - weights[1] * marginal + weights[2] * conditional.mean()
+        losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return w.detach()
+    return w.detach(), losses
 
 
 @pytest.mark.parametrize("alphas", [(1.0, 1.0, 1.0), (1.0, 7.0, 5.0), (2.0, 0.5, 1.5)])
 def test_reference_is_adam_on_the_loss(alphas: Triple) -> None:
     problem, weights = overlapping(seed=1), (1.0, 0.7, 0.4)
-    got = truth(problem, weights=weights, alphas=alphas, learning_rate=1e-3, max_iter=30)
-    assert largest(got.prototypes - by_optimizer(problem, weights, alphas, 30)) < 1e-9
+    options = {"learning_rate": 1e-3, "max_iter": 30, "return_losses": True}
+    got = truth(problem, weights=weights, alphas=alphas, **options)
+    prototypes, losses = by_optimizer(problem, weights, alphas, 30)
+    assert largest(got.prototypes - prototypes) < 1e-9
+    assert got.losses.tolist() == pytest.approx(losses, abs=1e-9)
 
 
 def published_closed_form(problem: Problem, weights: Triple, steps: int) -> torch.Tensor:
@@ -109,48 +111,6 @@ def test_alternation_is_the_published_closed_form(place: Place) -> None:
     assert largest(got - want) < (1e-5 if place.dtype == torch.float32 else 1e-12)
 
 
-def hand_made() -> Problem:
-    support, query = torch.tensor([[0.0], [2.0]]), torch.tensor([[0.5]])
-    return Problem(support, torch.tensor([0, 1]), query, 2)
-
-
-def logistic(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-def test_one_step_by_hand(place: Place) -> None:
-    # With s the logistic function: p = (s(1), s(-1)) for the query, (s(2), s(-2)) for the support
-    # at 0 and the reverse for that at 2. One query's marginal is its own entropy.
-    options = {"temperature": 1.0, "normalize": False, "weights": (1.0, 0.25, 0.75)}
-    got = solve(place, hand_made(), max_iter=1, return_losses=True, **options)
-    p, own = logistic(1), logistic(2)
-    entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
-    close = {"abs": 1e-6 if place.dtype == torch.float32 else 1e-11}
-    assert got.losses is not None
-    assert got.losses.tolist() == pytest.approx([-math.log(own) + (0.75 - 0.25) * entropy], **close)
-    # A = dL/dlogit of class 0: (own - 1)/2 at 0, (1 - own)/2 at 2, and for the query
-    # (0.75 - 0.25) p (1 - p) ln((1 - p)/p) = -0.5 p (1 - p). Class 1 has the opposite ones. The
-    # gradient is sum A (x - w), where x - w is 0, 2, 0.5 for class 0 and -2, 0, -1.5 for class 1.
-    gradient = (1 - own) - 0.25 * p * (1 - p), -(1 - own) - 0.75 * p * (1 - p)
-    w = [w - 1e-4 * g / (abs(g) + 1e-8) for w, g in zip((0.0, 2.0), gradient, strict=True)]
-    assert got.prototypes.flatten().tolist() == pytest.approx(w, **close)
-    assert got.labels.tolist() == [0]
-    after = logistic(((0.5 - w[1]) ** 2 - (0.5 - w[0]) ** 2) / 2)
-    assert got.probabilities.tolist() == [pytest.approx([after, 1 - after], **close)]
-
-
-def test_one_alternation_by_hand(place: Place) -> None:
-    # One query: q is p^(1 + l2) / (p^(1 + l2))^(1/2) = p^((1 + l2)/2) at l1 = 1, and p at l2 = 1.
-    # Then only the support pulls, at c_s = 1/2 against the query's mass of c_q = 2:
-    # class 0: w = 0 + ( (1 - s(2)) (0 - 0) + s(-2) (0 - 2) ) / (1 + 4 p) by 2 c_s = 1.
-    options = {"solver": "adm", "weights": (1.0, 1.0, 1.0), "learning_rate": 1.0, "max_iter": 1}
-    got = solve(place, hand_made(), temperature=1.0, normalize=False, **options)
-    p, wrong = logistic(1), logistic(-2)
-    want = [-2 * wrong * 0.5 / (0.5 + 2 * p), 2 + 2 * wrong * 0.5 / (0.5 + 2 * (1 - p))]
-    close = {"abs": 1e-6 if place.dtype == torch.float32 else 1e-12}
-    assert got.prototypes.flatten().tolist() == pytest.approx(want, **close)
-
-
 # --- native against reference -------------------------------------------------------------------
 
 
@@ -179,14 +139,6 @@ def test_a_hundred_iterations_of_a_real_shape(place: Place) -> None:
         (1.0, 1.0, 5.0),
         (0.5, 0.5, 0.5),
         (1.01, 0.99, 3.0),
-    ],
-    cpu_only=[
-        (1.0, 1.0, 1.0),
-        (1.0, 7.0, 5.0),
-        (2.0, 1.0, 5.0),
-        (2.0, 7.0, 1.0),
-        (2.0, 7.0, 5.0),
-        (5.0, 0.3, 1.1),
     ],
 )
 def test_orders(place: Place, alphas: Triple) -> None:
@@ -295,19 +247,6 @@ def test_extreme_options(place: Place, extreme: dict[str, Any], variant: str) ->
     assert_sound(truth(problem, max_iter=10, normalize=False, **options))
 
 
-@pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-30, 1e25, 9e29])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_extremes_of_float32(device: str, magnitude: float, variant: str) -> None:
-    problem = overlapping(seed=17).map(lambda x: (x / x.abs().max()) * magnitude)
-    for normalize in (True, False):
-        place = Place(device, torch.float32)
-        options = {"max_iter": 10, "normalize": normalize} | VARIANTS[variant]
-        got = solve(place, problem, **options)
-        assert_sound(got)
-        if normalize and magnitude > 1e-40:
-            assert torch.equal(got.labels.cpu(), truth(problem, **options).labels)
-
-
 @pytest.mark.parametrize("alpha", [1e-6, 1e3, 1e300])
 def test_extreme_orders(place: Place, alpha: float) -> None:
     for at in range(3):
@@ -318,37 +257,6 @@ def test_extreme_orders(place: Place, alpha: float) -> None:
             assert_sound(truth(problem, alphas=alphas, max_iter=5, normalize=False))
 
 
-# --- descent ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", ["tim", "alpha"])
-def test_loss_decreases(place: Place, variant: str) -> None:
-    problem = overlapping(B=3, seed=14)
-    got = solve(place, problem, max_iter=200, return_losses=True, **VARIANTS[variant])
-    assert got.losses is not None
-    losses = got.losses.cpu().double()
-    assert losses.shape == (200, 3)
-    assert (losses[1:20] < losses[:19]).all()
-    assert (losses[-1] < losses[0] - 0.01).all()
-
-
-def test_what_the_terms_are_for(place: Place) -> None:
-    # The marginal spreads the predictions over the classes, the conditional makes them certain.
-    problem = overlapping(Q=60, seed=15)
-
-    def after(weights: Triple) -> TimSolution:
-        return solve(place, problem, weights=weights, max_iter=300, learning_rate=1e-3)
-
-    def entropy(p: torch.Tensor) -> torch.Tensor:
-        return -torch.special.xlogy(p, p).sum(-1)
-
-    fitted = after((1.0, 0.0, 0.0)).probabilities
-    spread = after((1.0, 3.0, 0.0)).probabilities
-    certain = after((1.0, 0.0, 3.0)).probabilities
-    assert entropy(spread.mean(0)) > entropy(fitted.mean(0)) + 0.01
-    assert entropy(certain).mean() < entropy(fitted).mean() - 0.05
-
-
 def test_alpha_orders_near_one_are_shannon(place: Place) -> None:
     problem = overlapping(seed=16)
     shannon = solve(place, problem, max_iter=50, **ALPHA | {"alphas": (1.0, 1.0, 1.0)})
@@ -357,17 +265,14 @@ def test_alpha_orders_near_one_are_shannon(place: Place) -> None:
         assert largest(near.prototypes - shannon.prototypes) < 1e-4
 
 
-# --- forms of input and symmetry ----------------------------------------------------------------
+# --- forms of input -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_shared_support(place: Place, variant: str) -> None:
     problem = overlapping(B=3, shared=True, seed=1)
     options = {"max_iter": 15} | VARIANTS[variant]
-    shared = agrees(place, problem, **options)
-    support, labels = problem.support.expand(3, -1, -1), problem.support_labels.expand(3, -1)
-    repeated = solve(place, replace(problem, support=support, support_labels=labels), **options)
-    assert largest(repeated.prototypes - shared.prototypes) < PROTOTYPES[place.dtype]
+    agrees(place, problem, **options)
 
 
 def test_shared_support_far_from_the_queries_of_a_task(place: Place) -> None:
@@ -390,20 +295,6 @@ def test_losses_only_on_demand(place: Place) -> None:
     assert torch.equal(one.losses, traced.losses[:, 0])
 
 
-def test_order_of_rows_and_classes(place: Place) -> None:
-    problem, options = overlapping(Q=15, K=6, seed=12), {"max_iter": 20}
-    random = torch.Generator().manual_seed(1)
-    w, tolerance = solve(place, problem, **options).prototypes, PROTOTYPES[place.dtype]
-    rows = torch.randperm(len(problem.support), generator=random)
-    shuffled = Problem(
-        problem.support[rows], problem.support_labels[rows], problem.query.flip(0), 6
-    )
-    assert largest(solve(place, shuffled, **options).prototypes - w) < tolerance
-    classes = torch.randperm(6, generator=random)
-    renamed = replace(problem, support_labels=classes[problem.support_labels])
-    assert largest(solve(place, renamed, **options).prototypes[classes] - w) < tolerance
-
-
 def test_equal_classes_go_to_the_smaller(place: Place) -> None:
     support = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     problem = Problem(support, torch.tensor([2, 1, 0]), torch.tensor([[2.0, 1.0]]), 3)
@@ -412,22 +303,6 @@ def test_equal_classes_go_to_the_smaller(place: Place) -> None:
         assert solve(place, problem, max_iter=1, **options).labels.tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"weights": 1.0}, TypeError, "weights must be three numbers, got float"),
-        ({"weights": "abc"}, TypeError, "weights must be three numbers, got str"),
-        ({"weights": (1.0, 1.0)}, ValueError, "weights must be three numbers, got 2"),
-        ({"weights": (1.0, -1.0, 1.0)}, ValueError, "weights[1] must be finite and >= 0, got -1.0"),
-        ({"weights": (1.0, 1.0, "x")}, TypeError, "weights[2] must be a number, got str"),
-        ({"alphas": None}, TypeError, "alphas must be three numbers, got None"),
-        ({"alphas": (1.0, 1.0, 0.0)}, ValueError, "alphas[2] must be finite and > 0, got 0.0"),
-        ({"alphas": (math.nan, 1, 1)}, ValueError, "alphas[0] must be finite and > 0, got nan"),
-        ({"alphas": (1, 7, 5), "solver": "adm"}, ValueError, "alphas must be (1.0, 1.0, 1.0)"),
-        ({"normalize": 1}, TypeError, "normalize must be True or False, got int"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    problem = make_problem(B=2, Q=5, K=3, D=4)
-    with pytest.raises(error, match=re.escape(message)):
-        tim(*problem.inputs(), **options)
+def test_alternation_has_shannon_entropies_alone() -> None:
+    with pytest.raises(ValueError, match=r"alphas must be \(1.0, 1.0, 1.0\)"):
+        solve(Place("cpu", torch.float32), overlapping(seed=1), solver="adm", alphas=(1, 7, 5))

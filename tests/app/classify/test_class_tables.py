@@ -111,18 +111,6 @@ def test_a_prior(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert "no classes here were ignored: &#x27;bat&#x27;" in notes[2].replace("&#39;", "&#x27;")
 
 
-def test_shares_of_the_classes(files: tuple[Path, Path], tmp_path: Path) -> None:
-    report = classify(*files, tmp_path / "out", settings())
-    rows = table(tmp_path / "out" / "classes.csv")
-    assert [row["class"] for row in rows if row["class"] not in NAMES] == ["of no known class"]
-    assert sum(int(row["samples"]) for row in rows) == 40
-    assert abs(sum(float(row["share"]) for row in rows) - 1) < 1e-3
-    assert all(float(row["low"]) <= float(row["share"]) <= float(row["high"]) for row in rows)
-    newt = next(row for row in rows if row["class"] == "newt")
-    assert float(newt["low"]) <= 0.5 <= float(newt["high"])
-    assert "with 90 % confidence" in report.page.read_text(encoding="utf-8")
-
-
 # --- names ----------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ from classify_data import (
 
 from paddle_ext.app.classify import classify
 from paddle_ext.app.corrections import read_corrections
-from paddle_ext.app.read.samples import Key
 from paddle_ext.app.read.tables import open_table
 from paddle_ext.app.write.sorting import folder_names, unused
 
@@ -217,21 +216,6 @@ def test_corrections_are_not_taken_for_wrong_labels(tmp_path: Path) -> None:
 
 
 # --- files of corrections -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "encoding"),
-    [
-        ("name;label\r\n3;Lärche\r\n7;Öl, Fett\r\n", "cp1252"),
-        ("name\tlabel\n3\tLärche\n7\tÖl, Fett\n", "utf-16"),
-        ('name,label\n3,Lärche\n7,"Öl, Fett"\n', "utf-8-sig"),
-    ],
-)
-def test_corrections_as_spreadsheets_write_them(tmp_path: Path, text: str, encoding: str) -> None:
-    """Separator and encoding are detected, as for other tables."""
-    path = tmp_path / "corrected.csv"
-    path.write_bytes(text.encode(encoding))
-    assert read_corrections(path) == {Key("3"): "Lärche", Key("7"): "Öl, Fett"}
 
 
 def test_an_edited_answers_file_has_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:

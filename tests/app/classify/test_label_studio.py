@@ -1,7 +1,7 @@
 """Tasks for Label Studio, and corrections from its exports.
 
 The exports are written by hand after https://labelstud.io/guide/export and what its converter
-writes: every key that a project of one group of choices has.
+writes, for a project of one group of choices.
 """
 
 import json
@@ -102,18 +102,9 @@ def annotation(number: int, choices: list[str], **more: Any) -> dict[str, Any]:
         "origin": "manual",
         "value": {"choices": choices},
     }
-    return {
-        "id": number,
-        "completed_by": 1,
-        "result": [result] if choices else [],
-        "was_cancelled": False,
-        "ground_truth": False,
-        "created_at": "2026-05-01T09:00:00.000000Z",
-        "updated_at": f"2026-05-01T10:00:{number:02}.000000Z",
-        "lead_time": 4.288,
-        "task": number,
-        **more,
-    }
+    updated = f"2026-05-01T10:00:{number:02}.000000Z"
+    own = {"id": number, "result": [result] if choices else [], "updated_at": updated}
+    return {**own, "was_cancelled": False, "lead_time": 4.288, "task": number, **more}
 
 
 def task(number: int, name: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:

@@ -147,19 +147,6 @@ def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_pa
     assert shown.count("not enough classes or images per class") == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("train . --layout zip", "--layout must be one of"),
-        ("train . --recipe weak", "--recipe must be one of 'paper', 'strong', 'small'"),
-        ("train . --epochs 0", "--epochs must be an integer in [1, 2147483647], got 0"),
-        ("extract no.safetensors .", "no.safetensors, which does not exist"),
-    ],
-)
-def test_refusals(words: str, message: str) -> None:
-    assert message in refusal(*words.split())
-
-
 # --- evaluate ------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """Recipes: the inputs of a network, the paper's numbers, the learning rate of each step."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -43,10 +42,8 @@ def test_transform_takes_the_middle() -> None:
     ("arguments", "message"),
     [
         ({"size": 0}, r"size must be an integer in \[1, \d+\], got 0"),
-        ({"resize": 60}, r"resize must be an integer in \[84, \d+\], got 60"),
         ({"std": (1.0,)}, "must have 1 number or 3 each, got 3 and 1"),
         ({"std": (1.0, 0.0, 1.0)}, "std > 0"),
-        ({"mean": (float("nan"), 0.0, 0.0)}, "must be finite"),
     ],
 )
 def test_bad_transforms(arguments: dict, message: str) -> None:
@@ -149,10 +146,8 @@ def test_augmentation_is_float32_under_autocast() -> None:
     ("arguments", "message"),
     [
         ({"area": (0.0, 1.0)}, r"area must be increasing within \(0, 1\]"),
-        ({"area": (0.5, 0.4)}, "area must be increasing"),
         ({"ratio": (2.0, 1.0)}, "ratio must be increasing"),
         ({"jitter": 1.5}, r"jitter must be in \[0, 1\], got 1.5"),
-        ({"turned": -0.1}, r"turned must be in \[0, 1\]"),
         ({"interpolation": "nearest"}, "interpolation must be one of 'bilinear', 'bicubic'"),
     ],
 )
@@ -200,7 +195,6 @@ def test_warmup_and_cosine() -> None:
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be finite and > 0, got 0"),
         ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
         ({"schedule": "linear"}, ValueError, "schedule must be one of 'steps', 'cosine'"),
-        ({"weight_decay": math.inf}, ValueError, "weight_decay must be finite and >= 0"),
         ({"momentum": 0.0, "nesterov": True}, ValueError, "momentum must be > 0 with nesterov"),
     ],
 )

@@ -49,12 +49,10 @@ def test_array() -> None:
     [
         (torch.zeros(2, 4, 4), [0, 0], ["a"], TypeError, "images must be uint8, got float32"),
         (random_pixels(2, 4), [0, 0], ["a"], ValueError, r"got \[2, 4\]"),
-        (random_pixels(2, 4, 4, 2), [0, 0], ["a"], ValueError, r"got \[2, 4, 4, 2\]"),
         (random_pixels(0, 4, 4), [], ["a"], ValueError, r"got \[0, 4, 4\]"),
         (random_pixels(2, 4, 4), [0], ["a"], ValueError, r"shape \[2\], got \[1\]"),
         (random_pixels(2, 4, 4), [0.0, 0.0], ["a"], TypeError, "integers, got float32"),
         (random_pixels(2, 4, 4), [0, 1], ["a"], ValueError, r"in \[0, 1\).* got 1"),
-        (random_pixels(2, 4, 4), [0, -1], ["a"], ValueError, r"in \[0, 1\).* got -1"),
         (random_pixels(2, 4, 4), [0, 1], ["a", "a"], ValueError, "got 'a' twice"),
     ],
 )
