@@ -87,6 +87,17 @@ class Solution(NamedTuple):
         default requires two samples: on real features, with five classes or fewer present, a class
         with a single sample was nearly always a wrong label. 0.5 accepts one sample, which is
         better if many classes have few samples each. Measured in `docs/presence.md`.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+        >>> query = torch.tensor([[0.5, 0.0], [3.5, 0.5], [4.0, 0.5]])
+        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1, 2]), query, scaling="none")
+        >>> solution.present()
+        tensor([False,  True, False])
+        >>> solution.present(threshold=0.5)
+        tensor([ True,  True, False])
         """
         if self.held is None and self.groups is None:
             return classes_present(self.things().probabilities, threshold)
@@ -117,6 +128,17 @@ class Solution(NamedTuple):
         -------
         Prevalence
             `estimate`, `low` and `high`, each [.., K] in float64, or [.., K + 1] with novelty.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> logits = torch.tensor([[0.7, 0.0], [9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
+        >>> found = paddle_ext.adapt(logits).prevalence()
+        >>> for share in found:
+        ...     print(share)
+        tensor([0.4170, 0.5830], dtype=torch.float64)
+        tensor([0.2500, 0.5000], dtype=torch.float64)
+        tensor([0.5000, 0.7500], dtype=torch.float64)
         """
         if not self.calibrated:
             raise ValueError(
@@ -181,6 +203,17 @@ class Solution(NamedTuple):
 
         Labels and probabilities stay. The proportions are those of all queries, the concentration
         is the median of the groups', and the bound their sum. Without groups it is the same.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
+        >>> found = paddle_ext.adapt(logits, groups=["south", "south", "north", "north"])
+        >>> found.groups.names, found.present()
+        (['north', 'south'], tensor([[False,  True],
+                [ True, False]]))
+        >>> found.over_all().present()
+        tensor([True, True])
         """
         if self.groups is None:
             return self
@@ -207,6 +240,15 @@ class Solution(NamedTuple):
         PADDLE is confident even in wrong labels where a large class has absorbed the samples of
         another. So its preference for large classes (the dual) is first weakened to a third, unless
         only the largest probabilities are kept.
+
+        Examples
+        --------
+        >>> import torch, paddle_ext
+        >>> support = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+        >>> query = torch.tensor([[0.5, 0.0], [4.0, 0.5], [2.0, 0.0]])  # the last is between both
+        >>> solution = paddle_ext.solve(support, torch.tensor([0, 1]), query, scaling="none")
+        >>> solution.doubt().argmax()
+        tensor(2)
         """
         return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
 

@@ -77,6 +77,21 @@ def test_a_file_with_an_odd_number_is_refused(tmp_path: Path, odd: float) -> Non
 
 
 @pytest.mark.usefixtures("many_chunks")
+def test_a_batch_of_clear_and_unclear_tasks_is_its_tasks() -> None:
+    """Whether few probabilities count in the sums of rows is decided for each task."""
+    random, double = torch.Generator().manual_seed(1), {"dtype": torch.float64}
+    support = 3 * torch.randn(31, 17, generator=random, **double)
+    noise = torch.tensor([0.3, 3.0], **double).view(2, 1, 1)
+    query = support[torch.randint(3, (2, 1023), generator=random)]
+    query = query + noise * torch.randn(2, 1023, 17, generator=random, **double)
+    support, labels = support.repeat(2, 1, 1), torch.arange(31).repeat(2, 1)
+    options: dict[str, Any] = {"scaling": "none", "max_iter": 5, "tol": 0.0}
+    both = paddle_ext.solve(support, labels, query, **options)
+    for task in range(2):
+        alone = paddle_ext.solve(support[task], labels[task], query[task], **options)
+        assert torch.equal(alone.probabilities, both.probabilities[task])
+
+
 def test_rows_of_very_different_lengths(place: Place) -> None:
     """A ratio that half precision cannot represent."""
     problem = make_problem(Q=700, K=20, D=16, seed=4)
