@@ -293,6 +293,27 @@ def groups() -> "Figure":
     return figure
 
 
+def curve() -> "Figure":
+    """Time of one task against its number of queries."""
+    rows = table("large.md", "queries", "`adaptive`, K = 20")
+    queries = [int(row[0].replace(",", "")) for row in rows]
+    figure, panels = make_panels(2, height=3.4)
+    for axes, solver, first in zip(panels, ("adaptive", "solve"), (1, 4), strict=True):
+        axes.set(xscale="log", yscale="log", ylim=(0.2, 200))
+        ends = []
+        for place, (K, ink) in enumerate(zip((20, 200, 1000), SEVERAL, strict=False)):
+            times = [float(row[first + place]) for row in rows]
+            axes.plot(queries, times, "o-", color=ink, ms=4)
+            ends.append(Label(queries[-1], times[-1], f"{K:,} classes", ink))
+        axes.minorticks_off()
+        axes.set_yticks([1, 10, 100], ["1", "10", "100"])
+        axes.set_xticks([100, 10_000, 1_000_000], ["100", "10,000", "1,000,000"])
+        name_panel(axes, solver, "queries", "milliseconds")
+        label_ends(axes, ends)
+    head(figure, "One task, and more and more queries", "512 features, NVIDIA H200")
+    return figure
+
+
 FIGURES: Mapping[str, Callable[[], "Figure"]] = {
     "any-batch": any_batch,
     "speed": speed,
@@ -303,6 +324,7 @@ FIGURES: Mapping[str, Callable[[], "Figure"]] = {
     "roll-up": roll_up,
     "suggest": suggestions,
     "groups": groups,
+    "curve": curve,
 }
 
 

@@ -53,11 +53,16 @@ def adaptive(
 
     Parameters
     ----------
-    support, support_labels, num_classes, return_assignments, top
-        As in `paddle_ext.solve`.
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        Without a batch dimension but with a batched query, all tasks share the support.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
         Features to classify. A path, or `paddle_ext.FileRows`, is a file of one task, read in
         chunks: three times if the likelihoods of all classes fit in 2 GiB, else in every iteration.
+    num_classes : int, optional
+        K. By default the largest label + 1.
     metric : {"auto", "diagonal"}
         "diagonal" weights every feature by its variance within the classes. "auto" also uses the
         covariance, in the share that classifies left-out labelled rows best, if any class has two.
@@ -67,10 +72,20 @@ def adaptive(
         0.0, with one row per class, and with "auto" if labelled rows times classes exceed 2^26.
     prior : Tensor or array [K] or [B, K], optional
         What is known of the class proportions, as in `paddle_ext.adapt`; with groups [K] or [G, K].
-    groups, share, same : [Q], bool, [Q], optional
-        The group of each query, whether groups learn from each other, and which queries are the
-        same thing, as in `paddle_ext.adapt`. Groups share the labelled rows, and learn from each
-        other also where the classes lie. The queries are [Q, D] in a tensor.
+    groups : Tensor, array or sequence [Q], optional
+        The group of each query, an integer or a string, such as its place or its day: groups have
+        proportions of their own and share the labelled rows. The queries are [Q, D] in a tensor;
+        labels and probabilities are in their order, and the fields of the solution that describe a
+        batch are [G, ..], in the order of `solution.groups.names`. See docs/groups.md.
+    share : bool
+        Whether groups also learn from each other: how few classes a group has, which small ones
+        cannot tell alone, which classes are common, and where the classes lie. With False, or with
+        a single group, each is a task of its own.
+    same : Tensor, array or sequence [Q], optional
+        Which queries are the same thing, an integer or a string for each, such as the images of a
+        burst: they get one label. Their log-likelihoods add up, less so the more alike they are,
+        and a thing counts once in proportions and shares. The queries are [Q, D] in a tensor; a
+        thing is in one group. See docs/groups.md.
     support_same : Tensor, array or sequence [S], optional
         The same for labelled rows [S, D]: a thing, which is of one class, counts as one row, the
         mean of its own, and they too tell how alike such rows are.
@@ -79,8 +94,15 @@ def adaptive(
     tol : float
         Stop when no class count changes by more than this many queries, >= 0; 0.0 runs all
         iterations.
+    return_assignments : bool, optional
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28.
+    top : int
+        At most 64.
     validate : bool
-        Check the values of the tensors, as in `paddle_ext.solve`.
+        Check the values of the tensors: labels in range, a support for every class, features finite
+        and of a magnitude that can be summed. Without it `num_classes` must be given, and invalid
+        values have an undefined result.
 
     Returns
     -------
