@@ -8,12 +8,13 @@ import json
 import math
 import os
 from collections import Counter
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from torch import Tensor
 
 from ...files import replacing
@@ -52,17 +53,8 @@ def write_page(path: Path, outcome: Outcome, title: str, seconds: float) -> None
 def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
     """The page as HTML, with links from this folder to the images."""
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    templates = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters |= {"comma": "{:,}".format, "plural": plural}
-    templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     judged = int(outcome.answers.predicted().sum()) - len(outcome.answers.unjudged())
-    return templates.get_template("page.html.j2").render(
+    return template().render(
         shown=Shown(outcome, folder),
         number=number,
         caption=caption,
@@ -87,6 +79,20 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         most_offered=MOST_OFFERED,
         most_groups=MOST_GROUPS,
     )
+
+
+@cache  # compiling it takes as long as the rest of a small run
+def template() -> Template:
+    templates = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"comma": "{:,}".format, "plural": plural}
+    templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
+    return templates.get_template("page.html.j2")
 
 
 def script_data(outcome: Outcome) -> str:
