@@ -24,7 +24,7 @@ def between_addresses(x: Tensor) -> Tensor:
     """At an odd byte, as in the middle of a file; torch itself copies to a GPU."""
     if x.is_cuda:
         return x
-    flat = x.contiguous().view(-1).view(torch.uint8)
+    flat = x.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     memory = torch.cat([flat[:1], flat]).numpy()
     found = torch.frombuffer(memory, dtype=x.dtype, offset=1).view(x.shape)
     assert x.element_size() == 1 or found.data_ptr() % x.element_size()
