@@ -50,7 +50,7 @@ class Answers:
     # Groups of strangers that resemble one another, the largest first.
     alike: list[list[int]] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)  # of the contents of samples, as in `Key`
-    # [N, 5] int64: the classes, of which the first two are `labels` and `second`; -1: no class.
+    # [N, 5] int64: the most probable classes, `labels` and `second` first; -1: no class.
     likeliest: Tensor | None = None
     # Labels by the user, which may be ``unknown``; predictions do not use these samples.
     corrected: dict[int, str] = field(default_factory=dict)

@@ -158,14 +158,14 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
     if names:
         count, places, samples, source.unlabelled = find_named(source.unlabelled, names)
     keys, examples = samples.keys(data.new), source.examples
-    example_keys = examples.keys(data.labelled)
+    example_keys = examples.keys(data.labelled) if names else []  # digests of many take seconds
     label_of, notes = resolved(source, files, keys, example_keys)
     source.notes += notes
     wanted = [key in label_of for key in keys]
     samples, labels = selected_from(samples, wanted), [label_of[x] for x in compress(keys, wanted)]
     label_at = dict(zip(compress(places, wanted), labels, strict=True))
 
-    own = [label_of.get(key, "") for key in example_keys]
+    own = [label_of.get(key, "") for key in example_keys] or [""] * len(examples.names)
     example_labels = [new or old for new, old in zip(own, examples.truth or [], strict=True)]
     usable = source.usable(examples)
     silent = [name for name, there in zip(examples.names, usable, strict=True) if not there]

@@ -63,7 +63,9 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as new, new.open("w", encoding="utf-8") as file:
-        json.dump([task(row) for row in range(len(answers))], file)
+        for row in range(len(answers)):  # not all at once: each takes over a kilobyte of memory
+            file.write(("[" if row == 0 else ",\n") + json.dumps(task(row)))
+        file.write("]\n")
     interface = path.with_suffix(".xml")
     names = dict.fromkeys((*answers.class_names, UNKNOWN))
     choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)

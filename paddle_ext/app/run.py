@@ -31,6 +31,7 @@ from .write import tables
 from .write.page import write_page
 from .write.sorting import check_sort_into, sort_into
 
+ALWAYS = ("answers.csv", "answers.html", "classes.csv")  # are written
 LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
 
 
@@ -105,7 +106,14 @@ def classify(
         None if settings.parents is None else read_pairs(settings.parents, "parents", "parent")
     )
     weights = None if settings.prior is None else read_prior(settings.prior)
-    # Files that could not be written are rejected before any work.
+    # Files that could not be written, or are the data, are rejected before any work.
+    grouped = settings.columns.group is not None or settings.group_gap is not None
+    suggests = settings.suggest is not None
+    for name in (*ALWAYS, LABELLED, *[SUGGESTIONS] * suggests, *[GROUPS] * grouped):
+        tables.check_no_input("output", folder / name, (first, new))
+    for argument in ("save", "label_studio"):
+        if (path := getattr(settings, argument)) is not None:
+            tables.check_no_input(argument, Path(path), (first, new))
     if settings.save is not None:
         check_model_path(Path(settings.save))
     if settings.sort_into is not None:
@@ -212,7 +220,7 @@ def write_all(
     folder.mkdir(parents=True, exist_ok=True)
     texts = source.kind == "texts"
     column = settings.columns.name or ("file" if source.kind == "pictures" else "row")
-    written = [folder / name for name in ("answers.csv", "answers.html", "classes.csv")]
+    written = [folder / name for name in ALWAYS]
     if settings.corrections:
         rows = ((key.name, label, *key[1:]) for key, label in corrected.corrections.items())
         tables.write_csv(folder / CORRECTED_FILE, HEADER, rows)

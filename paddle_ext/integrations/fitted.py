@@ -119,13 +119,13 @@ class FittedNames:
         return FittedNames(moved(self.examples, device), row_logits)
 
     def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        row_logits = self.to(rows.device).row_logits
-        assert row_logits is not None
+        assert self.row_logits is not None
+        row_logits = moved(self.row_logits, rows.device)
         for part in parts(len(rows), sum(row_logits.weights.shape)):
             yield row_logits(unit_rows(rows[part].double())).double()
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
-        examples = self.to(query.device).examples
+        examples = moved(self.examples, query.device)
         return solve_names(examples, query.to(examples.support.dtype), options)
 
 

@@ -223,8 +223,12 @@ def check_file(argument: str, path: Path, data: Sequence[Path | None]) -> None:
     library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
     if path.suffix == ".xlsx":
         excel_library()
+    check_no_input(argument, path, data)
+
+
+def check_no_input(argument: str, path: Path, data: Sequence[Path | None]) -> None:
     if any(one is not None and path.exists() and path.samefile(one) for one in data):
-        raise check.ArgumentValueError(argument, f"must not be an input file, got {path}")
+        raise check.ArgumentValueError(argument, f"must not replace an input file, got {path}")
 
 
 def write_final(

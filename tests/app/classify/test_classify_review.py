@@ -143,7 +143,11 @@ def test_all_rows_of_one_table(tmp_path: Path) -> None:
     numbered = tmp_path / "numbers.csv"
     said(source, "--embedding", "f", "--final", numbered, "--output", tmp_path / "other")
     assert [row["row"] for row in table(numbered)] == [str(row) for row in range(len(names))]
-    assert "--final must not be an input file" in refused(source, "--final", source)
+    assert "--final must not replace an input file" in refused(source, "--final", source)
+    own = write_table(tmp_path / "labelled.csv", columns)  # as `classify` names a file
+    before = own.read_bytes()
+    assert "--output must not replace an input file" in refused(own, "--output", tmp_path)
+    assert own.read_bytes() == before
     assert "--final must be a file ending in " in refused(source, "--final", tmp_path / "all.txt")
 
 

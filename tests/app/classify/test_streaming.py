@@ -210,7 +210,7 @@ def test_an_unreadable_image(tmp_path: Path) -> None:
 
 def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     known, new, output = files
-    with pytest.raises(ValueError, match="output must not be an input file"):
+    with pytest.raises(ValueError, match="output must not replace an input file"):
         stream(known, new, new, settings())
     with pytest.raises(ValueError, match="but does not exist"):
         stream(known, tmp_path / "nothing.parquet", output, settings())
