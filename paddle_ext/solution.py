@@ -298,8 +298,10 @@ class Solution(NamedTuple):
     def looks_mixed(self) -> Tensor:
         """Whether a batch seems to have more classes than PADDLE is made for, [..] bool.
 
-        If only the largest probabilities are kept, ten classes with a label are enough. Always
-        False for Dirichlet proportions, which suit any number of classes.
+        True if, without the preference for large classes, at least ten classes would have a label,
+        and either eight have one with it or more than half of the queries would change theirs. If
+        only the largest probabilities are kept, ten classes with a label are enough. Always False
+        for Dirichlet proportions, which suit any number of classes.
         """
         if self.concentration is not None:
             return torch.zeros_like(self.iterations, dtype=torch.bool)

@@ -88,6 +88,8 @@ class FileRows:
     name : str or None
         The tensor of a ``.safetensors`` file. None: ``features``, or its only matrix of
         floating-point numbers.
+    device : device
+        Device of the chunks.
     start, stop : int
         Rows [start, stop); stop = None means to the end. For one of several processes.
     progress : callable or None

@@ -143,8 +143,8 @@ class Method(ABC):
         Returns
         -------
         Prediction
-            In float64 for float64 features, else in float32. Of equally probable classes, the
-            label is the smallest.
+            labels [.., Q] int64, the most probable class, of equals the smallest; probabilities
+            [.., Q, K], in float64 for float64 features, else in float32.
 
         Notes
         -----

@@ -40,7 +40,10 @@ def register(cls: type[T]) -> type[T]:
         attribute. The fields of a dataclass are its options. ``name`` is by default the class name
         in snake case; ``display``, ``presets`` and ``tuning_grid`` of `Method` are optional.
 
-    Returns the same class. `create`, `evaluate` and the command can use it from then on.
+    Returns
+    -------
+    type
+        The same class. `create`, `evaluate` and the command can use it from then on.
 
     Examples
     --------

@@ -143,7 +143,8 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
 
     Each row is classified from all others, as the method `adaptive` with `label_noise="auto"` would
     classify one new row: every class has the same prior probability, and the weight of another row
-    is the probability that its label is right.
+    is the probability that its label is right. A class with a single row has no evidence about
+    itself: its doubt is 0.
 
     Parameters
     ----------

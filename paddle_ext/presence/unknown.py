@@ -35,7 +35,8 @@ def strangers(
 
     Flags a `novelty` above 1 - `rate`. The rate holds on average, if labelled rows are like the
     queries. With n labelled rows of classes with two or more, a rate below 1 / (n + 1) cannot be
-    held, and is refused: docs/presence.md says why.
+    held, and is refused: docs/presence.md says why. Samples of a class with a single labelled row,
+    whose spread is unknown, are flagged more often.
 
     Parameters
     ----------

@@ -63,7 +63,11 @@ class TaskSampler:
         Rows to draw the support and the queries from, without common rows, in any order. If one is
         given, the other is all remaining rows. Default: both are all rows.
 
-    The queries are in random order, the support is ordered by class.
+    Notes
+    -----
+    The support of a class depends on no other option, and only grows with `shots`: a task's support
+    at 5 shots is part of that at 10. The queries are in random order, the support is ordered by
+    class.
 
     Examples
     --------

@@ -86,8 +86,11 @@ def adapt(
     tol : float
         Stop a task when no count changes by more than this many queries. 0.0 runs `max_iter`
         iterations.
-    return_assignments, top
-        As in `paddle_ext.solve`.
+    return_assignments : bool, optional
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28.
+    top : int
+        At most 64.
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph`, and the result for invalid values is
@@ -97,10 +100,12 @@ def adapt(
     Returns
     -------
     Solution
-        The label is the most probable class; of equals, the smallest. The proportions are their
-        mean, ``(N_k + a) / (weight Q + K a)``, the dual is ``e``, the concentration ``a``, in
-        [1e-4, 1e4], and the criterion the largest change of a count in the last iteration. No
-        iteration lowers the bound.
+        labels [.., Q] int64, the most probable class, of equals the smallest; probabilities
+        [.., Q, K], rows on the simplex; proportions [.., K], their mean, ``(N_k + a) / (weight Q +
+        K a)``; dual [.., K], ``e``; iterations [..] int32; criterion [..], the largest change of a
+        count in the last iteration; concentration [..], ``a`` in [1e-4, 1e4]; bound [..], a lower
+        bound of the log evidence, which no iteration lowers; prior_used [..] bool, whether the
+        batch is more likely with the prior, or None without one.
 
     Notes
     -----

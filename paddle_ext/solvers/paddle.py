@@ -106,8 +106,10 @@ def solve(
     Returns
     -------
     Solution
-        The proportions are the column means of the probabilities, the dual is ``v``, and the
-        criterion the mean distance the prototypes moved, both of the last iteration.
+        labels [.., Q] int64, the most probable classes; probabilities [.., Q, K], rows on the
+        simplex; proportions [.., K], their column means; dual [.., K], the ``v`` of the last
+        iteration; iterations [..] int32 of each task; criterion [..], the mean distance the
+        prototypes moved in the last one; prototypes [.., K, D], or None.
 
     Notes
     -----

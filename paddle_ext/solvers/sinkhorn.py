@@ -58,11 +58,14 @@ def sinkhorn(
         Stop a task when no row sum is off by more than this, in units of the masses. 0.0 runs
         `max_iter` iterations. In float32 about 1e-6 of the largest mass can be reached.
     validate : bool
-        Check the values of the tensors, as in `paddle_ext.adapt`.
+        Check the values of the tensors. On CUDA this synchronises with the host; without it the
+        result for invalid values is undefined. More in `paddle_ext.adapt`.
 
     Returns
     -------
     Transport
+        plan [.., Q, K]; iterations [..] int32 of each task; residual [..], the largest error of a
+        row sum after the last iteration.
 
     Notes
     -----

@@ -70,13 +70,16 @@ def tim(
     return_losses : bool
         Also return the loss before every step.
     validate : bool
-        Check the values of the tensors, as in `solve`; without it nothing synchronises with the
-        host, except that a call of more than half a second waits, so that Ctrl-C works.
+        Check the values of the tensors, as in `solve`. Without it `num_classes` must be given, the
+        result for invalid values is undefined, and nothing synchronises with the host, except that
+        a call of more than half a second waits, so that Ctrl-C works.
 
     Returns
     -------
     TimSolution
-        The label is the class of the nearest prototype; of equals, the smallest.
+        labels [.., Q] int64, the class of the nearest prototype, of equals the smallest;
+        probabilities [.., Q, K], rows on the simplex; prototypes [.., K, D], in the coordinates of
+        the features, or of the unit-norm ones with `normalize`; losses [max_iter, ..], or None.
 
     Notes
     -----

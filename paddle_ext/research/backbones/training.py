@@ -92,6 +92,8 @@ def train(
         settings and labels.
     device, precision
         As in `extract`.
+    compiled : bool
+        Compile the network with torch.compile.
     deterministic : bool
         On CUDA, use only deterministic algorithms; on the CPU all are.
     validate_every : int

@@ -41,13 +41,14 @@ class ImageSet(ABC):
         if own.is_floating_point() or own.is_complex() or own.dtype == torch.bool:
             raise TypeError(f"labels must be integers, got {check.plain(own.dtype)}")
         check_one_each("labels", "label", "image", own.shape, count)
+        own = own.to("cpu", torch.int64)  # torch finds no minimum of some integers
         low, high = int(own.min()), int(own.max())
         if low < 0 or high >= len(names):
             raise ValueError(
                 f"labels must be in [0, {len(names)}), the number of class_names, "
                 f"got {low if low < 0 else high}"
             )
-        self.labels, self.class_names, self.split = own.to("cpu", torch.int64), names, split
+        self.labels, self.class_names, self.split = own, names, split
 
     def __len__(self) -> int:
         return len(self.labels)

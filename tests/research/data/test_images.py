@@ -35,7 +35,8 @@ def encoded(paths: list[Path], **options: int | None) -> EncodedImages:
 
 def test_array() -> None:
     pixels = random_pixels(4, 6, 5, 3)
-    images = ImageArray(pixels, [1, 0, 1, 1], ["a", "b"], "base")
+    labels = torch.tensor([1, 0, 1, 1], dtype=torch.uint16)  # of which torch finds no minimum
+    images = ImageArray(pixels, labels, ["a", "b"], "base")
     assert (len(images), images.shape, images.split) == (4, (6, 5, 3), "base")
     assert images.class_names == ("a", "b")
     assert images.labels.tolist() == [1, 0, 1, 1]
