@@ -65,6 +65,24 @@ def test_features_of_any_size(place: Place, scaling: str) -> None:
             sound(paddle_ext.solve(support * scale, labels, query * scale, scaling=scaling))
 
 
+@pytest.mark.parametrize("queries", [Q, 513])
+def test_subnormal_rows_keep_their_direction(device: str, queries: int) -> None:
+    """Where only that counts; also in the engine of large tasks."""
+    support, labels, query = task(Place(device, torch.float32), queries)
+    tiny = support * 1e-39, labels, query * 1e-39
+    assert 0 < float(tiny[2].abs().max()) < torch.finfo(torch.float32).tiny
+    top: dict[str, Any] = {"return_assignments": False, "top": K}
+    for function, options in (
+        (paddle_ext.solve, {}),
+        (paddle_ext.adaptive, {}),
+        (paddle_ext.adaptive, top),
+        (paddle_ext.tim, {"max_iter": 20}),
+    ):
+        got, want = function(*tiny, **options), function(support, labels, query, **options)
+        assert float((got.probabilities - want.probabilities).abs().max()) < 1e-2
+        assert float((got.labels == want.labels).double().mean()) > 0.99
+
+
 @pytest.mark.parametrize("scaling", ["none", "minmax", "auto"])
 def test_any_temperature_epsilon_and_lam(place: Place, scaling: str) -> None:
     inputs = task(place)
