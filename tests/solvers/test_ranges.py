@@ -126,6 +126,21 @@ def test_invalid_features_end_too(device: str, classes: int, bad: float) -> None
     assert bool(((got.labels >= 0) & (got.labels < classes)).all())
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("count", [5, 1030])
+def test_classes_whatever_the_numbers_are(device: str, count: int, bad: float) -> None:
+    """Without validation: none is left as it was in memory."""
+    query, logits = (torch.full((600, n), bad, device=device) for n in (4, count))
+    inputs = torch.rand(count, 4, device=device), torch.arange(count, device=device), query
+    options: dict[str, Any] = {"validate": False, "max_iter": 3}
+    options |= {"return_assignments": False, "top": 3}
+    solved = paddle_ext.solve(*inputs, num_classes=count, **options)
+    for found in (solved, paddle_ext.adapt(logits, **options)):
+        assert bool((found.probabilities >= 0).all())  # not NaN
+        for x in (found.labels, found.classes):
+            assert bool(((x >= 0) & (x < count)).all())
+
+
 @pytest.mark.parametrize("count", [5, 1030])
 def test_impossible_classes_are_reported_last(count: int, device: str) -> None:
     """Fewer possible classes than are asked for."""
