@@ -58,6 +58,7 @@ def pair_evidence(t: Tensor, m: Tensor) -> Tensor:
 def mixed_chances(evidence: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """The mean chance of each group, [G], under the likeliest mixture, and its shares [17]."""
     likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
+    shares = shares.clamp(min=torch.finfo(shares.dtype).tiny)  # see the native code
     for _ in range(20):
         own = likely * shares
         shares = (own / own.sum(-1, keepdim=True)).mean(0)

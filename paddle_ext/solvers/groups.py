@@ -173,7 +173,9 @@ def mixed_chances(likely: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor
     It begins with these shares, or even ones.
     """
     (N, C), double = likely.shape, likely.dtype
-    shares = likely.new_full((C,), 1 / C) if shares is None else shares.clone()
+    # None is 0: under another measure, no other chance may be possible for a large group.
+    least = torch.finfo(double).tiny
+    shares = likely.new_full((C,), 1 / C) if shares is None else shares.clamp(min=least)
     inputs = {
         "likely": (likely, double, (N, C)),
         "chances": (chances_on(likely.device), double, (C,)),

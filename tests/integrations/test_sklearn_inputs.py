@@ -72,6 +72,15 @@ def test_text_with_a_number_that_means_unlabelled() -> None:
     assert model.classes_.tolist() == ["right", "up"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("tol", -1.0), ("max_iter", 0), ("present_threshold", 0.0), ("device", "abacus")],
+)
+def test_bad_options(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{option} must be .*, got '?{value}"):
+        PaddleClassifier(**{option: value}).fit(*batch()[:2])
+
+
 # --- weights of labelled rows -------------------------------------------------------------------
 
 

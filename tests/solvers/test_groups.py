@@ -165,6 +165,15 @@ def test_rows_in_several_chunks(device: str, monkeypatch: pytest.MonkeyPatch) ->
     assert largest(parts.probabilities - whole.probabilities) < 1e-5
 
 
+def test_large_groups_of_the_same_classes(device: str) -> None:
+    """Under the mean proportions, only a chance is possible that was impossible before."""
+    truth = torch.rand(40_000, generator=torch.Generator().manual_seed(0)).round().long()
+    logits = 12.0 * torch.nn.functional.one_hot(truth, 100)
+    found = paddle_ext.adapt(logits.to(device), groups=torch.arange(40_000) // 20_000)
+    assert bool(found.probabilities.isfinite().all())
+    assert torch.equal(found.labels.cpu(), truth)
+
+
 # --- what groups mean -----------------------------------------------------------------------------
 
 

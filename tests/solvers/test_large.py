@@ -92,6 +92,7 @@ def test_a_batch_of_clear_and_unclear_tasks_is_its_tasks() -> None:
         assert torch.equal(alone.probabilities, both.probabilities[task])
 
 
+@pytest.mark.usefixtures("many_chunks")
 def test_rows_of_very_different_lengths(place: Place) -> None:
     """A ratio that half precision cannot represent."""
     problem = make_problem(Q=700, K=20, D=16, seed=4)

@@ -250,6 +250,13 @@ def test_every_task_stops_on_its_own(place: Place) -> None:
             assert before.criterion > 1e-4
 
 
+def test_zero_tolerance_runs_all_iterations(place: Place) -> None:
+    problem = make_problem(B=3, Q=10, K=3, D=4)
+    got = place.solve(problem, tol=0.0, max_iter=300)
+    assert (got.criterion < 1e-6).all()  # nothing has moved for long
+    assert got.iterations.tolist() == [300] * 3
+
+
 def test_seventy_thousand_tasks(place: Place) -> None:
     kinds, repeats = 7, 10_000
     problem = make_problem(B=kinds, Q=3, K=2, D=3, shots=(1, 1), seed=13)

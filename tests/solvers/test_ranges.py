@@ -65,6 +65,24 @@ def test_features_of_any_size(place: Place, scaling: str) -> None:
             sound(paddle_ext.solve(support * scale, labels, query * scale, scaling=scaling))
 
 
+@pytest.mark.parametrize("queries", [Q, 513])
+def test_subnormal_rows_keep_their_direction(device: str, queries: int) -> None:
+    """Where only that counts; also in the engine of large tasks."""
+    support, labels, query = task(Place(device, torch.float32), queries)
+    tiny = support * 1e-39, labels, query * 1e-39
+    assert 0 < float(tiny[2].abs().max()) < torch.finfo(torch.float32).tiny
+    top: dict[str, Any] = {"return_assignments": False, "top": K}
+    for function, options in (
+        (paddle_ext.solve, {}),
+        (paddle_ext.adaptive, {}),
+        (paddle_ext.adaptive, top),
+        (paddle_ext.tim, {"max_iter": 20}),
+    ):
+        got, want = function(*tiny, **options), function(support, labels, query, **options)
+        assert float((got.probabilities - want.probabilities).abs().max()) < 1e-2
+        assert float((got.labels == want.labels).double().mean()) > 0.99
+
+
 @pytest.mark.parametrize("scaling", ["none", "minmax", "auto"])
 def test_any_temperature_epsilon_and_lam(place: Place, scaling: str) -> None:
     inputs = task(place)
@@ -106,6 +124,21 @@ def test_invalid_features_end_too(device: str, classes: int, bad: float) -> None
     got = paddle_ext.solve(support, labels, query, validate=False, **options)
     assert 1 <= int(got.iterations) < 10
     assert bool(((got.labels >= 0) & (got.labels < classes)).all())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("count", [5, 1030])
+def test_classes_whatever_the_numbers_are(device: str, count: int, bad: float) -> None:
+    """Without validation: none is left as it was in memory."""
+    query, logits = (torch.full((600, n), bad, device=device) for n in (4, count))
+    inputs = torch.rand(count, 4, device=device), torch.arange(count, device=device), query
+    options: dict[str, Any] = {"validate": False, "max_iter": 3}
+    options |= {"return_assignments": False, "top": 3}
+    solved = paddle_ext.solve(*inputs, num_classes=count, **options)
+    for found in (solved, paddle_ext.adapt(logits, **options)):
+        assert bool((found.probabilities >= 0).all())  # not NaN
+        for x in (found.labels, found.classes):
+            assert bool(((x >= 0) & (x < count)).all())
 
 
 @pytest.mark.parametrize("count", [5, 1030])
