@@ -40,7 +40,7 @@ PLACES, OF_A_PLACE, KINDS = 100, 4, 2  # images of a place, and of how many clas
 AUTO = "paddle (auto)"
 # On a CPU these take 10 to 2000 times as long per task as the others, so they get only one in this
 # many tasks, and at least three.
-ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 5, "alpha_tim": 5, "tim": 12, "paddle_pgd": 75}
+ONE_IN = {"baseline": 5, "tim_adm": 5, "ici": 20, "alpha_tim": 5, "tim": 12, "paddle_pgd": 75}
 # Iterations of the slowest methods in a quick demo.
 QUICK_ITERATIONS = {"ici": 5, "tim": 100, "alpha_tim": 100, "paddle_pgd": 20}
 
