@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
+
+import torch
 
 from ... import check
 from ...decoding import open_picture, read_picture_file
 from ...files import in_threads
+from ...groups import groups_and_things
 from ...text import plural, without_controls
 from ..settings import Settings
 from .arrays import ArraySamples
@@ -55,6 +58,25 @@ def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[st
         return None
     cells = cells_of(samples, argument, name)
     return values_of(cells, group_name, argument, "a value for each sample")
+
+
+def labelled_things(examples: Batch, rows: TableSamples | None, name: str | None) -> Batch:
+    """Labelled samples with the thing that each is, by a column or a folder in that of its class.
+
+    `rows` are those of a table, which may lack the column; a model has its own things.
+    """
+    if name is None or examples.same is not None or not examples.names:
+        return examples
+    if rows is None:
+        folders = [PurePosixPath(path).parent for path in examples.names]
+        own = [path.as_posix() if len(path.parts) > 1 else "" for path in folders]
+    elif name in rows.table.names:
+        own = [group_name(cell) or "" for cell in cells_of(rows, "same", name).values()]
+    else:
+        return examples
+    names = [thing or f"\0{row}" for row, thing in enumerate(own)]
+    groups_and_things(examples.truth, names, len(own), torch.device("cpu"), kind="class")
+    return examples._replace(same=own)
 
 
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:

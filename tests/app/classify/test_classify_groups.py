@@ -97,6 +97,33 @@ def test_things_and_a_prior_for_each_group(visits: tuple[Path, Path], tmp_path: 
         assert message in refused(*visits, *wrong, "--output", tmp_path / "out")
 
 
+def test_labelled_things(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    """Labelled rows of a thing count once: of two tables, of one, and of a model."""
+    pair, labels = LABELS * 3 + np.arange(36) % 6 // 2, NAMES[LABELS].tolist()  # of two rows each
+    cells: Any = {"visit": [f"p{k}" for k in pair], "label": labels, **feature_columns(KNOWN)}
+    known, new = written(tmp_path / "pairs.csv", cells), visits[1]
+    model, out = tmp_path / "model.npz", tmp_path / "out"
+    options: Any = ("--features", "f", "--rows", "embeddings", "--label-noise", 0, "--output", out)
+    tied = (*options, "--same", "visit")
+    told = said(known, new, *tied, "--save", model)
+    assert "labelled things: 18 of 36 samples, each counted once" in told
+    found = paddle_ext.adaptive(KNOWN, torch.from_numpy(LABELS), NEW, same=VISIT, support_same=pair)
+    expected = [f"{p:.4f}" for p in found.probabilities.amax(1).tolist()]
+    assert column(out / "answers.csv", "probability") == expected
+    said("--model", model, new, *tied)
+    assert column(out / "answers.csv", "probability") == expected
+    (tmp_path / "mine.csv").write_text("name,label\n0,yew\n")
+    said("--model", model, new, *options, "--corrected", tmp_path / "mine.csv")  # it is not tied
+    cells = {"visit": [*cells["visit"], *(f"v{k}" for k in VISIT)], "label": labels + [""] * 48}
+    cells |= feature_columns(np.concatenate([KNOWN, NEW]))
+    said(written(known, cells), *tied[:-3], tmp_path / "one", *tied[-2:])
+    assert column(tmp_path / "one" / "answers.csv", "probability") == expected
+    cells["label"][1] = "yew"
+    assert "thing in one class, got 'p0' in 'ash' and 'yew'" in refused(
+        written(known, cells), *tied
+    )
+
+
 def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
     """The visits to a place are on different days, so they are the groups; in any output."""
     said(*visits, "--group", "place", *TIMES, "2h", "--output", tmp_path / "times")
@@ -134,6 +161,11 @@ def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> Non
     said(labelled, new, "--group", "folder", "--output", tmp_path)
     groups = column(tmp_path / "answers.csv", "group")
     assert groups == ["deep/chess"] * 3 + ["deep/stripes"] * 3
+    (labelled / "chess" / "burst").mkdir()
+    for path in [*(labelled / "chess").glob("*.png")][:2]:  # the others are of no burst
+        path.rename(path.parent / "burst" / path.name)
+    told = said(labelled, new, "--same", "folder", "--output", tmp_path / "same")
+    assert "labelled things: 11 of 12 samples, each counted once" in told
     gap = (labelled, new, "--group-gap", "30min", "--output", tmp_path)
     assert "--group-gap must be omitted unless each has a time: 2026" in refused(*gap)
     for number, path in enumerate(sorted(new.rglob("*.jpg"))):
