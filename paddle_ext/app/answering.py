@@ -172,15 +172,11 @@ def solver(
 
     If it is given the samples too, they are one batch of groups or things.
     """
-    K = len(labelled.class_names)
+    K, C = len(labelled.class_names), labelled.columns.inverse_regularisation
     support, tied = labelled.rows(place), labelled.things(place)
-    examples = Examples(
-        support,
-        labelled.labels.to(place),
-        K,
-        trusted=None if labelled.trusted is None else labelled.trusted.to(place),
-        inverse_regularisation=labelled.columns.inverse_regularisation,
-    )
+    sure = None if labelled.trusted is None else labelled.trusted.to(place)
+    known = support, labelled.labels.to(place), K
+    examples = Examples(*known, trusted=sure, inverse_regularisation=C)
 
     def measures_for(groups: Groups | None) -> Tensor | None:
         if isinstance(prior, dict) and groups is not None:
@@ -201,8 +197,8 @@ def solver(
         measures = measures_for(groups)
         if likelihood is not None:
             return classify(likelihood, rows, measures=measures, **options)[0]
-        known = examples.support[None], examples.labels[None], rows, K
-        task = Task(*known, prototypes=names, measures=measures)
+        own = examples.support[None], examples.labels[None], rows, K
+        task = Task(*own, prototypes=names, measures=measures)
         return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)
 
     return solve

@@ -174,10 +174,10 @@ def mixed_chances(
     # None is 0: under another measure, no other chance may be possible for a large group.
     least = torch.finfo(double).tiny
     shares = likely.new_full((C,), 1 / C) if shares is None else shares.clamp(min=least)
-    inputs |= {"likely": (likely, double, (N, C)), "shares": (shares, double, (C,))}
+    mixed = {**inputs, "likely": (likely, double, (N, C)), "shares": (shares, double, (C,))}
     sizes = {"N": N, "C": C, "steps": MIXTURE_STEPS}
     call = native.module.mixture_call  # it replaces the shares
-    return call_native(call, sizes, likely, inputs, {"means": (double, (N,))})[0], shares
+    return call_native(call, sizes, likely, mixed, {"means": (double, (N,))})[0], shares
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:

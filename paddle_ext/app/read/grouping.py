@@ -8,12 +8,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
-import torch
-
 from ... import check
 from ...decoding import open_picture, read_picture_file
 from ...files import in_threads
-from ...groups import groups_and_things
 from ...text import plural, without_controls
 from ..settings import Settings
 from .arrays import ArraySamples
@@ -60,22 +57,19 @@ def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[st
     return values_of(cells, group_name, argument, "a value for each sample")
 
 
-def labelled_things(examples: Batch, rows: TableSamples | None, name: str | None) -> Batch:
+def labelled_things(examples: Batch, rows: TableSamples | None, name: str) -> Batch:
     """Labelled samples with the thing that each is, by a column or a folder in that of its class.
 
     `rows` are those of a table, which may lack the column; a model has its own things.
     """
-    if name is None or examples.same is not None or not examples.names:
+    missing = rows is not None and name not in rows.table.names
+    if missing or examples.same is not None or not examples.names:
         return examples
-    if rows is None:
-        folders = [PurePosixPath(path).parent for path in examples.names]
-        own = [path.as_posix() if len(path.parts) > 1 else "" for path in folders]
-    elif name in rows.table.names:
+    if rows is not None:
         own = [group_name(cell) or "" for cell in cells_of(rows, "same", name).values()]
     else:
-        return examples
-    names = [thing or f"\0{row}" for row, thing in enumerate(own)]
-    groups_and_things(examples.truth, names, len(own), torch.device("cpu"), kind="class")
+        folders = [PurePosixPath(path).parent for path in examples.names]
+        own = [path.as_posix() if len(path.parts) > 1 else "" for path in folders]
     return examples._replace(same=own)
 
 

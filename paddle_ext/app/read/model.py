@@ -100,8 +100,7 @@ def load_model(path: Path) -> Model:
         prototypes = None if text is None else torch.from_numpy(text)
         K, S = len(class_names), len(features)
         trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
-        # Not like the name of any thing to classify, which has no such character.
-        same = [f"\0{number}" for number in contents.get("same", ())] or None
+        tied = np.broadcast_to(contents.get("same", np.arange(S)), S)
         columns = FeatureColumns.loaded(contents)
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
@@ -110,7 +109,6 @@ def load_model(path: Path) -> Model:
     numbers = [features] if prototypes is None else [features, prototypes]
     sound = all(x.dim() == 2 and x.dtype == torch.float32 and x.isfinite().all() for x in numbers)
     whole = labels.shape == (S,) and (prototypes is None or prototypes.shape[:1] == (K,))
-    whole = whole and (same is None or len(same) == S)
     if not sound or not whole or len({x.shape[1] for x in numbers if len(x)}) > 1:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
     if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
@@ -119,6 +117,7 @@ def load_model(path: Path) -> Model:
         odd = "a class twice, or without a row"
         raise check.ArgumentValueError("model", f"must be intact, got {path} with {odd}")
     rows, truth = [str(row) for row in range(S)], [class_names[label] for label in labels.tolist()]
+    same = [f"\0{number}" for number in tied]  # no name of a thing to classify begins like this
     examples = Batch(rows, features, [f"row {row}" for row in rows], truth, same=same)
     named = None
     if prototypes is not None:
