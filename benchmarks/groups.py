@@ -18,16 +18,19 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FeatureBank
+from paddle_ext.adaptive_rule.learn import likelihood_of
 
 EXAMPLES = """\
   python benchmarks/groups.py mini_test_resnet18.npz dtd_vitb32.npz --n-tasks 4
   python benchmarks/groups.py pets_vitb32.npz --favour 0.1
+  python benchmarks/groups.py pets_vitb32.npz --oracle
   python benchmarks/groups.py dtd_vitb32.npz --things
   python benchmarks/groups.py --device cuda --groups 10000
 """
 SIZES, PRESENT, ROWS, SHOTS = (2, 5, 20, 100), (1, 2, 5), 600, 5
 SMALL = 20  # groups up to this size borrow from others
 WAYS = ("alone", "one batch", "shared")
+ORACLE = 2  # classes of a group, at most, for a rule that knows how many they are
 
 
 def options() -> argparse.Namespace:
@@ -39,6 +42,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--most-classes", type=int, default=150, help="of a bank (default: 150)")
     parser.add_argument(
         "--favour", type=float, help="groups favour classes: a Dirichlet parameter, such as 0.1"
+    )
+    parser.add_argument(
+        "--oracle", action="store_true", help="also by a rule that knows how many classes there are"
     )
     parser.add_argument("--things", action="store_true", help="rows of one thing, for same=")
     parser.add_argument("--groups", type=int, default=10_000, help="for the time (default: 10000)")
@@ -90,12 +96,45 @@ def draw(
     )
 
 
+def oracle_labels(
+    support: Tensor, labels: Tensor, query: Tensor, groups: Tensor, K: int, present: int
+) -> Tensor:
+    """Labels by a rule that knows the number of classes in each group, not which they are.
+
+    It sums over all sets of so many classes, exactly, with the likelihoods of `adaptive`; and again
+    once prototypes have absorbed all other rows.
+    """
+    known = likelihood_of(support[None], labels[None], K)
+    sets, shots, Q = torch.combinations(torch.arange(K), present), known.shots[0], len(query)
+    x, logits = known.centred(query[None]), known.logits(query[None])[0]
+    for absorbed in (False, True):
+        u = torch.zeros(Q, K, dtype=torch.float64)
+        for group in groups.unique():
+            rows = (groups == group).nonzero().squeeze(-1)
+            p = logits[rows].double().softmax(-1).clamp(min=1e-300)
+            each = p[:, sets]  # [n, sets, present]
+            total = each.sum(-1, keepdim=True)
+            each = each / total * total.log().sum(0).softmax(0)
+            u[rows] = u[rows].index_add(1, sets.flatten(), each.flatten(1))
+        if not absorbed:
+            W = u.square().to(x.dtype) * Q / (Q + K)
+            more, mass = W.sum(0), shots + W.sum(0)
+            w = (known.prototypes[0] * shots.unsqueeze(-1) + W.mT @ x[0]) / mass.unsqueeze(-1)
+            in_metric = known.in_metric(w[None])[0]
+            apart = known.squared(x)[0].unsqueeze(-1) + (in_metric * w).sum(-1)
+            apart = (apart - 2 * x[0] @ in_metric.mT) * (mass / (mass - W)).square()
+            logits = known.constant_with(more[None])[0] - known.sharpness / 2 * apart
+    return u.argmax(-1)
+
+
 def accuracy(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) -> None:
     """The table of cells, and the gain over the better of "alone" and "one batch"."""
     table: list[dict[str, Any]] = []
     for name, bank in banks:
         for size in SIZES:
             for present in PRESENT:
+                if given.oracle and (present > ORACLE or size > SMALL):
+                    continue
                 harness.progress(f"{name}: groups of {size}, {present}")
                 right: dict[str, list[Tensor]] = {way: [] for way in WAYS}
                 for seed in range(given.n_tasks):
@@ -107,10 +146,15 @@ def accuracy(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) ->
                     ):
                         found = paddle_ext.adaptive(*task, num_classes=bank.num_classes, **more)
                         right[way].append(found.labels == truth)
+                    if given.oracle:
+                        by_oracle = oracle_labels(*task, groups, bank.num_classes, present)
+                        right.setdefault("oracle", []).append(by_oracle == truth)
                 row: dict[str, Any] = {"bank": name, "rows": size, "classes": present}
-                row |= {way: 100 * float(torch.cat(right[way]).double().mean()) for way in WAYS}
+                row |= {way: 100 * float(torch.cat(x).double().mean()) for way, x in right.items()}
                 better = max(WAYS[:2], key=lambda way: float(row[way]))
                 row["gain"] = row["shared"] - row[better]
+                if given.oracle:
+                    row["oracle gain"] = row["oracle"] - row[better]
                 pairs = zip(right["shared"], right[better], strict=True)
                 drawn = torch.stack([(a.double() - b.double()).mean() for a, b in pairs])
                 row["error"] = 100 * float(drawn.std()) / len(drawn) ** 0.5
@@ -133,6 +177,8 @@ def accuracy(banks: list[tuple[str, FeatureBank]], given: argparse.Namespace) ->
     repeated = [x["gain"] for x in table if x["classes"] <= x["rows"] <= SMALL]
     print(f"mean gain of groups of 2 to {SMALL}: {sum(small) / len(small):.2f}", end="")
     print(f", of those with no more classes than rows {sum(repeated) / len(repeated):.2f}", end="")
+    if given.oracle:
+        print(f", of the oracle {sum(x['oracle gain'] for x in table) / len(table):.2f}", end="")
     worst = min(table, key=lambda row: row["gain"])
     print(f"; worst cell {worst['gain']:.2f} ({worst['bank']}, {worst['rows']})")
     harness.write_csv(given.output / "groups.csv", table)
@@ -219,7 +265,8 @@ def labelled_ties(
 
 
 def mean_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    return {way: sum(row[way] for row in rows) / len(rows) for way in (*WAYS, "gain")}
+    ways = [way for way in (*WAYS, "gain", "oracle gain") if way in rows[0]]
+    return {way: sum(row[way] for row in rows) / len(rows) for way in ways}
 
 
 def timing(given: argparse.Namespace, device: torch.device) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.classify import classify
-from ..adaptive_rule.correction import corrected_likelihood
 from ..adaptive_rule.label_noise import AUTO
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups, groups_and_things
+from ..integrations.fitted import Examples, counted_once, learned
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
 from ..prevalence import RATE, add_certain, from_sums
@@ -172,9 +172,11 @@ def solver(
 
     If it is given the samples too, they are one batch of groups or things.
     """
-    K = len(labelled.class_names)
-    support = labelled.rows(place)
-    labels = labelled.labels.to(place)
+    K, C = len(labelled.class_names), labelled.columns.inverse_regularisation
+    support, tied = labelled.rows(place), labelled.things(place)
+    sure = None if labelled.trusted is None else labelled.trusted.to(place)
+    known = support, labelled.labels.to(place), K
+    examples = Examples(*known, trusted=sure, inverse_regularisation=C)
 
     def measures_for(groups: Groups | None) -> Tensor | None:
         if isinstance(prior, dict) and groups is not None:
@@ -184,25 +186,19 @@ def solver(
 
     likelihood, names = None, labelled.prototypes
     if names is None:
-        likelihood = corrected_likelihood(
-            support,
-            labels,
-            K,
-            label_noise=label_noise,
-            trusted=None if labelled.trusted is None else labelled.trusted.to(place),
-            inverse_regularisation=labelled.columns.inverse_regularisation,
-        )
+        likelihood = learned(examples, {"label_noise": label_noise, "tied": tied})
     else:
-        names = names.to(place, torch.float32)[None]
+        names, examples = names.to(place, torch.float32)[None], counted_once(examples, tied)
 
     def solve(rows: Tensor, samples: Batch | None) -> Solution:
-        known = (None, None) if samples is None else (samples.groups, samples.same)
-        groups, same = groups_and_things(*known, rows.shape[1], place)
+        together = (None, None) if samples is None else (samples.groups, samples.same)
+        groups, same = groups_and_things(*together, rows.shape[1], place)
         options: Any = {"groups": groups, "same": same, "share": share}
         measures = measures_for(groups)
         if likelihood is not None:
             return classify(likelihood, rows, measures=measures, **options)[0]
-        task = Task(support[None], labels[None], rows, K, prototypes=names, measures=measures)
+        own = examples.support[None], examples.labels[None], rows, K
+        task = Task(*own, prototypes=names, measures=measures)
         return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)
 
     return solve

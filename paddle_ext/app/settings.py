@@ -50,8 +50,8 @@ class Columns:
     time: Annotated[str | None, TABLES] = None
     """Column of times, for --group-gap."""
     same: Annotated[str | None, TABLES] = None
-    """Column of things, such as a burst or a track: the samples of a thing get one label. All are
-    one batch then, unless there are groups."""
+    """Column of things, such as a burst or a track: the samples of a thing get one label, and
+    labelled ones count as one. All are one batch then, without groups; for images: folder."""
 
     def others(self) -> set[str]:
         """The columns that are not features."""

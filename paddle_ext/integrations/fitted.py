@@ -69,6 +69,7 @@ class Examples:
     labels: Tensor  # [S] int64
     num_classes: int
     weights: Tensor | None = None  # [S] > 0: of the labelled rows
+    trusted: Tensor | None = None  # [S] bool: the label is right
     names: Tensor | None = None  # [K, D] embeddings of the class names
     inverse_regularisation: float = INVERSE_REGULARISATION  # of the correction for many labels
 
@@ -207,7 +208,9 @@ def counted_once(examples: Examples, tied: Groups | None) -> Examples:
     if tied is None:
         return examples
     rows, labels = tied.means(unit_rows(examples.support)), examples.labels[tied.first]
-    return replace(examples, support=rows, labels=labels)
+    sure = examples.trusted
+    sure = None if sure is None else tied.sums(sure.double().unsqueeze(-1))[:, 0] > 0
+    return replace(examples, support=rows, labels=labels, trusted=sure)
 
 
 def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
@@ -220,6 +223,7 @@ def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
         examples.num_classes,
         examples.weights,
         options["label_noise"],
+        own.trusted,
         inverse_regularisation=examples.inverse_regularisation,
     )
     ties = None if tied is None else ties_of(examples.support, likelihood, tied)

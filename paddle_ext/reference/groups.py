@@ -34,12 +34,10 @@ class Members(NamedTuple):
 
     @staticmethod
     def of(groups: Tensor) -> Members:
-        numbers = sorted(set(groups.tolist()))
-        rows = [(groups == number).nonzero().squeeze(-1) for number in numbers]
-        of_row = torch.zeros_like(groups, dtype=torch.int64)
-        for place, own in enumerate(rows):
-            of_row[own] = place
-        return Members(of_row, torch.tensor([len(own) for own in rows]).double(), rows)
+        of_row = torch.unique(groups, return_inverse=True)[1]
+        sizes = of_row.bincount()
+        rows = of_row.argsort(stable=True).split(sizes.tolist())
+        return Members(of_row, sizes.double(), [*rows])
 
 
 def pair_evidence(t: Tensor, m: Tensor) -> Tensor:

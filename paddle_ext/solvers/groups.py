@@ -109,7 +109,7 @@ def fit(
     preferred = measure.log().clamp(min=native.module.IMPOSSIBLE).to(logits.dtype)
     t = (logits + (preferred if len(preferred) == 1 else preferred[groups.of_row])).softmax(-1)
     mean = measure / K
-    chance, shares = mixed_chances(pair_likelihoods(t, mean, groups), shares)
+    chance, shares = mixed_chances(t, mean, groups, shares)
     low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
@@ -160,30 +160,24 @@ def chances_on(device: torch.device) -> Tensor:
     return angles.sin_().square_()
 
 
-def pair_likelihoods(rows: Tensor, mean: Tensor, groups: Groups) -> Tensor:
-    """Those of each chance, over the largest, from pairs of rows of a group, [G, 17] float64."""
-    inputs = {"chances": (chances_on(rows.device), torch.float64, (CHANCES,))}
-    outputs = {"likely": (torch.float64, (len(groups.names), CHANCES))}
-    return call_groups(rows, groups, mean, inputs, outputs, C=CHANCES)[0]
-
-
-def mixed_chances(likely: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor]:
+def mixed_chances(
+    rows: Tensor, mean: Tensor, groups: Groups, shares: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The mean of each group's chance, [G], under the likeliest mixture of chances; its shares.
 
-    It begins with these shares, or even ones.
+    It begins with these shares, or even ones. Pairs of rows of a group tell its chance.
     """
-    (N, C), double = likely.shape, likely.dtype
+    N, C, double = len(groups.names), CHANCES, torch.float64
+    inputs = {"chances": (chances_on(rows.device), double, (C,))}
+    outputs = {"likely": (double, (N, C))}  # over that of the likeliest chance
+    (likely,) = call_groups(rows, groups, mean, inputs, outputs, C=C)
     # None is 0: under another measure, no other chance may be possible for a large group.
     least = torch.finfo(double).tiny
     shares = likely.new_full((C,), 1 / C) if shares is None else shares.clamp(min=least)
-    inputs = {
-        "likely": (likely, double, (N, C)),
-        "chances": (chances_on(likely.device), double, (C,)),
-        "shares": (shares, double, (C,)),  # which are replaced
-    }
+    mixed = {**inputs, "likely": (likely, double, (N, C)), "shares": (shares, double, (C,))}
     sizes = {"N": N, "C": C, "steps": MIXTURE_STEPS}
-    outputs = {"means": (double, (N,))}
-    return call_native(native.module.mixture_call, sizes, likely, inputs, outputs)[0], shares
+    call = native.module.mixture_call  # it replaces the shares
+    return call_native(call, sizes, likely, mixed, {"means": (double, (N,))})[0], shares
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:

@@ -262,8 +262,7 @@ def test_results_of_groups_and_of_all(device: str) -> None:
         for got, want in zip(found.prevalence(), own.prevalence(), strict=True):
             assert largest(got[place] - want) < 1e-6
     assert torch.equal(whole.present(), found._replace(groups=None).present())
-    shares = whole.prevalence()
-    assert largest(shares.estimate - whole.proportions) < 1e-6
+    assert largest(whole.prevalence().estimate - whole.proportions) < 1e-6
     assert largest(found.class_sums().sum(0) - whole.class_sums()) < 1e-5
     best = paddle_ext.adapt(logits, groups=groups, return_assignments=False, top=2)
     assert best.probabilities.shape == (17, 2)
@@ -334,11 +333,10 @@ def test_groups_that_do_not_fit(tmp_path: Any) -> None:
         paddle_ext.adapt(torch.zeros(4, 3), groups=[1, 1, 2, 2], prior=torch.ones(3, 3))
     with pytest.raises(TypeError, match="share must be True or False, got int"):
         paddle_ext.adapt(torch.zeros(4, 3), groups=[1, 1, 2, 2], share=1)  # type: ignore[arg-type]
-    np.save(tmp_path / "rows.npy", np.ones((4, 3), dtype=np.float32))
+    file = str(tmp_path / "rows.npy")
+    np.save(file, np.ones((4, 3), dtype=np.float32))
     with pytest.raises(ValueError, match="groups must be None for queries from a file"):
-        paddle_ext.adaptive(
-            torch.eye(3), torch.arange(3), str(tmp_path / "rows.npy"), groups=[1, 1, 2, 2]
-        )
+        paddle_ext.adaptive(torch.eye(3), torch.arange(3), file, groups=[1, 1, 2, 2])
 
 
 # --- rows that are the same thing -----------------------------------------------------------------

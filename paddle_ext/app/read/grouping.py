@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from ... import check
@@ -55,6 +55,22 @@ def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[st
         return None
     cells = cells_of(samples, argument, name)
     return values_of(cells, group_name, argument, "a value for each sample")
+
+
+def labelled_things(examples: Batch, rows: TableSamples | None, name: str) -> Batch:
+    """Labelled samples with the thing that each is, by a column or a folder in that of its class.
+
+    `rows` are those of a table, which may lack the column; a model has its own things.
+    """
+    missing = rows is not None and name not in rows.table.names
+    if missing or examples.same is not None or not examples.names:
+        return examples
+    if rows is not None:
+        own = [group_name(cell) or "" for cell in cells_of(rows, "same", name).values()]
+    else:
+        folders = [PurePosixPath(path).parent for path in examples.names]
+        own = [path.as_posix() if len(path.parts) > 1 else "" for path in folders]
+    return examples._replace(same=own)
 
 
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:

@@ -61,6 +61,8 @@ def save_model(
         "feature_columns": np.array(columns.features or ""),
         **of_table,
     }
+    if (tied := labelled.things(torch.device("cpu"))) is not None:
+        contents["same"] = tied.of_row.numpy()
     if labelled.trusted is not None:
         contents["trusted"] = labelled.trusted.numpy()
     if labelled.prototypes is not None:
@@ -98,6 +100,7 @@ def load_model(path: Path) -> Model:
         prototypes = None if text is None else torch.from_numpy(text)
         K, S = len(class_names), len(features)
         trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
+        tied = np.broadcast_to(contents.get("same", np.arange(S)), S)
         columns = FeatureColumns.loaded(contents)
     except (OSError, KeyError, ValueError, TypeError):
         raise check.ArgumentValueError(
@@ -114,7 +117,8 @@ def load_model(path: Path) -> Model:
         odd = "a class twice, or without a row"
         raise check.ArgumentValueError("model", f"must be intact, got {path} with {odd}")
     rows, truth = [str(row) for row in range(S)], [class_names[label] for label in labels.tolist()]
-    examples = Batch(rows, features, [f"row {row}" for row in rows], truth)
+    same = [f"\0{number}" for number in tied]  # no name of a thing to classify begins like this
+    examples = Batch(rows, features, [f"row {row}" for row in rows], truth, same=same)
     named = None
     if prototypes is not None:
         named = only_names(class_names, prototypes, str(path), scale)

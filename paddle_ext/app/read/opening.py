@@ -25,7 +25,7 @@ from . import arrays, tables
 from .arrays import ArrayFile, ArraySamples
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
-from .grouping import Grouped, ToClassify, groups_of_samples, named_cells
+from .grouping import Grouped, ToClassify, groups_of_samples, labelled_things, named_cells
 from .model import load_model, settings_of
 from .names import (
     ClassPrompts,
@@ -119,6 +119,7 @@ class Source:
             "names": tuple(samples.names),
             "source": source,
             "trusted": torch.tensor(trusted) if any(trusted) else None,
+            "same": tuple(samples.same or ()),
         }
         if named is None:
             numbers, class_names = named_labels(labels)
@@ -159,9 +160,13 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
-    source.same = named_cells(source.samples, "same", source.settings.columns.same)
-    if source.same is not None:
-        groups_and_things(source.groups, source.same, len(source.same), torch.device("cpu"))
+    same, cpu = source.settings.columns.same, torch.device("cpu")
+    source.same = named_cells(source.samples, "same", same)
+    if same is not None and source.same is not None:
+        groups_and_things(source.groups, source.same, len(source.same), cpu)
+        source.examples = labelled_things(source.examples, source.rows, same)
+        own = [thing or f"\0{row}" for row, thing in enumerate(source.examples.same or [])]
+        groups_and_things(labels if own else None, own, len(own), cpu, kind="class")
     return source
 
 

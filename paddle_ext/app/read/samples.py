@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...groups import Groups, groups_of
 from ...integrations.columns import Columns, columns_for
 from ...labels import numbered, sorted_names
 from ...libraries import library
@@ -39,6 +40,7 @@ class Labelled:
     trusted: Tensor | None = None  # [S] bool: a person has corrected or confirmed the label
     rows_are: str = "auto"  # or "table" or "embeddings"; "auto": decided by numbers and labels
     made_of: Tensor | None = None  # [D] int64: the column of a table that each feature came from
+    same: tuple[str, ...] = ()  # what thing each sample is, as in `Batch`; (): all are different
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -59,6 +61,12 @@ class Labelled:
     def rows(self, device: torch.device) -> Tensor:
         """The features in these columns, float32."""
         return self.columns.applied_to(self.features.to(device, torch.float32))
+
+    def things(self, device: torch.device) -> Groups | None:
+        """Which samples of a class are one thing; None if no two are."""
+        own = enumerate(zip(self.labels.tolist(), self.same, strict=False))
+        names = [f"{label} {name}" if name else str(row) for row, (label, name) in own]
+        return None if len(set(names)) == len(names) else groups_of(names, len(names), device)
 
     def classes_with_samples(self) -> tuple[Tensor, Tensor]:
         """The classes with a sample, and the index of each class [K] among them, or -1."""
@@ -84,7 +92,7 @@ class Batch(NamedTuple):
     copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
     contents: list[str] | None = None  # digests of the images, texts or cells the features are of
     groups: list[str] | None = None  # what the samples belong to, if the user knows it
-    same: list[str] | None = None  # what thing each is
+    same: list[str] | None = None  # what thing each is; a labelled one may be of none, ""
 
     def digests(self) -> list[str]:
         """Digests of the contents; without an image or a text a sample is its features."""
@@ -175,6 +183,8 @@ def concatenated(parts: Sequence[Batch]) -> Batch:
         return parts[0]
     if any(part.contents is not None for part in parts):
         parts = [part._replace(contents=part.digests()) for part in parts]
+    if any(part.same is not None for part in parts):
+        parts = [part._replace(same=part.same or [""] * len(part.names)) for part in parts]
 
     def joined(columns: tuple[Any, ...]) -> Any:
         if isinstance(columns[0], Tensor):

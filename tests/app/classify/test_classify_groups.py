@@ -85,16 +85,34 @@ def test_things_and_a_prior_for_each_group(visits: tuple[Path, Path], tmp_path: 
     found = paddle_ext.adaptive(*known, prior=prior, **more)  # type: ignore[arg-type]
     answers = tmp_path / "out" / "answers.csv"
     assert column(answers, "label") == NAMES[found.labels].tolist()
-    said(*visits, *both, "--same", "visit")  # all are one batch
-    found = paddle_ext.adaptive(*known, same=VISIT)
-    assert column(answers, "label") == NAMES[found.labels].tolist()
     for wrong, message in (
         (("--same", "place", "--group", "visit"), "must have the rows of a thing in one group"),
-        (("--same", "gap"), "--same must be a value for each sample, got nothing for row 2"),
         (("--no-share",), "--share must be omitted without groups"),
         (("--prior", table), "--prior must have only groups that samples have, got 'north'"),
     ):
         assert message in refused(*visits, *wrong, "--output", tmp_path / "out")
+
+
+def test_labelled_things(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    """Labelled rows of a thing count once: of two tables, of a model, and of one table."""
+    pair, new, model = LABELS * 3 + np.arange(36) % 6 // 2, visits[1], tmp_path / "model.npz"
+    cells: Any = {"visit": [f"p{k}" for k in pair], "label": NAMES[LABELS].tolist()}
+    known = written(tmp_path / "pairs.csv", cells | feature_columns(KNOWN))
+    cells["visit"] += [f"v{k}" for k in VISIT]
+    cells["label"] += [""] * 48
+    cells |= feature_columns(np.concatenate([KNOWN, NEW]))
+    one = written(tmp_path / "one.csv", cells)
+    found = paddle_ext.adaptive(KNOWN, torch.from_numpy(LABELS), NEW, same=VISIT, support_same=pair)
+    options = ("--features", "f", "--rows", "embeddings", "--label-noise", 0, "--output", tmp_path)
+    for data in ((known, new, "--save", model), ("--model", model, new), (one,)):
+        said(*data, *options, "--same", "visit")
+        own = [float(cell) for cell in column(tmp_path / "answers.csv", "probability")]
+        assert own == pytest.approx(found.probabilities.amax(1).tolist(), abs=1e-3)
+    (tmp_path / "mine.csv").write_text("name,label\n0,yew\n")
+    said("--model", model, new, *options, "--corrected", tmp_path / "mine.csv")  # it is not tied
+    cells["label"][1] = "yew"
+    told = refused(written(one, cells), *options, "--same", "visit")
+    assert "thing in one class, got 'p0' in 'ash' and 'yew'" in told
 
 
 def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
@@ -131,7 +149,11 @@ def test_groups_of_names_and_of_arrays(visits: tuple[Path, Path], tmp_path: Path
 
 def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> None:
     labelled, new = picture_folders(tmp_path)
-    said(labelled, new, "--group", "folder", "--output", tmp_path)
+    (labelled / "chess" / "burst").mkdir()
+    for path in [*(labelled / "chess").glob("*.png")][:2]:  # the others are of no burst
+        path.rename(path.parent / "burst" / path.name)
+    told = said(labelled, new, "--group", "folder", "--same", "folder", "--output", tmp_path)
+    assert "labelled things: 11 of 12 samples, each counted once" in told
     groups = column(tmp_path / "answers.csv", "group")
     assert groups == ["deep/chess"] * 3 + ["deep/stripes"] * 3
     gap = (labelled, new, "--group-gap", "30min", "--output", tmp_path)
