@@ -95,8 +95,9 @@ def photos() -> None:
             for folder in ("new", "june", "july", "sites/lake"):
                 write(Path(f"photos/{folder}/{tree[0]}{i}.png"), label)
     Path("corrected.csv").write_text("name,label,data,digest\nb0.png,birch,new,\n")
-    corrected = {"name": "b0.png", "label": "birch", "annotation_id": 1, "annotator": 1}
-    Path("project-7.json").write_text(json.dumps([corrected | {"lead_time": 1.5}]))
+    chosen = {"from_name": "label", "type": "choices", "value": {"choices": ["birch"]}}
+    corrected = {"data": {"name": "b0.png"}, "annotations": [{"result": [chosen]}]}
+    Path("project-7.json").write_text(json.dumps([corrected]))
     for split, classes, samples in (("train", 4, 8), ("val", 8, 30), ("test", 20, 60)):
         lines = ["filename,label"]
         for label in range(classes):
