@@ -11,7 +11,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,9 +27,6 @@ from .limits import (
 from .native import call
 from .native import load as native
 from .native.devices import has_code_for
-
-# lam, the native number of the scaling, temperature, epsilon, max_iter, tol
-Options: TypeAlias = tuple[float | None, int, float, float, int, float]
 
 SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
 SCALING_NAMES = tuple(SCALINGS)
@@ -164,6 +161,23 @@ def classes(num_classes: int | None, validate: bool) -> int | None:
     return None
 
 
+class Options(NamedTuple):
+    """Checked options of PADDLE; see `paddle_ext.solve`."""
+
+    lam: float | None = None
+    scaling: str = "auto"
+    temperature: float = 1.0
+    epsilon: float = 1e-6
+    max_iter: int = 100
+    tol: float = DEFAULT_TOL
+    prototypes: bool = False
+    # Of tasks in chunks alone:
+    precision: str = "auto"
+    all_classes: bool = True  # return all probabilities, else those of the `top` classes
+    top: int = 5
+    validate: bool = False
+
+
 def options(
     num_classes: int | None,
     lam: float | None,
@@ -175,17 +189,15 @@ def options(
     return_prototypes: bool,
     validate: bool,
 ) -> tuple[int | None, Options]:
-    """Check the options of PADDLE; returns num_classes, and the others for the native code."""
-    choice("scaling", scaling, SCALING_NAMES)
-    flag("return_prototypes", return_prototypes)
-    flag("validate", validate)
-    return classes(num_classes, validate), (
+    """Check the options of PADDLE; returns num_classes, and the others."""
+    return classes(num_classes, flag("validate", validate)), Options(
         None if lam is None else real("lam", lam),
-        SCALINGS[scaling],
+        choice("scaling", scaling, SCALING_NAMES),
         real("temperature", temperature, positive=True),
         real("epsilon", epsilon, positive=True),
         integer("max_iter", max_iter),
         DEFAULT_TOL if tol is None else real("tol", tol),
+        flag("return_prototypes", return_prototypes),
     )
 
 

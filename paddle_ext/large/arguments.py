@@ -67,7 +67,7 @@ def solve_large_paddle(
     support_labels: Tensor,
     query: Rows | Tensor,
     num_classes: int,
-    options: large.Options,
+    options: check.Options,
 ) -> list[Tensor]:
     """Solve one task, or tasks with queries [B, Q, D]; see `paddle_ext.solve`."""
     S, D = support.shape[-2:]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..check import Options
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
 from ..native.call import DTYPES, Inputs, alike, call_native, packed, prepare
@@ -36,23 +37,6 @@ LOOK_EVERY = 2  # iterations on a GPU, after which the host asks whether a task 
 ROUGH = 1e-3  # iterations that move prototypes by more than this may use half precision
 STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squared distances
 LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the solver; see `paddle_ext.solve`."""
-
-    lam: float | None = None
-    scaling: str = "auto"
-    temperature: float = 1.0
-    epsilon: float = 1e-6
-    max_iter: int = 100
-    tol: float = 1e-6
-    precision: str = "auto"
-    prototypes: bool = False
-    all_classes: bool = True  # return all probabilities, else those of the `top` classes
-    top: int = 5
-    validate: bool = False
 
 
 def solve(
@@ -196,26 +180,23 @@ def place(
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
 
-def slope_of(
-    placed: Placed,
-    total: int,
-    leads: Tensor | None,
-    scaling: str,
-    *,
-    temperature: float,
-    steepest: float,
-) -> tuple[Tensor, Tensor]:
+def slope_of(placed: Placed, total: int, leads: Tensor | None, o: Options) -> tuple[Tensor, Tensor]:
     """The factor on products in logits, and the unit of distances, [B] float64 each.
 
-    `leads` [B, 2] are the outputs of `assign` that the scaling "auto" needs.
+    `leads` [B, 2] are the outputs of `assign_call` that the scaling "auto" needs.
     """
     B, double = len(placed.unit), torch.float64
     tensors: Inputs = {
         **alike(double, B, unit=placed.unit, spread=placed.spread),
         "leads": (leads, double, (B, 2)),
     }
-    scaled = {"scaling": check.SCALINGS[scaling], "total": float(total)}
-    options = {"B": B, **scaled, "temperature": temperature, "steepest": steepest}
+    options = {
+        "B": B,
+        "scaling": check.SCALINGS[o.scaling],
+        "total": float(total),
+        "temperature": o.temperature,
+        "steepest": STEEPEST[placed.means.dtype],
+    }
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
     slope, unit = call_native(
         native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
@@ -378,18 +359,11 @@ class Paddle:
         one = torch.ones_like(self.placed.unit)
         self.scores = DistanceScores(self.rows, self.placed.means.clone(), one, self.placed)
         leads = None
-        if unit_norm:  # leads of the nearest class over the median one; see `assign`
+        if unit_norm:  # leads of the nearest class over the median one; see `assign_call`
             leads = torch.zeros(queries.B, 2, dtype=torch.float64, device=queries.device)
             assign_all(self.scores, None, leads=leads)
-        self.slope, self.distance_unit = slope_of(
-            self.placed,
-            self.total,
-            leads,
-            o.scaling,
-            temperature=o.temperature,
-            steepest=STEEPEST[queries.dtype],
-        )
-        self.scores.steepen(self.slope)
+        slope, self.distance_unit = slope_of(self.placed, self.total, leads, o)
+        self.scores.steepen(slope)
         lam = float(self.total) if o.lam is None else o.lam
         self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
 

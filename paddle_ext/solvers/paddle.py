@@ -155,20 +155,12 @@ def solve(
     if isinstance(queries, Tensor) and all_classes and precision == "auto":
         support, queries = packed_features(support), packed_features(queries)
         labels = packed_int64(support_labels)
-        outputs = call_paddle(queries, support, labels, K, options, return_prototypes)
+        outputs = call_paddle(queries, support, labels, K, options)
     if not outputs:
-        asked = large.Options(
-            options[0],
-            scaling,
-            *options[2:],
-            precision=precision,
-            prototypes=return_prototypes,
-            all_classes=all_classes,
-            top=top,
-            validate=validate and in_chunks,
-        )
+        asked = options._replace(precision=precision, all_classes=all_classes, top=top)
+        asked = asked._replace(validate=validate and in_chunks)
         outputs = arguments.solve_large_paddle(support, support_labels, queries, K, asked)
-    return solution(outputs, scaling, options, return_prototypes)
+    return solution(outputs, options)
 
 
 @solver(Solution)
@@ -238,30 +230,24 @@ def solve_indexed(
         num_classes = check.values(seen, support_labels, limits, num_classes)
     K, features = cast(int, num_classes), packed_features(features)
     of_support, labels, of_query = map(packed_int64, (support_index, support_labels, query_index))
-    outputs = call_paddle(
-        features, features, labels, K, options, return_prototypes, of_support, of_query
-    )
+    outputs = call_paddle(features, features, labels, K, options, of_support, of_query)
     if not outputs:
         S, Q, last = labels.shape[-1], of_query.shape[-1], len(features) - 1
-        asked = large.Options(options[0], scaling, *options[2:], prototypes=return_prototypes)
         # Indices that were not validated are kept in range.
         support = features[of_support.reshape(-1, S).clamp(0, last)]
         index = of_query.reshape(-1, Q).clamp(0, last)
-        outputs = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
+        outputs = large.solve(features, support, labels.reshape(-1, S), K, options, index)
         outputs = outputs if of_query.dim() == 2 else [x[0] for x in outputs]
-    return solution(outputs, scaling, options, return_prototypes)
+    return solution(outputs, options)
 
 
-def solution(
-    outputs: list[Tensor], scaling: str, options: Options, return_prototypes: bool
-) -> Solution:
+def solution(outputs: list[Tensor], o: Options) -> Solution:
     """The solution with these outputs, in the order of `output_table`."""
     labels, probabilities, proportions, dual, iterations, criterion, *others = outputs
-    prototypes = others.pop(0) if return_prototypes else None
-    lam, _, temperature = options[:3]
+    prototypes = others.pop(0) if o.prototypes else None
     # By position: keywords would take as long as the rest of this function.
     fields = labels, probabilities, proportions, dual, iterations, criterion, prototypes
-    whole = Solution(*fields, lam, scaling, temperature)
+    whole = Solution(*fields, o.lam, o.scaling, o.temperature)
     if not others:
         return whole
     classes, held = others
@@ -274,12 +260,10 @@ def call_paddle(
     labels: Tensor,
     K: int,
     o: Options,
-    prototypes: bool,
     support_index: Tensor | None = None,
     query_index: Tensor | None = None,
 ) -> list[Tensor]:
     """Solve checked tasks, or rows of a bank by index; an empty list if they are too large."""
-    lam, scaling, temperature, epsilon, max_iter, tol = o
     of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
     of_support, D = tuple(labels.shape), query.shape[-1]
     Q, N = of_query[-1], 0 if query_index is None else len(query)
@@ -287,13 +271,13 @@ def call_paddle(
     dtype = query.dtype
     options = {
         "size": (of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N, shared),
-        "lam": float(Q) if lam is None else lam,
-        "scaling": scaling,
-        "temperature": temperature,
-        "epsilon": epsilon,
-        "max_iter": max_iter,
-        "tol": tol,
-        "wants_prototypes": prototypes,
+        "lam": float(Q) if o.lam is None else o.lam,
+        "scaling": check.SCALINGS[o.scaling],
+        "temperature": o.temperature,
+        "epsilon": o.epsilon,
+        "max_iter": o.max_iter,
+        "tol": o.tol,
+        "wants_prototypes": o.prototypes,
     }
     inputs = {
         "support": (support, dtype, (N, D) if N else (*of_support, D)),
@@ -303,6 +287,6 @@ def call_paddle(
         "query_index": (query_index, torch.int64, of_query),
     }
     real = computing_dtype(query)
-    others = {"prototypes": (real, (K, D)) if prototypes else None}
+    others = {"prototypes": (real, (K, D)) if o.prototypes else None}
     outputs = arguments.output_table(of_query, K, real, None, others)
     return call_native(native.module.paddle_call, options, query, inputs, outputs)
