@@ -109,12 +109,6 @@ def name_rows(axes: Axes, names: Sequence[str], strong: Sequence[str] = ()) -> N
         text.set(color=INK, weight="bold" if text.get_text() in strong else "normal")
 
 
-def plain(axes: Axes) -> None:
-    """No axes: for images."""
-    axes.set_axis_off()
-    axes.set_anchor("NW")
-
-
 def head(figure: Figure, title: str, below: str = "") -> None:
     """The title, and below it a smaller line; the panels get the rest."""
     width, height = figure.get_size_inches()
