@@ -363,14 +363,15 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor, *, least_rows:
         raise ValueError(f"query must have at least one feature, got shape {list(query_shape)}")
 
 
-def logits(x: Tensor) -> None:
-    features("logits", x)
+def of_classes(name: str, x: Tensor) -> None:
+    """Numbers of each query and class."""
+    features(name, x)
     if not (x.is_cpu or x.is_cuda):
-        one_device(logits=x)
+        one_device(**{name: x})
     shape = x.shape
     if len(shape) not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
         raise ValueError(
-            f"logits must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
+            f"{name} must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The queries of one large task from any source, and the results of large tasks as outputs."""
+"""The queries of one large task from any source, and the outputs of `solve` and `adapt`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import os
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..limits import MOST_PROBABILITIES, MOST_TOP
-from ..native.call import Outputs, allocate
-from ..rows import computing_dtype
-from . import paddle as large
+from ..native.call import Outputs
 from .sources import FileRows, Rows
 
 Source = Tensor | str | os.PathLike[str] | Rows
@@ -60,28 +57,6 @@ def queries_of(query: Source, support: Tensor) -> Rows:
     if rows.dtype is torch.float64 and rows.device.type == "cuda":
         raise ValueError("query on CUDA must be float16, bfloat16 or float32, got float64")
     return rows
-
-
-def solve_large_paddle(
-    support: Tensor,
-    support_labels: Tensor,
-    query: Rows | Tensor,
-    num_classes: int,
-    options: check.Options,
-) -> list[Tensor]:
-    """Solve one task, or tasks with queries [B, Q, D]; see `paddle_ext.solve`."""
-    S, D = support.shape[-2:]
-    batched = isinstance(query, Tensor) and query.dim() == 3
-    if isinstance(query, Tensor):
-        if isinstance(query, FakeTensor) or len(query) == 0:
-            real, top = computing_dtype(query), None if options.all_classes else options.top
-            others = {"prototypes": (real, (num_classes, D)) if options.prototypes else None}
-            of_query = tuple(query.shape[:-1])
-            return allocate(query, output_table(of_query, num_classes, real, top, others))
-        query = query if batched else query.unsqueeze(0)
-    labels = support_labels.reshape(-1, S)
-    outputs = large.solve(query, support.reshape(-1, S, D), labels, num_classes, options)
-    return outputs if batched else [x[0] for x in outputs]
 
 
 def output_table(

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..check import Options
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, alike, call_native, packed, prepare
-from ..rows import class_sums, laid_out, power_of_two
+from ..native.call import DTYPES, Inputs, alike, allocate, call_native, packed, prepare
+from ..rows import class_sums, computing_dtype, laid_out, power_of_two
+from ..task import batched
+from .arguments import output_table
 from .passes import (
     ClassSums,
     Part,
@@ -47,31 +50,38 @@ def solve(
     options: Options,
     index: Tensor | None = None,
 ) -> list[Tensor]:
-    """Solve one task with queries `Rows`, or B > 0 tasks with queries [B, Q, D].
+    """Solve one task with queries `Rows` or [Q, D], or B tasks with queries [B, Q, D].
 
-    With an index [B, Q], queries are rows of one bank [N, D]. Support [B or 1, S, D] and labels
-    [B or 1, S]; rows with a label outside [0, K) are ignored. Returns what `output_table` lists.
+    With an index [Q] or [B, Q], queries are rows of one bank [N, D]. Support [S, D] or [B, S, D]
+    and labels [S] or [B, S]; rows with a label outside [0, K) are ignored. Returns what
+    `output_table` lists.
     """
+    S, D = support.shape[-2:]
+    of_query = tuple(query.shape[:-1] if index is None else index.shape)
+    if isinstance(query, Tensor) and (isinstance(query, FakeTensor) or of_query[0] == 0):
+        real, top = computing_dtype(query), None if options.all_classes else options.top
+        others = {"prototypes": (real, (K, D)) if options.prototypes else None}
+        return allocate(query, output_table(of_query, K, real, top, others))
+    *batch, Q = of_query
+    support, labels = support.reshape(-1, S, D), labels.reshape(-1, S)
     with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
-        if not isinstance(query, Tensor):
-            return Paddle(Queries(query), support, labels, K, options).solve()
-        (B, Q), D = query.shape[:2] if index is None else index.shape, query.shape[-1]
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
         results = []
-        for start in range(0, B, size):
+        for start in range(0, batch[0] if batch else 1, size):
             tasks = slice(start, start + size)
             own = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
             queries = Queries(rows_of(query, index, tasks))
             results.append(Paddle(queries, *own, K, options).solve())
-        if len(results) == 1:
-            return results[0]
-        return [torch.cat(each) for each in zip(*results, strict=True)]
+    whole = results[0] if len(results) == 1 else [torch.cat(x) for x in zip(*results, strict=True)]
+    return whole if batch else [x[0] for x in whole]
 
 
-def rows_of(query: Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
+def rows_of(query: Rows | Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
     """The queries of some tasks; those of a single one in chunks."""
-    own = query[tasks] if index is None else index[tasks]
+    if not isinstance(query, Tensor):
+        return query
+    own = batched(query, 3)[tasks] if index is None else batched(index, 2)[tasks]
     if index is None:
         return own if len(own) > 1 else TensorRows(own[0])
     if len(own) == 1:
@@ -149,11 +159,7 @@ def place(
     rows with a label outside [0, K) are ignored.
     """
     (B, D), (sets, S) = surveyed.sums.shape, labels.shape
-    if not support.is_cuda:
-        support = support.double()
-    elif support.dtype is torch.float64:
-        support = support.float()
-    support = packed(support)
+    support = packed(support if support.is_cuda else support.double())
     ordered, order = labels.long().contiguous().sort(stable=True)
     classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
     starts, double = torch.searchsorted(ordered, classes), torch.float64

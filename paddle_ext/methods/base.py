@@ -128,8 +128,8 @@ class Method(ABC):
         Parameters
         ----------
         support, support_labels, query, num_classes
-            As in `paddle_ext.solve`. With `prototypes` or `logits` a class may have no label, and
-            the support no row.
+            As in `paddle_ext.adaptive`. With `prototypes` or `logits` a class may have no label,
+            and the support no row.
         base_mean : Tensor [D], optional
             Mean feature of the classes the embedding was trained on, for methods that centre the
             features (CL2N); default: the mean of a task's support. Other methods ignore it.
@@ -185,10 +185,8 @@ class Method(ABC):
             **converted(extras, dtype),
         )
         with torch.no_grad(), without_autocast(query):
-            labels, probabilities = self.prediction(task)
-        return (
-            Prediction(labels, probabilities) if batch else Prediction(labels[0], probabilities[0])
-        )
+            found = self.prediction(task)
+        return found if batch else Prediction(*(x[0] for x in found))
 
     def predict_indexed(
         self,

@@ -86,11 +86,8 @@ def adapt(
     tol : float
         Stop a task when no count changes by more than this many queries. 0.0 runs `max_iter`
         iterations.
-    return_assignments : bool, optional
-        Whether to return the probabilities of all classes, or only the `top` largest of each query,
-        with their classes in `classes`; default: all, unless a task has more than 2^28.
-    top : int
-        At most 64.
+    return_assignments, top
+        As in `paddle_ext.adaptive`.
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph`, and the result for invalid values is
@@ -127,7 +124,7 @@ def adapt(
     top = check_top(return_assignments, top)
     check.flag("share", share)
     logits, prior = check.tensors(logits, prior)
-    check.logits(logits)
+    check.of_classes("logits", logits)
     *batch, Q, K = logits.shape
     grouped, things = groups_of_one_batch(groups, same, logits)
     tasks = batch[0] if batch else None

@@ -56,17 +56,12 @@ def solve(
 
     Parameters
     ----------
-    support : Tensor [S, D] or [B, S, D]
-        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        Without a batch dimension but with a batched query, all tasks share the support.
-    support_labels : Tensor [S] or [B, S]
-        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    support, support_labels, num_classes
+        As in `paddle_ext.adaptive`.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
         Features to classify, of the dtype of `support`. The result has a batch dimension if they
         have one. A path, or `paddle_ext.FileRows`, is a file of one task, read in chunks, once per
         iteration unless it is small; its dtype may differ.
-    num_classes : int, optional
-        K. By default the largest label + 1.
     lam : float, optional
         Weight of the penalty on the number of classes present; default: Q, which makes the method
         parameter-free. 0 is soft K-means with a support.
@@ -86,12 +81,8 @@ def solve(
         this, by default 1e-6. 0.0 runs `max_iter` iterations.
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
-    return_assignments : bool, optional
-        Whether to return the probabilities of all classes, or only the `top` largest of each query,
-        with their classes in `classes`; default: all, unless a task has more than 2^28. With False
-        the matrix of queries and classes is never stored.
-    top : int
-        At most 64.
+    return_assignments, top
+        As in `paddle_ext.adaptive`. With False the matrix of queries and classes is never stored.
     precision : {"auto", "half"}
         Precision of the products of large tasks on CUDA. "auto" is as accurate as float32, using
         sums of half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
@@ -159,7 +150,7 @@ def solve(
     if not outputs:
         asked = options._replace(precision=precision, all_classes=all_classes, top=top)
         asked = asked._replace(validate=validate and in_chunks)
-        outputs = arguments.solve_large_paddle(support, support_labels, queries, K, asked)
+        outputs = large.solve(queries, support, support_labels, K, asked)
     return solution(outputs, options)
 
 
@@ -232,12 +223,9 @@ def solve_indexed(
     of_support, labels, of_query = map(packed_int64, (support_index, support_labels, query_index))
     outputs = call_paddle(features, features, labels, K, options, of_support, of_query)
     if not outputs:
-        S, Q, last = labels.shape[-1], of_query.shape[-1], len(features) - 1
         # Indices that were not validated are kept in range.
-        support = features[of_support.reshape(-1, S).clamp(0, last)]
-        index = of_query.reshape(-1, Q).clamp(0, last)
-        outputs = large.solve(features, support, labels.reshape(-1, S), K, options, index)
-        outputs = outputs if of_query.dim() == 2 else [x[0] for x in outputs]
+        at, index = (x.clamp(0, len(features) - 1) for x in (of_support, of_query))
+        outputs = large.solve(features, features[at], labels, K, options, index)
     return solution(outputs, options)
 
 

@@ -47,7 +47,7 @@ def tim(
     Parameters
     ----------
     support, support_labels, query, num_classes
-        As in `solve`, except that the queries are a tensor.
+        As in `paddle_ext.adaptive`, except that the queries are a tensor.
     solver : {"gd", "adm"}
         "gd" takes `max_iter` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
         auxiliary assignments of the queries and prototypes, both in closed form, TIM-ADM.
