@@ -23,6 +23,7 @@ from .limits import (
     LARGEST_FEATURE_FLOAT64,
     LARGEST_FLOAT,
     LARGEST_INT32,
+    MOST_TOP,
 )
 from .native import call
 from .native import load as native
@@ -159,6 +160,16 @@ def classes(num_classes: int | None, validate: bool) -> int | None:
             "got None"
         )
     return None
+
+
+def top(return_assignments: bool | None, top: int) -> int:
+    """Check how many probabilities of a query are returned: all, or the `top` largest."""
+    if return_assignments is not None:
+        flag("return_assignments", return_assignments)
+    top = integer("top", top)
+    if top > MOST_TOP:
+        raise ValueError(f"top must be at most {MOST_TOP}, got {top}")
+    return top
 
 
 class Options(NamedTuple):

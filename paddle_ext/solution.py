@@ -10,6 +10,8 @@ from torch import Tensor
 
 from . import check, prevalence
 from .groups import Groups
+from .limits import MOST_PROBABILITIES
+from .native.call import Outputs
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -397,3 +399,32 @@ class Transport(NamedTuple):
     plan: Tensor  # [.., Q, K]
     iterations: Tensor  # [..] int32
     residual: Tensor  # [..]: largest error of a row sum after the last column step
+
+
+def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:
+    """Whether the probabilities of all classes are returned."""
+    return Q * K <= MOST_PROBABILITIES if return_assignments is None else return_assignments
+
+
+def output_table(
+    of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None, others: Outputs
+) -> Outputs:
+    """The outputs of `solve` and `adapt`: the fields of `Solution` up to `criterion`, and others.
+
+    `others` have shapes without the batch. If `top` is given, only so many probabilities of each
+    query are returned, with `classes` and `held` at the end.
+    """
+    batch, best = of_query[:-1], (*of_query, K if top is None else min(top, K))
+    table: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {
+        "labels": (torch.int64, of_query),
+        "probabilities": (real, best),
+        "proportions": (real, (*batch, K)),
+        "dual": (real, (*batch, K)),
+        "iterations": (torch.int32, batch),
+        "criterion": (real, batch),
+    }
+    for name, wanted in others.items():
+        table[name] = None if wanted is None else (wanted[0], (*batch, *wanted[1]))
+    if top is not None:
+        table |= {"classes": (torch.int64, best), "held": (torch.float64, (*batch, K))}
+    return table

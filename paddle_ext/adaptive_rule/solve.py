@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .. import check
 from ..groups import GroupNames, groups_and_things
-from ..large.arguments import Source, check_top, comes_in_chunks, queries_of, returns_all
+from ..large.sources import Source, comes_in_chunks, queries_of
 from ..prior import measures_of
 from ..rows import computing_dtype, unit_rows
-from ..solution import Solution
+from ..solution import Solution, returns_all
 from ..solvers.adapt import groups_of_one_batch, no_tasks
 from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
 from .classify import classify
@@ -119,7 +119,7 @@ def adaptive(
     metric, max_iter, tol = check_options(metric, max_iter, tol)
     label_noise = check_label_noise("label_noise", label_noise)
     check.classes(num_classes, check.flag("validate", validate))
-    top = check_top(return_assignments, top)
+    top = check.top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
     from_file = comes_in_chunks(query)
     check.flag("share", share)

@@ -20,8 +20,8 @@ from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
 from ..native.call import DTYPES, Inputs, alike, allocate, call_native, packed, prepare
 from ..rows import class_sums, computing_dtype, laid_out, power_of_two
+from ..solution import output_table
 from ..task import batched
-from .arguments import output_table
 from .passes import (
     ClassSums,
     Part,

@@ -12,14 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
-from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import GivenScores, best_prior, classify_rows, is_large
 from ..limits import LEAST_QUERY_WEIGHT
 from ..native import load as native
 from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
 from ..prior import measures_of
 from ..rows import computing_dtype
-from ..solution import Solution
+from ..solution import Solution, output_table, returns_all
 from .groups import each_alone, of_rows, shared_proportions, solution_of_groups
 
 
@@ -121,7 +120,7 @@ def adapt(
         raise check.ArgumentValueError("weight", f"{expected}, got {weight}")
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
-    top = check_top(return_assignments, top)
+    top = check.top(return_assignments, top)
     check.flag("share", share)
     logits, prior = check.tensors(logits, prior)
     check.of_classes("logits", logits)

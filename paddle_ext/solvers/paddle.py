@@ -9,13 +9,12 @@ from torch import Tensor
 
 from .. import check
 from ..check import Options
-from ..large import arguments
 from ..large import paddle as large
-from ..large.arguments import Source
+from ..large.sources import Source, comes_in_chunks, queries_of
 from ..native import load as native
 from ..native.call import call_native, packed_features, packed_int64, solver
 from ..rows import computing_dtype
-from ..solution import Solution
+from ..solution import Solution, output_table, returns_all
 
 
 @solver(Solution)
@@ -131,17 +130,17 @@ def solve(
         num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
     )
     check.choice("precision", precision, large.PRECISIONS)
-    top = arguments.check_top(return_assignments, top)
+    top = check.top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
-    in_chunks = arguments.comes_in_chunks(query)
+    in_chunks = comes_in_chunks(query)
     rows = support if in_chunks else cast(Tensor, query)  # otherwise the check raises an error
     check.dense(support, support_labels, rows)
     if validate:
         seen = support[:1] if in_chunks else rows
         num_classes = check.dense_values(support, support_labels, seen, num_classes)
-    queries = arguments.queries_of(query, support) if in_chunks else rows
+    queries = queries_of(query, support) if in_chunks else rows
     K = cast(int, num_classes)
-    all_classes = arguments.returns_all(return_assignments, queries.shape[-2], K)
+    all_classes = returns_all(return_assignments, queries.shape[-2], K)
     outputs: list[Tensor] = []
     if isinstance(queries, Tensor) and all_classes and precision == "auto":
         support, queries = packed_features(support), packed_features(queries)
@@ -276,5 +275,5 @@ def call_paddle(
     }
     real = computing_dtype(query)
     others = {"prototypes": (real, (K, D)) if o.prototypes else None}
-    outputs = arguments.output_table(of_query, K, real, None, others)
+    outputs = output_table(of_query, K, real, None, others)
     return call_native(native.module.paddle_call, options, query, inputs, outputs)
