@@ -312,33 +312,25 @@ def one_device(**tensors: Tensor) -> None:
         )
 
 
-def rows(name: str, shape: torch.Size, letter: str, end: str, least: int = 1) -> int:
-    """The number of rows of a task; `end` is ", D" if the shape has a feature dimension."""
-    rank = len(shape) - (1 if end else 0)
-    if rank != 1 and rank != 2:
-        raise ValueError(
-            f"{name} must have shape [{letter}{end}] or [B, {letter}{end}], got {list(shape)}"
-        )
-    count = shape[rank - 1]
-    if count < least:
-        raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
-    return count
-
-
 def layout(names: tuple[str, str], *shapes: torch.Size, end: str, least_rows: int) -> None:
-    """Check that the shapes of support, labels and query fit together; `end` as in `rows`."""
+    """Check that the shapes of support, labels and query fit together; `end` is ", D" or empty."""
     (support_name, query_name), (support, labels, query) = names, shapes
-    rows(query_name, query, "Q", end)
-    count = rows(support_name, support, "S", end, least_rows)
     unbatched = 2 if end else 1
-    shared = len(support) == unbatched
-    if (len(labels) != 1 or labels[0] != count) if shared else labels != support[:2]:
-        expected = list(support)[: -1 if end else None]
+    of_query, of_support = (query_name, query, "Q", 1), (support_name, support, "S", least_rows)
+    for name, shape, letter, least in (of_query, of_support):
+        if not unbatched <= len(shape) <= unbatched + 1:
+            raise ValueError(
+                f"{name} must have shape [{letter}{end}] or [B, {letter}{end}], got {list(shape)}"
+            )
+        if shape[-unbatched] < least:
+            raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
+    of_rows = support[:-1] if end else support
+    if labels != of_rows:
         raise ValueError(
             f"support_labels must have one label for each row of {support_name}, "
-            f"shape {expected}, got {list(labels)}"
+            f"shape {list(of_rows)}, got {list(labels)}"
         )
-    if shared:
+    if len(support) == unbatched:  # shared by all tasks
         return
     if len(query) == unbatched:
         raise ValueError(

@@ -252,7 +252,11 @@ class Solution(NamedTuple):
         >>> solution.doubt().argmax()
         tensor(2)
         """
-        return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
+        if self.classes is not None:
+            return (1 - self.probabilities[..., 0]).clamp(min=0)
+        own = self.logits_without(DUAL_SHARE if self.concentration is None else 0.0).softmax(-1)
+        own = own.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
+        return (1 - own).clamp(min=0)
 
     def balanced_labels(self) -> Tensor:
         """Labels [.., Q] for balanced accuracy, the mean over the classes of the share found.
@@ -278,17 +282,6 @@ class Solution(NamedTuple):
         own = shares.expand(*self.classes.shape[:-1], -1).gather(-1, self.classes)
         best = (self.probabilities / own).argmax(-1, keepdim=True)
         return self.classes.gather(-1, best).squeeze(-1)
-
-    def held_by_others(self, dual_share: float) -> Tensor:
-        """The probability of all classes but the label, [.., Q].
-
-        The dual counts less in the logits, by the given share.
-        """
-        if self.classes is not None:
-            return (1 - self.probabilities[..., 0]).clamp(min=0)
-        own = self.logits_without(dual_share).softmax(-1)
-        own = own.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
-        return (1 - own).clamp(min=0)
 
     def logits_without(self, dual_share: float) -> Tensor:
         """Logits, up to a constant per query, minus this share of the dual; [.., Q, K]."""

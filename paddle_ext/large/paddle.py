@@ -210,27 +210,23 @@ def slope_of(placed: Placed, total: int, leads: Tensor | None, o: Options) -> tu
     return slope, unit
 
 
-def form_for(queries: Queries, surveyed: Survey, transform: Transform, precision: str) -> Form:
-    """Choose how rows are multiplied."""
-    if queries.device.type != "cuda":
-        return Plain(transform)
-    of_two = precision == "auto"
-    sums_of_two = of_two and surveyed.total < MANY_ROWS
-    if queries.features is torch.float16 and surveyed.similar_lengths():
-        return RowsAsTheyAre(transform, of_two=of_two, sums_of_two=sums_of_two)
-    return TwoHalves(transform, sums_of_two=sums_of_two) if of_two else OneHalf(transform)
-
-
-def rough_form(form: Form, total: int) -> Form:
-    """The form for the first iterations: half precision if there are many rows.
+def forms_for(
+    queries: Queries, surveyed: Survey, transform: Transform, precision: str
+) -> tuple[Form, Form]:
+    """How rows are multiplied, and how in the first iterations: if they are many, as halves.
 
     The last iterations use the full precision, so the result is the same.
     """
-    if total < MANY_ROWS:
-        return form
-    if isinstance(form, RowsAsTheyAre):
-        return RowsAsTheyAre(form.transform, of_two=False)
-    return OneHalf(form.transform) if isinstance(form, TwoHalves) else form
+    form: Form = Plain(transform)
+    if queries.device.type != "cuda":
+        return form, form
+    of_two, many = precision == "auto", surveyed.total >= MANY_ROWS
+    if queries.features is torch.float16 and surveyed.similar_lengths():
+        form = RowsAsTheyAre(transform, of_two=of_two, sums_of_two=of_two and not many)
+        return form, RowsAsTheyAre(transform, of_two=False) if many else form
+    rough = OneHalf(transform)
+    form = TwoHalves(transform, sums_of_two=not many) if of_two else rough
+    return form, rough if many else form
 
 
 # --- iterations ---------------------------------------------------------------------------------
@@ -358,9 +354,8 @@ class Paddle:
         surveyed = survey(queries, unit_norm, validate=o.validate)
         self.total = surveyed.total
         self.placed = place(surveyed, support, labels, K, o.scaling, queries.dtype)
-        form = form_for(queries, surveyed, self.placed.transform, o.precision)
+        form, rough = forms_for(queries, surveyed, self.placed.transform, o.precision)
         self.rows = PreparedRows(queries, form, K)
-        rough = rough_form(form, self.total)
         self.rough = self.rows if rough is form else PreparedRows(queries, rough, K)
         one = torch.ones_like(self.placed.unit)
         self.scores = DistanceScores(self.rows, self.placed.means.clone(), one, self.placed)

@@ -379,8 +379,9 @@ class RowResults:
     def empty(scores: Scores, *, top: int, all_classes: bool) -> RowResults:
         """Memory for the results, with sums of zero."""
         B, N, K = scores.shape
+        likely = scores.slope.new_empty(B, N, min(top, K))
         return RowResults(
-            Top.empty(scores.slope, B, N, min(top, K)),
+            Top(likely, torch.empty_like(likely, dtype=torch.int64)),
             scores.slope.new_empty(B, N, K) if all_classes else None,
             torch.zeros_like(scores.bias),
             torch.zeros_like(scores.bias[:, 0]),

@@ -31,12 +31,6 @@ class Top:
     probabilities: Tensor  # [B, N, top]
     classes: Tensor  # [B, N, top] int64
 
-    @staticmethod
-    def empty(like: Tensor, B: int, N: int, top: int) -> Top:
-        """Uninitialised, on the device of `like` and in its dtype."""
-        probabilities = torch.empty(B, N, top, dtype=like.dtype, device=like.device)
-        return Top(probabilities, torch.empty_like(probabilities, dtype=torch.int64))
-
     def rows(self, part: slice) -> Top:
         """A view of some rows of a single task, or of all rows of several."""
         return Top(self.probabilities[:, part], self.classes[:, part])

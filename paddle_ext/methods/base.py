@@ -164,7 +164,8 @@ class Method(ABC):
             support, support_labels, query, base_mean, prototypes, logits
         )
         extras = self.extras_given(base_mean, prototypes, logits)
-        check.dense(support, support_labels, query, least_rows=least_rows(extras))
+        least_rows = 0 if NAME_ARGUMENTS & extras.keys() else 1
+        check.dense(support, support_labels, query, least_rows=least_rows)
         K = check_extras(extras, query, query.shape[:-1], num_classes)
         check_all = partial(
             check_values, {"support": support, "query": query}, support_labels, extras, {}, K
@@ -221,7 +222,7 @@ class Method(ABC):
         base_mean, prototypes, logits = check.tensors(base_mean, prototypes, logits)
         extras = self.extras_given(base_mean, prototypes, logits)
         rows = support_index, support_labels, query_index
-        check.indexed(features, *rows, least_rows=least_rows(extras))
+        check.indexed(features, *rows, least_rows=0 if NAME_ARGUMENTS & extras.keys() else 1)
         K = check_extras(extras, features, query_index.shape, num_classes)
         K = check.classes(K, check.flag("validate", validate))
         if validate:
@@ -276,11 +277,6 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     """The prediction for a batch of zero tasks."""
     probabilities = features.new_empty(0, Q, K, dtype=computing_dtype(features))
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
-
-
-def least_rows(extras: Mapping[str, object]) -> int:
-    """With class names the support may be empty."""
-    return 0 if NAME_ARGUMENTS & extras.keys() else 1
 
 
 def check_extras(

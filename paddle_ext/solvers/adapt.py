@@ -68,18 +68,9 @@ def adapt(
         prior and `a` learned, but only if the batch is more likely with the prior than without, so
         that a wrong prior hardly costs anything. Impossible classes stay impossible either way.
         With groups [G, K] is a prior for each, in the order of the sorted groups.
-    groups : Tensor, array or sequence [Q], optional
-        The group of each row, an integer or a string, such as its place or its day: each has
-        proportions of its own. The logits are [Q, K]; the fields of the solution that describe a
-        batch are [G, ..], in the order of `solution.groups.names`. docs/groups.md has the
-        equations.
-    share : bool
-        Whether groups learn from each other how few classes a group has, which small ones cannot
-        tell alone. With False, or with a single group, each is a task of its own.
-    same : Tensor, array or sequence [Q], optional
-        Which rows are the same thing, an integer or a string for each, such as the frames of a
-        track: they get one label. Their logits add up, less so the more alike they are, and a thing
-        counts once in proportions and shares. The logits are [Q, K]; a thing is in one group.
+    groups, share, same
+        As in `paddle_ext.adaptive`, for logits [Q, K]. Groups that share learn from each other how
+        few classes a group has, and which are common.
     max_iter : int
         Limit on iterations.
     tol : float
@@ -96,12 +87,9 @@ def adapt(
     Returns
     -------
     Solution
-        labels [.., Q] int64, the most probable class, of equals the smallest; probabilities
-        [.., Q, K], rows on the simplex; proportions [.., K], their mean, ``(N_k + a) / (weight Q +
-        K a)``; dual [.., K], ``e``; iterations [..] int32; criterion [..], the largest change of a
-        count in the last iteration; concentration [..], ``a`` in [1e-4, 1e4]; bound [..], a lower
-        bound of the log evidence, which no iteration lowers; prior_used [..] bool, whether the
-        batch is more likely with the prior, or None without one.
+        Its proportions are ``(N_k + a) / (weight Q + K a)``, `dual` is ``e``, and `criterion` the
+        largest change of a count in the last iteration; `concentration` is ``a``, in [1e-4, 1e4],
+        and `bound` a lower bound of the log evidence, which no iteration lowers.
 
     Notes
     -----

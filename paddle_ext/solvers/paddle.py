@@ -96,10 +96,8 @@ def solve(
     Returns
     -------
     Solution
-        labels [.., Q] int64, the most probable classes; probabilities [.., Q, K], rows on the
-        simplex; proportions [.., K], their column means; dual [.., K], the ``v`` of the last
-        iteration; iterations [..] int32 of each task; criterion [..], the mean distance the
-        prototypes moved in the last one; prototypes [.., K, D], or None.
+        Its proportions are the column means of the probabilities; `dual` is the ``v`` of the last
+        iteration, and `criterion` the mean distance that the prototypes moved in it.
 
     Notes
     -----

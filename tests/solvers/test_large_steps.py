@@ -204,7 +204,8 @@ def test_top_classes_in_order_and_the_smaller_of_equal_ones(
     K: int, top: int, dtype: torch.dtype
 ) -> None:
     products, slope, bias = rows(K, dtype)  # integers: many are equal
-    found = Top.empty(slope, 1, products.shape[1], top)
+    likely = slope.new_empty(1, products.shape[1], top)
+    found = Top(likely, torch.empty_like(likely, dtype=torch.int64))
     assign_call(products, slope, bias, top=found)()
     u = torch.empty_like(products)
     assign_call(products, slope, bias, probabilities=u)()
