@@ -215,7 +215,9 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     """The likelihood with means of centred rows by weights [B, S]; its metric stays as it is."""
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)
-    means, mass, squared_mass = weighted_means(x, labels, K, w)
+    both = torch.stack([w, w.square()], -1)
+    mass, squared_mass = class_sums(both, labels, K)[0].unbind(-1)
+    means = class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)
     squares = likelihood.squared(means)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
@@ -234,16 +236,6 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     )
     nearer = likelihood.squares - likelihood.excess() - squares + moved.excess()
     return replace(moved, bias=likelihood.bias + nearer * half)
-
-
-def weighted_means(
-    x: Tensor, labels: Tensor, num_classes: int, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The means [B, K, D] of each class, and the sums [B, K] of its weights and their squares."""
-    both = torch.stack([weights, weights.square()], -1)
-    mass, squared = class_sums(both, labels, num_classes)[0].unbind(-1)
-    means = class_sums(x, labels, num_classes, weights)[0] / mass.unsqueeze(-1)
-    return means, mass, squared
 
 
 # --- rows as native code takes and returns them -------------------------------------------------

@@ -284,14 +284,6 @@ def stored_dtype(scores: Scores) -> torch.dtype:
     return torch.float16 if scores.slope.is_cuda else scores.slope.dtype
 
 
-def class_counter(scores: Scores) -> StoredLikelihoods | RecomputedLikelihoods:
-    """A counter of the probabilities of each class, with stored likelihoods if they fit."""
-    size = math.prod(scores.shape) * stored_dtype(scores).itemsize
-    if is_captured(scores.slope) or size > MOST_STORED_LIKELIHOODS:
-        return RecomputedLikelihoods(scores)
-    return StoredLikelihoods(scores)
-
-
 # --- class proportions --------------------------------------------------------------------------
 
 
@@ -310,7 +302,9 @@ def best_prior(
     concentration that it finds is the least for all others. Returns the counter, the best state,
     and the number of its prior.
     """
-    counter, K = class_counter(scores), scores.shape[2]
+    size, K = math.prod(scores.shape) * stored_dtype(scores).itemsize, scores.shape[2]
+    fits = size <= MOST_STORED_LIKELIHOODS and not is_captured(scores.slope)
+    counter = StoredLikelihoods(scores) if fits else RecomputedLikelihoods(scores)
 
     def new_state(measure: Tensor | None, first: float, least: float) -> State:
         return State(

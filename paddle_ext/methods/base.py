@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from ..solution import classes_present
-from ..task import IndexedTask, Task, batched, detached, without_autocast
+from ..task import IndexedTask, Task, batched, without_autocast
 
 T = TypeVar("T")
 
@@ -178,9 +178,9 @@ class Method(ABC):
         if batch == [0]:
             return no_tasks(query, Q, K)
         task = Task(
-            support=batched(detached(support, dtype), 3),
-            support_labels=batched(detached(support_labels, torch.int64), 2),
-            query=batched(detached(query, dtype), 3),
+            support=batched(support.to(dtype), 3),
+            support_labels=batched(support_labels.long(), 2),
+            query=batched(query.to(dtype), 3),
             num_classes=K,
             check_values=check_all if checks_itself else None,
             **converted(extras, dtype),
@@ -269,7 +269,7 @@ class Method(ABC):
 
 def converted(extras: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
     """What is given next to the rows, as fields of a task."""
-    own = {name: detached(x, dtype) for name, x in extras.items()}
+    own = {name: x.to(dtype) for name, x in extras.items()}
     return {name: batched(x, 3) if name in NAME_ARGUMENTS else x for name, x in own.items()}
 
 
