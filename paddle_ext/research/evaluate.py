@@ -283,18 +283,8 @@ def result_of(
             correct, squares = correct + int(right.sum()), squares + int(right.square().sum())
             seconds += taken
             shown.advance(len(right), note)
-    return Result(
-        method=label,
-        options=options_of(method),
-        shots=sampler.shots,
-        k_eff=sampler.k_eff,
-        num_classes=sampler.num_classes,
-        n_query=sampler.n_query,
-        n_tasks=n_tasks,
-        correct=correct,
-        squares=squares,
-        seconds=seconds,
-    )
+    drawn = sampler.shots, sampler.k_eff, sampler.num_classes, sampler.n_query, n_tasks
+    return Result(label, options_of(method), *drawn, correct, squares, seconds)
 
 
 class DeviceBank:
@@ -399,7 +389,12 @@ def chosen_methods(
     chosen: dict[str, Method] = {}
     pairs = methods.items() if isinstance(methods, Mapping) else ((None, one) for one in methods)
     for label, given in pairs:
-        method = method_of(given, preset, available)
+        if isinstance(given, str) and given not in available:
+            check.raise_not_a_choice("methods", given, ("all", *sorted(available)))
+        method = create(given, preset) if isinstance(given, str) else as_method(given)
+        if method is None:
+            problem = f"must be names or methods, got {check.kind(given)}"
+            raise check.ArgumentTypeError("methods", problem)
         label = method.name if label is None else label
         if not isinstance(label, str):
             raise check.ArgumentTypeError(
@@ -413,19 +408,6 @@ def chosen_methods(
             )
         chosen[label] = method
     return chosen
-
-
-def method_of(given: object, preset: str | None, available: Sequence[str]) -> Method:
-    """The method with this name, or the given one."""
-    if isinstance(given, str):
-        if given not in available:
-            check.raise_not_a_choice("methods", given, ("all", *sorted(available)))
-        return create(given, preset)
-    method = as_method(given)
-    if method is None:
-        problem = f"must be names or methods, got {check.kind(given)}"
-        raise check.ArgumentTypeError("methods", problem)
-    return method
 
 
 def computing_device(device: str | torch.device | None, bank: FeatureBank) -> torch.device:

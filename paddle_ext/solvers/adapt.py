@@ -182,20 +182,10 @@ def adapt_groups(
 def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:
     """The solution with these outputs of the native code; `prior` is None if none was given."""
     labels, u, proportions, dual, iterations, criterion, a, bound, chosen, *top = outputs
-    classes, held = top or (None, None)
-    return Solution(
-        labels,
-        u,
-        proportions,
-        dual,
-        iterations,
-        criterion,
-        concentration=a,
-        bound=bound,
-        prior_used=None if prior is None else chosen > 0,
-        classes=classes,
-        held=held,
-    )
+    first = labels, u, proportions, dual, iterations, criterion
+    used = None if prior is None else chosen > 0
+    whole = Solution(*first, concentration=a, bound=bound, prior_used=used)
+    return whole if not top else whole._replace(classes=top[0], held=top[1])
 
 
 def call_adapt(

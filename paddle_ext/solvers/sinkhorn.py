@@ -64,8 +64,6 @@ def sinkhorn(
     Returns
     -------
     Transport
-        plan [.., Q, K]; iterations [..] int32 of each task; residual [..], the largest error of a
-        row sum after the last iteration.
 
     Notes
     -----

@@ -77,9 +77,7 @@ def tim(
     Returns
     -------
     TimSolution
-        labels [.., Q] int64, the class of the nearest prototype, of equals the smallest;
-        probabilities [.., Q, K], rows on the simplex; prototypes [.., K, D], in the coordinates of
-        the features, or of the unit-norm ones with `normalize`; losses [max_iter, ..], or None.
+        Of equally probable classes, the label is the smallest.
 
     Notes
     -----
