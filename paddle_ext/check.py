@@ -30,7 +30,6 @@ from .native import load as native
 from .native.devices import has_code_for
 
 SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
-SCALING_NAMES = tuple(SCALINGS)
 PRIORS = {"paddle": 0, "dirichlet": 1}  # native numbers
 DEFAULT_TOL = 1e-6  # of `solve`
 PROBABILITY_ROUNDING = 0.01  # how far from 1 a row of rounded probabilities may sum to
@@ -203,7 +202,7 @@ def options(
     """Check the options of PADDLE; returns num_classes, and the others."""
     return classes(num_classes, flag("validate", validate)), Options(
         None if lam is None else real("lam", lam),
-        choice("scaling", scaling, SCALING_NAMES),
+        choice("scaling", scaling, tuple(SCALINGS)),
         real("temperature", temperature, positive=True),
         real("epsilon", epsilon, positive=True),
         integer("max_iter", max_iter),

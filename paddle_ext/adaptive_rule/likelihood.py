@@ -238,9 +238,6 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     return replace(moved, bias=likelihood.bias + nearer * half)
 
 
-# --- rows as native code takes and returns them -------------------------------------------------
-
-
 @on_cpu_without_gpu_code
 def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
     """Rows [B, N, D] made unit-norm, minus a centre [B or 1, D], unit-norm again.

@@ -352,7 +352,6 @@ class Paddle:
         self.support, self.labels = support, labels
         unit_norm = o.scaling == "auto"
         surveyed = survey(queries, unit_norm, validate=o.validate)
-        self.total = surveyed.total
         self.placed = place(surveyed, support, labels, K, o.scaling, queries.dtype)
         form, rough = forms_for(queries, surveyed, self.placed.transform, o.precision)
         self.rows = PreparedRows(queries, form, K)
@@ -363,10 +362,10 @@ class Paddle:
         if unit_norm:  # leads of the nearest class over the median one; see `assign_call`
             leads = torch.zeros(queries.B, 2, dtype=torch.float64, device=queries.device)
             assign_all(self.scores, None, leads=leads)
-        slope, self.distance_unit = slope_of(self.placed, self.total, leads, o)
+        slope, self.distance_unit = slope_of(self.placed, self.queries.N, leads, o)
         self.scores.steepen(slope)
-        lam = float(self.total) if o.lam is None else o.lam
-        self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
+        lam = float(self.queries.N) if o.lam is None else o.lam
+        self.dual_weight = min(lam / self.queries.N, STEEPEST[queries.dtype])
 
     def move(self, state: State) -> RowResults | None:
         """Iterate prototypes and dual.
@@ -427,7 +426,7 @@ class Paddle:
             self.K,
             self.queries.device,
             prior=check.PRIORS["paddle"],
-            total=float(self.total),
+            total=float(self.queries.N),
             dual_weight=self.dual_weight,
             epsilon=o.epsilon,
             tol=o.tol,

@@ -173,13 +173,13 @@ def grid_points(grid: Grid) -> list[dict[str, Any]]:
 def best_points(
     chosen: Mapping[str, Method], points: Mapping[str, list[dict[str, Any]]], curves: Evaluation
 ) -> Tuning:
+    def merit(point: tuple[Result, dict[str, Any]]) -> tuple[int, int]:
+        result, options = point
+        own = chosen[result.method]
+        return result.correct, sum(getattr(own, name) == x for name, x in options.items())
+
     best, options = {}, {}
-    for label, method in chosen.items():
-
-        def merit(point: tuple[Result, dict[str, Any]], method: Method = method) -> tuple[int, int]:
-            unchanged = sum(getattr(method, name) == value for name, value in point[1].items())
-            return point[0].correct, unchanged
-
+    for label in chosen:
         own = zip(curves.select(label), points[label], strict=True)
         best[label], options[label] = max(own, key=merit)  # the first of equals
     return Tuning(curves, best, options)
