@@ -22,7 +22,7 @@ import paddle_ext
 from paddle_ext import FeatureBank, TaskBatch, TaskSampler, methods
 from paddle_ext.adaptive_rule.learn import calibrate
 from paddle_ext.methods import Prediction
-from paddle_ext.reference.paddle import auto_factor, leads
+from paddle_ext.reference.paddle import auto_factor
 from paddle_ext.rows import class_means, squared_distances, unit_rows
 
 EXAMPLES = """\
@@ -92,7 +92,7 @@ def plain_vb(bank: FeatureBank, batch: TaskBatch) -> Prediction:
     labels = batch.support_labels
     means = class_means(support, labels, K)
     distances = squared_distances(query, means)
-    sharpness = auto_factor(*leads(query, means)).square()
+    sharpness = auto_factor(query, means).square()
     n = labels.shape[1] // K
     if n == 1:
         sharpness = 2 * sharpness

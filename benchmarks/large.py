@@ -24,6 +24,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import reference
+from paddle_ext.check import Options
 from paddle_ext.large import paddle as large
 from paddle_ext.large.passes import ClassSums, Queries
 from paddle_ext.large.products import Form
@@ -134,7 +135,7 @@ def on_cuda() -> None:
         floor = max(flops / peak, N * D * query.itemsize / bandwidth)
         print(f"N={N} K={K} D={D} {dtype}; floor of an iteration {1e3 * floor:.1f} ms")
         for precision in ("auto", "half"):
-            options = large.Options(max_iter=3, all_classes=False, precision=precision)
+            options = Options(max_iter=3, all_classes=False, precision=precision)
             inputs = support[None], labels[None], K, options
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
             forms = {"first ones": task.rough, "last ones": task.rows}

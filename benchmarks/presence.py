@@ -99,7 +99,9 @@ def answers(bank: FeatureBank, tasks: TaskSampler, count: int, method: str) -> A
 
 
 def doubts(solution: Solution) -> Tensor:
-    return torch.stack([solution.held_by_others(share) for share in SHARES], dim=-1)
+    labels = solution.labels.unsqueeze(-1)
+    every = [solution.logits_without(share).softmax(-1) for share in SHARES]
+    return 1 - torch.cat([u.gather(-1, labels) for u in every], dim=-1)
 
 
 def pooled(found: list[Answers]) -> tuple[Tensor, Tensor]:

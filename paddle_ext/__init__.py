@@ -14,50 +14,30 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import methods, presence, reference
-    from .adaptive_rule.solve import adaptive
-    from .integrations.batches import BatchClassifier
+    from . import methods as methods
+    from . import presence as presence
+    from . import reference as reference
+    from .adaptive_rule.solve import adaptive as adaptive
+    from .integrations.batches import BatchClassifier as BatchClassifier
     from .integrations.sklearn import PaddleClassifier as PaddleClassifier
-    from .large.sources import FileRows
-    from .native.load import build_info
-    from .research.data import FeatureBank
-    from .research.evaluate import evaluate
-    from .research.results import Evaluation
-    from .research.sampler import TaskBatch, TaskSampler
-    from .research.tune import tune
-    from .solution import Solution, TimSolution, Transport
-    from .solvers.adapt import adapt
-    from .solvers.paddle import solve, solve_indexed
-    from .solvers.sinkhorn import sinkhorn
-    from .solvers.tim import tim
+    from .large.sources import FileRows as FileRows
+    from .native.load import build_info as build_info
+    from .research.data import FeatureBank as FeatureBank
+    from .research.evaluate import evaluate as evaluate
+    from .research.results import Evaluation as Evaluation
+    from .research.sampler import TaskBatch as TaskBatch
+    from .research.sampler import TaskSampler as TaskSampler
+    from .research.tune import tune as tune
+    from .solution import Solution as Solution
+    from .solution import TimSolution as TimSolution
+    from .solution import Transport as Transport
+    from .solvers.adapt import adapt as adapt
+    from .solvers.paddle import solve as solve
+    from .solvers.paddle import solve_indexed as solve_indexed
+    from .solvers.sinkhorn import sinkhorn as sinkhorn
+    from .solvers.tim import tim as tim
 
     __version__: str
-
-# Without PaddleClassifier, so that `from paddle_ext import *` does not need scikit-learn.
-__all__ = [
-    "BatchClassifier",
-    "Evaluation",
-    "FeatureBank",
-    "FileRows",
-    "Solution",
-    "TaskBatch",
-    "TaskSampler",
-    "TimSolution",
-    "Transport",
-    "__version__",
-    "adapt",
-    "adaptive",
-    "build_info",
-    "evaluate",
-    "methods",
-    "presence",
-    "reference",
-    "sinkhorn",
-    "solve",
-    "solve_indexed",
-    "tim",
-    "tune",
-]
 
 # Public names are loaded from these modules on first use, because torch and everything above it
 # take seconds to import.
@@ -83,6 +63,11 @@ _MODULES = {
     "tune": "research.tune",
 }
 _SUBMODULES = ("integrations", "methods", "presence", "reference", "research")
+
+__all__ = list(_MODULES)
+__all__ += ["__version__", "methods", "presence", "reference"]
+__all__.remove("PaddleClassifier")  # so that `from paddle_ext import *` does not need scikit-learn
+
 # Two threads that import packages which need each other see half of them.
 _LOADING = threading.RLock()
 

@@ -11,7 +11,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,16 +23,13 @@ from .limits import (
     LARGEST_FEATURE_FLOAT64,
     LARGEST_FLOAT,
     LARGEST_INT32,
+    MOST_TOP,
 )
 from .native import call
 from .native import load as native
 from .native.devices import has_code_for
 
-# lam, the native number of the scaling, temperature, epsilon, max_iter, tol
-Options: TypeAlias = tuple[float | None, int, float, float, int, float]
-
 SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
-SCALING_NAMES = tuple(SCALINGS)
 PRIORS = {"paddle": 0, "dirichlet": 1}  # native numbers
 DEFAULT_TOL = 1e-6  # of `solve`
 PROBABILITY_ROUNDING = 0.01  # how far from 1 a row of rounded probabilities may sum to
@@ -164,6 +161,33 @@ def classes(num_classes: int | None, validate: bool) -> int | None:
     return None
 
 
+def top(return_assignments: bool | None, top: int) -> int:
+    """Check how many probabilities of a query are returned: all, or the `top` largest."""
+    if return_assignments is not None:
+        flag("return_assignments", return_assignments)
+    top = integer("top", top)
+    if top > MOST_TOP:
+        raise ValueError(f"top must be at most {MOST_TOP}, got {top}")
+    return top
+
+
+class Options(NamedTuple):
+    """Checked options of PADDLE; see `paddle_ext.solve`."""
+
+    lam: float | None = None
+    scaling: str = "auto"
+    temperature: float = 1.0
+    epsilon: float = 1e-6
+    max_iter: int = 100
+    tol: float = DEFAULT_TOL
+    prototypes: bool = False
+    # Of tasks in chunks alone:
+    precision: str = "auto"
+    all_classes: bool = True  # return all probabilities, else those of the `top` classes
+    top: int = 5
+    validate: bool = False
+
+
 def options(
     num_classes: int | None,
     lam: float | None,
@@ -175,17 +199,15 @@ def options(
     return_prototypes: bool,
     validate: bool,
 ) -> tuple[int | None, Options]:
-    """Check the options of PADDLE; returns num_classes, and the others for the native code."""
-    choice("scaling", scaling, SCALING_NAMES)
-    flag("return_prototypes", return_prototypes)
-    flag("validate", validate)
-    return classes(num_classes, validate), (
+    """Check the options of PADDLE; returns num_classes, and the others."""
+    return classes(num_classes, flag("validate", validate)), Options(
         None if lam is None else real("lam", lam),
-        SCALINGS[scaling],
+        choice("scaling", scaling, tuple(SCALINGS)),
         real("temperature", temperature, positive=True),
         real("epsilon", epsilon, positive=True),
         integer("max_iter", max_iter),
         DEFAULT_TOL if tol is None else real("tol", tol),
+        flag("return_prototypes", return_prototypes),
     )
 
 
@@ -289,33 +311,25 @@ def one_device(**tensors: Tensor) -> None:
         )
 
 
-def rows(name: str, shape: torch.Size, letter: str, end: str, least: int = 1) -> int:
-    """The number of rows of a task; `end` is ", D" if the shape has a feature dimension."""
-    rank = len(shape) - (1 if end else 0)
-    if rank != 1 and rank != 2:
-        raise ValueError(
-            f"{name} must have shape [{letter}{end}] or [B, {letter}{end}], got {list(shape)}"
-        )
-    count = shape[rank - 1]
-    if count < least:
-        raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
-    return count
-
-
 def layout(names: tuple[str, str], *shapes: torch.Size, end: str, least_rows: int) -> None:
-    """Check that the shapes of support, labels and query fit together; `end` as in `rows`."""
+    """Check that the shapes of support, labels and query fit together; `end` is ", D" or empty."""
     (support_name, query_name), (support, labels, query) = names, shapes
-    rows(query_name, query, "Q", end)
-    count = rows(support_name, support, "S", end, least_rows)
     unbatched = 2 if end else 1
-    shared = len(support) == unbatched
-    if (len(labels) != 1 or labels[0] != count) if shared else labels != support[:2]:
-        expected = list(support)[: -1 if end else None]
+    of_query, of_support = (query_name, query, "Q", 1), (support_name, support, "S", least_rows)
+    for name, shape, letter, least in (of_query, of_support):
+        if not unbatched <= len(shape) <= unbatched + 1:
+            raise ValueError(
+                f"{name} must have shape [{letter}{end}] or [B, {letter}{end}], got {list(shape)}"
+            )
+        if shape[-unbatched] < least:
+            raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
+    of_rows = support[:-1] if end else support
+    if labels != of_rows:
         raise ValueError(
             f"support_labels must have one label for each row of {support_name}, "
-            f"shape {expected}, got {list(labels)}"
+            f"shape {list(of_rows)}, got {list(labels)}"
         )
-    if shared:
+    if len(support) == unbatched:  # shared by all tasks
         return
     if len(query) == unbatched:
         raise ValueError(
@@ -351,14 +365,15 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor, *, least_rows:
         raise ValueError(f"query must have at least one feature, got shape {list(query_shape)}")
 
 
-def logits(x: Tensor) -> None:
-    features("logits", x)
+def of_classes(name: str, x: Tensor) -> None:
+    """Numbers of each query and class."""
+    features(name, x)
     if not (x.is_cpu or x.is_cuda):
-        one_device(logits=x)
+        one_device(**{name: x})
     shape = x.shape
     if len(shape) not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
         raise ValueError(
-            f"logits must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
+            f"{name} must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
         )
 
 

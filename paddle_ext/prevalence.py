@@ -61,12 +61,6 @@ def sums_of(
     return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
 
 
-def distinct_rows(shots: Tensor, variance: Tensor) -> Tensor:
-    """How many labelled rows [.., K] are not copies of others, given their variance [..]."""
-    apart = (variance / NEAR_COPIES).clamp(max=1).unsqueeze(-1)
-    return 1 + apart * (shots - 1).clamp(min=0)
-
-
 def counts_of(labels: Tensor, counts: Tensor, among: Tensor | None = None) -> Tensor:
     """Count the labels [.., Q] of each class; adds to `counts` [.., K] in place and returns it."""
     ones = counts.new_ones(()).expand_as(labels) if among is None else among.to(counts.dtype)

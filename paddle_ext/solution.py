@@ -10,6 +10,8 @@ from torch import Tensor
 
 from . import check, prevalence
 from .groups import Groups
+from .limits import MOST_PROBABILITIES
+from .native.call import Outputs
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
 # labels that are right thanks to it would be doubted; with all of it, wrong labels of queries that
@@ -171,7 +173,8 @@ class Solution(NamedTuple):
         inexact = torch.zeros_like(sums[..., 0, :])
         if self.shots is not None and self.variance is not None:
             queries = sums[..., 0, :].sum(-1, keepdim=True)
-            inexact += queries / prevalence.distinct_rows(self.shots, self.variance)
+            apart = (self.variance / prevalence.NEAR_COPIES).clamp(max=1).unsqueeze(-1)
+            inexact += queries / (1 + apart * (self.shots - 1).clamp(min=0))  # rows but copies
         sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
         if novelty is None:
             return sums
@@ -250,7 +253,11 @@ class Solution(NamedTuple):
         >>> solution.doubt().argmax()
         tensor(2)
         """
-        return self.held_by_others(DUAL_SHARE if self.concentration is None else 0.0)
+        if self.classes is not None:
+            return (1 - self.probabilities[..., 0]).clamp(min=0)
+        own = self.logits_without(DUAL_SHARE if self.concentration is None else 0.0).softmax(-1)
+        own = own.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
+        return (1 - own).clamp(min=0)
 
     def balanced_labels(self) -> Tensor:
         """Labels [.., Q] for balanced accuracy, the mean over the classes of the share found.
@@ -276,17 +283,6 @@ class Solution(NamedTuple):
         own = shares.expand(*self.classes.shape[:-1], -1).gather(-1, self.classes)
         best = (self.probabilities / own).argmax(-1, keepdim=True)
         return self.classes.gather(-1, best).squeeze(-1)
-
-    def held_by_others(self, dual_share: float) -> Tensor:
-        """The probability of all classes but the label, [.., Q].
-
-        The dual counts less in the logits, by the given share.
-        """
-        if self.classes is not None:
-            return (1 - self.probabilities[..., 0]).clamp(min=0)
-        own = self.logits_without(dual_share).softmax(-1)
-        own = own.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
-        return (1 - own).clamp(min=0)
 
     def logits_without(self, dual_share: float) -> Tensor:
         """Logits, up to a constant per query, minus this share of the dual; [.., Q, K]."""
@@ -397,3 +393,32 @@ class Transport(NamedTuple):
     plan: Tensor  # [.., Q, K]
     iterations: Tensor  # [..] int32
     residual: Tensor  # [..]: largest error of a row sum after the last column step
+
+
+def returns_all(return_assignments: bool | None, Q: int, K: int) -> bool:
+    """Whether the probabilities of all classes are returned."""
+    return Q * K <= MOST_PROBABILITIES if return_assignments is None else return_assignments
+
+
+def output_table(
+    of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None, others: Outputs
+) -> Outputs:
+    """The outputs of `solve` and `adapt`: the fields of `Solution` up to `criterion`, and others.
+
+    `others` have shapes without the batch. If `top` is given, only so many probabilities of each
+    query are returned, with `classes` and `held` at the end.
+    """
+    batch, best = of_query[:-1], (*of_query, K if top is None else min(top, K))
+    table: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {
+        "labels": (torch.int64, of_query),
+        "probabilities": (real, best),
+        "proportions": (real, (*batch, K)),
+        "dual": (real, (*batch, K)),
+        "iterations": (torch.int32, batch),
+        "criterion": (real, batch),
+    }
+    for name, wanted in others.items():
+        table[name] = None if wanted is None else (wanted[0], (*batch, *wanted[1]))
+    if top is not None:
+        table |= {"classes": (torch.int64, best), "held": (torch.float64, (*batch, K))}
+    return table

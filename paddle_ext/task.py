@@ -179,13 +179,6 @@ def batched(x: Tensor, rank: int) -> Tensor:
     return x if x.dim() == rank else x.unsqueeze(0)
 
 
-def detached(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x without a gradient and in this dtype; not copied if it is so already."""
-    if x.requires_grad:
-        x = x.detach()
-    return x if x.dtype is dtype else x.to(dtype)
-
-
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Context that computes in the dtypes of the tensors, even if the caller uses autocast."""
     kind = "cuda" if x.is_cuda else "cpu"

@@ -42,7 +42,8 @@ def corrected_likelihood(
 ) -> Likelihood:
     """The likelihood learned from labelled rows [S, D], with a correction where it pays."""
     K, S, total, noisy = num_classes, len(labels), weights, False
-    corrects = uses_correction(S, support.shape[1], K)
+    worth = SHOTS * K <= S and S * K * (support.shape[1] + 1) <= WORK
+    corrects = worth and S * K <= MOST_LEFT_OUT
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     given = None
     if weights is not None:
@@ -69,11 +70,6 @@ def corrected_likelihood(
     if given is None or noisy:
         return likelihood
     return reweighted(likelihood, likelihood.centred(rows), own, given)
-
-
-def uses_correction(S: int, D: int, K: int) -> bool:
-    """Whether a correction is worth the time."""
-    return SHOTS * K <= S and S * K * (D + 1) <= WORK and S * K <= MOST_LEFT_OUT
 
 
 class LeftOut(NamedTuple):

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..native.coordinates import as_split
 from ..native.load import module as native
 from ..rows import evenly_spread, parts, products
 from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
-from .likelihood import Likelihood, column
+from .likelihood import Likelihood, as_split, column
 
 AUTO = "auto"
 # Limit on labelled rows times classes, if each row is left out in turn; more would take too long.

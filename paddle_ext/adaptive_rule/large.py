@@ -18,11 +18,10 @@ from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
 from ..large.sources import Rows
 from ..large.steps import AbsorbStep, State, split
 from ..native.call import packed
-from ..native.coordinates import coordinates
 from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
-from .likelihood import Likelihood
+from .likelihood import Likelihood, coordinates
 
 SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
 

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ..native import load as native
 from ..native.call import call_native, packed, packed_int64
-from ..native.coordinates import as_split
 from ..native.devices import on_cpu_without_gpu_code
 from ..rows import FEW_ROWS, evenly_spread, products
-from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
+from .likelihood import NATIVE_TENSORS, Likelihood, as_split, native_kinds
 
 MOST_CALIBRATION_ROWS = 128  # twice as many for the full metric, or K if that is more
 MOST_CALIBRATION_ENTRIES = 2**24  # limit on calibration rows times classes, if they are K

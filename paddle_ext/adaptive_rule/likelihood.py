@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..native.coordinates import as_split, coordinates, split_kind, unsplit
+from ..native.call import call_native, packed
+from ..native.devices import on_cpu_without_gpu_code
 from ..native.load import module
 from ..rows import class_sums, laid_out, products
 
@@ -214,7 +215,9 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     """The likelihood with means of centred rows by weights [B, S]; its metric stays as it is."""
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)
-    means, mass, squared_mass = weighted_means(x, labels, K, w)
+    both = torch.stack([w, w.square()], -1)
+    mass, squared_mass = class_sums(both, labels, K)[0].unbind(-1)
+    means = class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)
     squares = likelihood.squared(means)
     half = (likelihood.sharpness / 2).unsqueeze(-1)
     scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
@@ -235,11 +238,64 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     return replace(moved, bias=likelihood.bias + nearer * half)
 
 
-def weighted_means(
-    x: Tensor, labels: Tensor, num_classes: int, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The means [B, K, D] of each class, and the sums [B, K] of its weights and their squares."""
-    both = torch.stack([weights, weights.square()], -1)
-    mass, squared = class_sums(both, labels, num_classes)[0].unbind(-1)
-    means = class_sums(x, labels, num_classes, weights)[0] / mass.unsqueeze(-1)
-    return means, mass, squared
+@on_cpu_without_gpu_code
+def coordinates(rows: Tensor, centre: Tensor) -> Tensor:
+    """Rows [B, N, D] made unit-norm, minus a centre [B or 1, D], unit-norm again.
+
+    A row that equals the centre, up to rounding, becomes zero.
+    """
+    return rewritten(rows, centre, None, rows.dtype, tuple(rows.shape))
+
+
+def rewritten(
+    rows: Tensor,
+    centre: Tensor | None,
+    scale: Tensor | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+) -> Tensor:
+    """Rows written as `dtype` in this shape, split into halves if the dtype is not their own.
+
+    With a centre, they are in its coordinates; with a scale, multiplied by its square root.
+    """
+    (B, N, D), rows = rows.shape, packed(rows)
+    centre, scale = (None if x is None else packed(x) for x in (centre, scale))
+    shared = centre is not None and len(centre) == 1
+    own, each = rows.dtype, (1 if shared else B, D)
+    inputs = {
+        "rows": (rows, own, (B, N, D)),
+        "centre": (centre, own, each),
+        "scale": (scale, own, each),
+    }
+    options = {"B": B, "N": N, "D": D, "shared": shared, "split": dtype is not own}
+    (x,) = call_native(module.coordinates_call, options, rows, inputs, {"x": (dtype, shape)})
+    return x
+
+
+def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]:
+    """The dtype and shape in which matrix products read rows: on CUDA, split into float16 halves.
+
+    Numbers are in groups of 32, padded with zeros: the high halves of a group, then the low ones.
+    """
+    if not like.is_cuda:
+        return like.dtype, shape
+    group = module.GROUP
+    return torch.float16, (*shape[:-1], -(-shape[-1] // group) * 2 * group)
+
+
+@on_cpu_without_gpu_code
+def as_split(rows: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Rows [B, N, D] as described by `split_kind`, times the root of a scale [B, D]."""
+    dtype, shape = split_kind(rows, *rows.shape)
+    if dtype is not rows.dtype:
+        return rewritten(rows, None, scale, dtype, shape)
+    return rows if scale is None else rows * scale.sqrt().unsqueeze(1)
+
+
+def unsplit(rows: Tensor, width: int) -> Tensor:
+    """The inverse of `as_split`: rows of `width` numbers each."""
+    if rows.dtype is not torch.float16:
+        return rows
+    groups = rows.shape[-1] // (2 * module.GROUP)
+    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, module.GROUP)
+    return halves.sum(-2).flatten(-2)[..., :width] / module.SPLIT_FACTOR

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from .. import check
 from ..groups import GroupNames, groups_and_things
-from ..large.arguments import Source, check_top, comes_in_chunks, queries_of, returns_all
+from ..large.sources import Source, comes_in_chunks, queries_of
 from ..prior import measures_of
 from ..rows import computing_dtype, unit_rows
-from ..solution import Solution
+from ..solution import Solution, returns_all
 from ..solvers.adapt import groups_of_one_batch, no_tasks
-from ..task import Task, batched, detached, how_many, merged, without_autocast, without_batch
+from ..task import Task, batched, how_many, merged, without_autocast, without_batch
 from .classify import classify
 from .groups import ties_of
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
@@ -119,7 +119,7 @@ def adaptive(
     metric, max_iter, tol = check_options(metric, max_iter, tol)
     label_noise = check_label_noise("label_noise", label_noise)
     check.classes(num_classes, check.flag("validate", validate))
-    top = check_top(return_assignments, top)
+    top = check.top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
     from_file = comes_in_chunks(query)
     check.flag("share", share)
@@ -156,8 +156,8 @@ def adaptive(
     if batch == [0]:
         none = support.new_empty(0, Q, num_classes)
         return no_tasks(none, None if options["all_classes"] else top)
-    labelled = batched(detached(support, computing_dtype(support)), 3)
-    labels = batched(detached(support_labels, torch.int64), 2)
+    labelled = batched(support.to(computing_dtype(support)), 3)
+    labels = batched(support_labels.long(), 2)
     if tied is not None:
         labelled, labels = tied.means(unit_rows(labelled[0]))[None], labels[:, tied.first]
     with torch.no_grad(), without_autocast(support):

@@ -23,11 +23,10 @@ from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups
-from ..large.arguments import returns_all
 from ..native import devices
 from ..prior import measures_of
 from ..rows import class_sums, parts, power_of_two, unit_rows
-from ..solution import Solution
+from ..solution import Solution, returns_all
 from ..task import Task, without_batch
 from .columns import Array, Columns, columns_for
 

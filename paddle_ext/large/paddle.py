@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
+from ..check import Options
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, alike, call_native, packed, prepare
-from ..rows import class_sums, laid_out, power_of_two
+from ..native.call import DTYPES, Inputs, alike, allocate, call_native, packed, prepare
+from ..rows import class_sums, computing_dtype, laid_out, power_of_two
+from ..solution import output_table
+from ..task import batched
 from .passes import (
     ClassSums,
     Part,
@@ -38,23 +42,6 @@ STEEPEST = {torch.float32: 1e30, torch.float64: 1e250}  # largest factor on squa
 LEAST_UNIT = {torch.float32: 2.0**-120, torch.float64: 2.0**-1000}  # so that its inverse is finite
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the solver; see `paddle_ext.solve`."""
-
-    lam: float | None = None
-    scaling: str = "auto"
-    temperature: float = 1.0
-    epsilon: float = 1e-6
-    max_iter: int = 100
-    tol: float = 1e-6
-    precision: str = "auto"
-    prototypes: bool = False
-    all_classes: bool = True  # return all probabilities, else those of the `top` classes
-    top: int = 5
-    validate: bool = False
-
-
 def solve(
     query: Rows | Tensor,
     support: Tensor,
@@ -63,31 +50,38 @@ def solve(
     options: Options,
     index: Tensor | None = None,
 ) -> list[Tensor]:
-    """Solve one task with queries `Rows`, or B > 0 tasks with queries [B, Q, D].
+    """Solve one task with queries `Rows` or [Q, D], or B tasks with queries [B, Q, D].
 
-    With an index [B, Q], queries are rows of one bank [N, D]. Support [B or 1, S, D] and labels
-    [B or 1, S]; rows with a label outside [0, K) are ignored. Returns what `output_table` lists.
+    With an index [Q] or [B, Q], queries are rows of one bank [N, D]. Support [S, D] or [B, S, D]
+    and labels [S] or [B, S]; rows with a label outside [0, K) are ignored. Returns what
+    `output_table` lists.
     """
+    S, D = support.shape[-2:]
+    of_query = tuple(query.shape[:-1] if index is None else index.shape)
+    if isinstance(query, Tensor) and (isinstance(query, FakeTensor) or of_query[0] == 0):
+        real, top = computing_dtype(query), None if options.all_classes else options.top
+        others = {"prototypes": (real, (K, D)) if options.prototypes else None}
+        return allocate(query, output_table(of_query, K, real, top, others))
+    *batch, Q = of_query
+    support, labels = support.reshape(-1, S, D), labels.reshape(-1, S)
     with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
-        if not isinstance(query, Tensor):
-            return Paddle(Queries(query), support, labels, K, options).solve()
-        (B, Q), D = query.shape[:2] if index is None else index.shape, query.shape[-1]
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
         results = []
-        for start in range(0, B, size):
+        for start in range(0, batch[0] if batch else 1, size):
             tasks = slice(start, start + size)
             own = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
             queries = Queries(rows_of(query, index, tasks))
             results.append(Paddle(queries, *own, K, options).solve())
-        if len(results) == 1:
-            return results[0]
-        return [torch.cat(each) for each in zip(*results, strict=True)]
+    whole = results[0] if len(results) == 1 else [torch.cat(x) for x in zip(*results, strict=True)]
+    return whole if batch else [x[0] for x in whole]
 
 
-def rows_of(query: Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
+def rows_of(query: Rows | Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
     """The queries of some tasks; those of a single one in chunks."""
-    own = query[tasks] if index is None else index[tasks]
+    if not isinstance(query, Tensor):
+        return query
+    own = batched(query, 3)[tasks] if index is None else batched(index, 2)[tasks]
     if index is None:
         return own if len(own) > 1 else TensorRows(own[0])
     if len(own) == 1:
@@ -165,11 +159,7 @@ def place(
     rows with a label outside [0, K) are ignored.
     """
     (B, D), (sets, S) = surveyed.sums.shape, labels.shape
-    if not support.is_cuda:
-        support = support.double()
-    elif support.dtype is torch.float64:
-        support = support.float()
-    support = packed(support)
+    support = packed(support if support.is_cuda else support.double())
     ordered, order = labels.long().contiguous().sort(stable=True)
     classes = torch.arange(K + 1, device=labels.device).expand(sets, -1).contiguous()
     starts, double = torch.searchsorted(ordered, classes), torch.float64
@@ -196,26 +186,23 @@ def place(
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
 
-def slope_of(
-    placed: Placed,
-    total: int,
-    leads: Tensor | None,
-    scaling: str,
-    *,
-    temperature: float,
-    steepest: float,
-) -> tuple[Tensor, Tensor]:
+def slope_of(placed: Placed, total: int, leads: Tensor | None, o: Options) -> tuple[Tensor, Tensor]:
     """The factor on products in logits, and the unit of distances, [B] float64 each.
 
-    `leads` [B, 2] are the outputs of `assign` that the scaling "auto" needs.
+    `leads` [B, 2] are the outputs of `assign_call` that the scaling "auto" needs.
     """
     B, double = len(placed.unit), torch.float64
     tensors: Inputs = {
         **alike(double, B, unit=placed.unit, spread=placed.spread),
         "leads": (leads, double, (B, 2)),
     }
-    scaled = {"scaling": check.SCALINGS[scaling], "total": float(total)}
-    options = {"B": B, **scaled, "temperature": temperature, "steepest": steepest}
+    options = {
+        "B": B,
+        "scaling": check.SCALINGS[o.scaling],
+        "total": float(total),
+        "temperature": o.temperature,
+        "steepest": STEEPEST[placed.means.dtype],
+    }
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
     slope, unit = call_native(
         native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
@@ -223,27 +210,23 @@ def slope_of(
     return slope, unit
 
 
-def form_for(queries: Queries, surveyed: Survey, transform: Transform, precision: str) -> Form:
-    """Choose how rows are multiplied."""
-    if queries.device.type != "cuda":
-        return Plain(transform)
-    of_two = precision == "auto"
-    sums_of_two = of_two and surveyed.total < MANY_ROWS
-    if queries.features is torch.float16 and surveyed.similar_lengths():
-        return RowsAsTheyAre(transform, of_two=of_two, sums_of_two=sums_of_two)
-    return TwoHalves(transform, sums_of_two=sums_of_two) if of_two else OneHalf(transform)
-
-
-def rough_form(form: Form, total: int) -> Form:
-    """The form for the first iterations: half precision if there are many rows.
+def forms_for(
+    queries: Queries, surveyed: Survey, transform: Transform, precision: str
+) -> tuple[Form, Form]:
+    """How rows are multiplied, and how in the first iterations: if they are many, as halves.
 
     The last iterations use the full precision, so the result is the same.
     """
-    if total < MANY_ROWS:
-        return form
-    if isinstance(form, RowsAsTheyAre):
-        return RowsAsTheyAre(form.transform, of_two=False)
-    return OneHalf(form.transform) if isinstance(form, TwoHalves) else form
+    form: Form = Plain(transform)
+    if queries.device.type != "cuda":
+        return form, form
+    of_two, many = precision == "auto", surveyed.total >= MANY_ROWS
+    if queries.features is torch.float16 and surveyed.similar_lengths():
+        form = RowsAsTheyAre(transform, of_two=of_two, sums_of_two=of_two and not many)
+        return form, RowsAsTheyAre(transform, of_two=False) if many else form
+    rough = OneHalf(transform)
+    form = TwoHalves(transform, sums_of_two=not many) if of_two else rough
+    return form, rough if many else form
 
 
 # --- iterations ---------------------------------------------------------------------------------
@@ -369,29 +352,20 @@ class Paddle:
         self.support, self.labels = support, labels
         unit_norm = o.scaling == "auto"
         surveyed = survey(queries, unit_norm, validate=o.validate)
-        self.total = surveyed.total
         self.placed = place(surveyed, support, labels, K, o.scaling, queries.dtype)
-        form = form_for(queries, surveyed, self.placed.transform, o.precision)
+        form, rough = forms_for(queries, surveyed, self.placed.transform, o.precision)
         self.rows = PreparedRows(queries, form, K)
-        rough = rough_form(form, self.total)
         self.rough = self.rows if rough is form else PreparedRows(queries, rough, K)
         one = torch.ones_like(self.placed.unit)
         self.scores = DistanceScores(self.rows, self.placed.means.clone(), one, self.placed)
         leads = None
-        if unit_norm:  # leads of the nearest class over the median one; see `assign`
+        if unit_norm:  # leads of the nearest class over the median one; see `assign_call`
             leads = torch.zeros(queries.B, 2, dtype=torch.float64, device=queries.device)
             assign_all(self.scores, None, leads=leads)
-        self.slope, self.distance_unit = slope_of(
-            self.placed,
-            self.total,
-            leads,
-            o.scaling,
-            temperature=o.temperature,
-            steepest=STEEPEST[queries.dtype],
-        )
-        self.scores.steepen(self.slope)
-        lam = float(self.total) if o.lam is None else o.lam
-        self.dual_weight = min(lam / self.total, STEEPEST[queries.dtype])
+        slope, self.distance_unit = slope_of(self.placed, self.queries.N, leads, o)
+        self.scores.steepen(slope)
+        lam = float(self.queries.N) if o.lam is None else o.lam
+        self.dual_weight = min(lam / self.queries.N, STEEPEST[queries.dtype])
 
     def move(self, state: State) -> RowResults | None:
         """Iterate prototypes and dual.
@@ -452,7 +426,7 @@ class Paddle:
             self.K,
             self.queries.device,
             prior=check.PRIORS["paddle"],
-            total=float(self.total),
+            total=float(self.queries.N),
             dual_weight=self.dual_weight,
             epsilon=o.epsilon,
             tol=o.tol,

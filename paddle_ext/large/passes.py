@@ -28,7 +28,7 @@ from ..native import load as native
 from ..native.call import packed
 from .products import Add, Form
 from .sources import Rows, TensorRows
-from .steps import Counter, State, Top, assign, assign_call, is_captured
+from .steps import Counter, State, Top, assign_call, is_captured
 
 # Iterations that are launched before the host asks whether the task has stopped: those after the
 # stop do nothing.
@@ -89,10 +89,10 @@ def check_summable(extremes: list[Tensor], features: torch.dtype) -> None:
 class ClassSums:
     """Sums of rows by class, laid out as by `Form.zero_sums`, and of their weights, [B, K] float64.
 
-    `slope` [B], `bias` [B, K] and `squared` are those of `assign`. The most probable classes of all
-    rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs them in a
-    dtype of its own. If products and rows are at the same place in every pass, the native calls are
-    kept: an iteration of a small task takes as long as the host needs to make them.
+    `slope` [B], `bias` [B, K] and `squared` are those of `assign_call`. The most probable classes
+    of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs
+    them in a dtype of its own. If products and rows are at the same place in every pass, the native
+    calls are kept: an iteration of a small task takes as long as the host needs to make them.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ def assign_all(
     of_rows: Callable[[slice, Tensor], dict[str, Any]] = lambda part, products: {},
     **others: Any,
 ) -> None:
-    """`assign` all rows, with `dual` [B, K] added to their logits.
+    """`assign_call` for all rows, with `dual` [B, K] added to their logits.
 
     `of_rows` makes the outputs for the rows of a chunk, given their indices and products; `others`
     are further outputs and options.
@@ -198,7 +198,7 @@ def assign_all(
     bias = (scores.bias if dual is None else scores.bias + dual).to(scores.slope.dtype)
     for part, products, length in scores.chunks():
         outputs = of_rows(part, products)
-        assign(products, scores.slope, bias, length=length, **outputs, **others)
+        assign_call(products, scores.slope, bias, length=length, **outputs, **others)()
         del products, outputs  # before the next ones are computed, to save memory
 
 
@@ -223,7 +223,7 @@ class RecomputedLikelihoods:
         for done in range(max_iter):
             if is_lost(done):
                 break
-            state.update(self.held(state.dual_weight * state.dual))
+            state.update_call(self.held(state.dual_weight * state.dual))()
             if not state.any_running():
                 break
 
@@ -284,14 +284,6 @@ def stored_dtype(scores: Scores) -> torch.dtype:
     return torch.float16 if scores.slope.is_cuda else scores.slope.dtype
 
 
-def class_counter(scores: Scores) -> StoredLikelihoods | RecomputedLikelihoods:
-    """A counter of the probabilities of each class, with stored likelihoods if they fit."""
-    size = math.prod(scores.shape) * stored_dtype(scores).itemsize
-    if is_captured(scores.slope) or size > MOST_STORED_LIKELIHOODS:
-        return RecomputedLikelihoods(scores)
-    return StoredLikelihoods(scores)
-
-
 # --- class proportions --------------------------------------------------------------------------
 
 
@@ -310,7 +302,9 @@ def best_prior(
     concentration that it finds is the least for all others. Returns the counter, the best state,
     and the number of its prior.
     """
-    counter, K = class_counter(scores), scores.shape[2]
+    size, K = math.prod(scores.shape) * stored_dtype(scores).itemsize, scores.shape[2]
+    fits = size <= MOST_STORED_LIKELIHOODS and not is_captured(scores.slope)
+    counter = StoredLikelihoods(scores) if fits else RecomputedLikelihoods(scores)
 
     def new_state(measure: Tensor | None, first: float, least: float) -> State:
         return State(
@@ -379,8 +373,9 @@ class RowResults:
     def empty(scores: Scores, *, top: int, all_classes: bool) -> RowResults:
         """Memory for the results, with sums of zero."""
         B, N, K = scores.shape
+        likely = scores.slope.new_empty(B, N, min(top, K))
         return RowResults(
-            Top.empty(scores.slope, B, N, min(top, K)),
+            Top(likely, torch.empty_like(likely, dtype=torch.int64)),
             scores.slope.new_empty(B, N, K) if all_classes else None,
             torch.zeros_like(scores.bias),
             torch.zeros_like(scores.bias[:, 0]),

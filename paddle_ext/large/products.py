@@ -167,7 +167,12 @@ class Halves(Form):
         def add(beta: int) -> None:
             for number, (to, left, right) in enumerate(terms):
                 # Rounding errors may have sums of their own, or be added to those of the weights.
-                add_half_product(to, left, right, beta if number < len(sums) else 1)
+                keep = beta if number < len(sums) else 1
+                if has_float_results():
+                    torch.baddbmm(to, left, right, out_dtype=torch.float32, beta=keep, out=to)
+                else:
+                    with tensor_float():
+                        to.baddbmm_(left.float(), right.float(), beta=keep)
 
         return add
 
@@ -241,15 +246,6 @@ def tensor_float() -> Iterator[None]:
 def has_float_results() -> bool:
     """Whether torch can multiply halves with float32 results."""
     return hasattr(torch.ops.aten.bmm, "dtype_out") and hasattr(torch.ops.aten.baddbmm, "dtype_out")
-
-
-def add_half_product(to: Tensor, left: Tensor, right: Tensor, beta: int) -> None:
-    """Write the product of halves to `to`, float32; with `beta` 1 it is added to what is there."""
-    if has_float_results():
-        torch.baddbmm(to, left, right, out_dtype=torch.float32, beta=beta, out=to)
-        return
-    with tensor_float():
-        to.baddbmm_(left.float(), right.float(), beta=beta)
 
 
 def factors(sums: Tensor, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

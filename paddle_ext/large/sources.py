@@ -181,6 +181,10 @@ class FileRows:
                         self.progress(done, self.shape[0])
 
 
+# Where the queries of a task come from.
+Source = Tensor | str | os.PathLike[str] | Rows
+
+
 def open_contents(
     path: Path, column: str, name: str | None
 ) -> NpyMatrix | SafetensorsMatrix | ParquetColumn:
@@ -305,3 +309,32 @@ def select_matrix(
 def with_index(device: torch.device) -> torch.device:
     """The device with an index, that of the current GPU for plain "cuda"."""
     return torch.empty(0, device=device).device
+
+
+def comes_in_chunks(query: Source) -> bool:
+    """Whether the queries are not in a tensor: in a file, or in chunks from another source."""
+    if isinstance(query, Tensor):  # first, because it is quick
+        return False
+    return isinstance(query, str | os.PathLike | Rows)
+
+
+def queries_of(query: Source, support: Tensor) -> Rows:
+    """The queries of one task on the device of the support, checked except for their values."""
+    assert not isinstance(query, Tensor)
+    rows = FileRows(query, device=support.device) if isinstance(query, str | os.PathLike) else query
+    if rows.device != support.device:
+        raise ValueError(f"query must be on {support.device}, got {rows.device}")
+    N, D = rows.shape
+    if support.dim() != 2:
+        raise ValueError(
+            f"support must have shape [S, D] for queries of one task, got {list(support.shape)}"
+        )
+    if N == 0:
+        raise ValueError(f"query must have at least one row, got shape {[N, D]}")
+    if support.shape[1] != D:
+        raise ValueError(
+            f"query must have as many features as support, {support.shape[1]}, got {D}"
+        )
+    if rows.dtype is torch.float64 and rows.device.type == "cuda":
+        raise ValueError("query on CUDA must be float16, bfloat16 or float32, got float64")
+    return rows

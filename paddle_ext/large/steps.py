@@ -31,12 +31,6 @@ class Top:
     probabilities: Tensor  # [B, N, top]
     classes: Tensor  # [B, N, top] int64
 
-    @staticmethod
-    def empty(like: Tensor, B: int, N: int, top: int) -> Top:
-        """Uninitialised, on the device of `like` and in its dtype."""
-        probabilities = torch.empty(B, N, top, dtype=like.dtype, device=like.device)
-        return Top(probabilities, torch.empty_like(probabilities, dtype=torch.int64))
-
     def rows(self, part: slice) -> Top:
         """A view of some rows of a single task, or of all rows of several."""
         return Top(self.probabilities[:, part], self.classes[:, part])
@@ -95,13 +89,8 @@ def assign_call(
     return prepare(native.module.assign_call, options, products, tensors)[0]
 
 
-def assign(products: Tensor, slope: Tensor, bias: Tensor, **others: Any) -> None:
-    """Make an `assign_call` and run it."""
-    assign_call(products, slope, bias, **others)()
-
-
 class Counter:
-    """Adds up probabilities by class from likelihoods [B, N, K] that `assign` wrote.
+    """Adds up probabilities by class from likelihoods [B, N, K] that `assign_call` wrote.
 
     Each class's likelihoods are multiplied by a weight, exp(dual - anchor) up to a factor.
     """
@@ -228,7 +217,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
 
 
 class Moved(NamedTuple):
-    """What `State.update` needs of prototypes that moved: the criterion, and the next bias."""
+    """What `State.update_call` needs of prototypes that moved: the criterion, and the next bias."""
 
     away: Tensor  # [B, K] float64: how far they moved
     unit: Tensor  # [B] float64: the unit of these distances
@@ -272,18 +261,14 @@ class State:
         self.iterations = torch.zeros(B, dtype=torch.int32, device=device)
         self.running = torch.ones_like(self.iterations)  # 0: stopped, -1: its count was faint
 
-    def update(self, held: Tensor, moved: Moved | None = None) -> None:
-        """End an iteration; `held` [B, K] float64 are its sums of probabilities by class.
-
-        The criterion is how far prototypes have moved or, without `moved`, the largest change of a
-        count.
-        """
-        self.update_call(held, moved)()
-
     def update_call(
         self, held: Tensor, moved: Moved | None = None, counter: Counter | None = None
     ) -> Callable[[], None]:
-        """A native call that ends an iteration, and prepares the next count of `counter`."""
+        """A native call that ends an iteration, and prepares the next count of `counter`.
+
+        `held` [B, K] float64 are its sums of probabilities by class. The criterion is how far
+        prototypes have moved or, without `moved`, the largest change of a count.
+        """
         B, K = self.counts.shape
         weights = anchor = faint = None
         if counter is not None:

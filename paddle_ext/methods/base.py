@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import check
 from ..rows import computing_dtype
 from ..solution import classes_present
-from ..task import IndexedTask, Task, batched, detached, without_autocast
+from ..task import IndexedTask, Task, batched, without_autocast
 
 T = TypeVar("T")
 
@@ -128,8 +128,8 @@ class Method(ABC):
         Parameters
         ----------
         support, support_labels, query, num_classes
-            As in `paddle_ext.solve`. With `prototypes` or `logits` a class may have no label, and
-            the support no row.
+            As in `paddle_ext.adaptive`. With `prototypes` or `logits` a class may have no label,
+            and the support no row.
         base_mean : Tensor [D], optional
             Mean feature of the classes the embedding was trained on, for methods that centre the
             features (CL2N); default: the mean of a task's support. Other methods ignore it.
@@ -164,7 +164,8 @@ class Method(ABC):
             support, support_labels, query, base_mean, prototypes, logits
         )
         extras = self.extras_given(base_mean, prototypes, logits)
-        check.dense(support, support_labels, query, least_rows=least_rows(extras))
+        least_rows = 0 if NAME_ARGUMENTS & extras.keys() else 1
+        check.dense(support, support_labels, query, least_rows=least_rows)
         K = check_extras(extras, query, query.shape[:-1], num_classes)
         check_all = partial(
             check_values, {"support": support, "query": query}, support_labels, extras, {}, K
@@ -177,18 +178,16 @@ class Method(ABC):
         if batch == [0]:
             return no_tasks(query, Q, K)
         task = Task(
-            support=batched(detached(support, dtype), 3),
-            support_labels=batched(detached(support_labels, torch.int64), 2),
-            query=batched(detached(query, dtype), 3),
+            support=batched(support.to(dtype), 3),
+            support_labels=batched(support_labels.long(), 2),
+            query=batched(query.to(dtype), 3),
             num_classes=K,
             check_values=check_all if checks_itself else None,
             **converted(extras, dtype),
         )
         with torch.no_grad(), without_autocast(query):
-            labels, probabilities = self.prediction(task)
-        return (
-            Prediction(labels, probabilities) if batch else Prediction(labels[0], probabilities[0])
-        )
+            found = self.prediction(task)
+        return found if batch else Prediction(*(x[0] for x in found))
 
     def predict_indexed(
         self,
@@ -223,7 +222,7 @@ class Method(ABC):
         base_mean, prototypes, logits = check.tensors(base_mean, prototypes, logits)
         extras = self.extras_given(base_mean, prototypes, logits)
         rows = support_index, support_labels, query_index
-        check.indexed(features, *rows, least_rows=least_rows(extras))
+        check.indexed(features, *rows, least_rows=0 if NAME_ARGUMENTS & extras.keys() else 1)
         K = check_extras(extras, features, query_index.shape, num_classes)
         K = check.classes(K, check.flag("validate", validate))
         if validate:
@@ -270,7 +269,7 @@ class Method(ABC):
 
 def converted(extras: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
     """What is given next to the rows, as fields of a task."""
-    own = {name: detached(x, dtype) for name, x in extras.items()}
+    own = {name: x.to(dtype) for name, x in extras.items()}
     return {name: batched(x, 3) if name in NAME_ARGUMENTS else x for name, x in own.items()}
 
 
@@ -278,11 +277,6 @@ def no_tasks(features: Tensor, Q: int, K: int) -> Prediction:
     """The prediction for a batch of zero tasks."""
     probabilities = features.new_empty(0, Q, K, dtype=computing_dtype(features))
     return Prediction(features.new_empty(0, Q, dtype=torch.int64), probabilities)
-
-
-def least_rows(extras: Mapping[str, object]) -> int:
-    """With class names the support may be empty."""
-    return 0 if NAME_ARGUMENTS & extras.keys() else 1
 
 
 def check_extras(

@@ -24,19 +24,12 @@ ITERATIONS = {"soft": 20, "hard": 10}
 
 def check_schedule(name: str, schedule: object) -> None:
     """Accept one or more pairs of a weight >= 0 and a temperature > 0."""
-    if isinstance(schedule, str) or not isinstance(schedule, Sequence):
-        raise check.ArgumentTypeError(
-            name, f"must be a sequence of pairs, got {check.kind(schedule)}"
-        )
-    if not schedule:
-        raise check.ArgumentValueError(name, "must have at least one pair, got none")
-    for pair in schedule:
-        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise check.ArgumentTypeError(
-                name, f"must be a sequence of pairs of numbers, got the item {pair!r}"
-            )
-        check.real(name, pair[0])
-        check.real(name, pair[1], positive=True)
+    pairs: Any = schedule if isinstance(schedule, Sequence) else ()
+    if not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+        raise check.ArgumentTypeError(name, f"must be pairs of numbers, got {schedule!r}")
+    for weight, temperature in pairs:
+        check.real(name, weight)
+        check.real(name, temperature, positive=True)
 
 
 @register

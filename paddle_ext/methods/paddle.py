@@ -42,7 +42,7 @@ class SoftKMeans(Method):
     display: ClassVar[Display] = Display("Soft K-means", 10, "#117733", "d")
     presets: ClassVar[Presets] = {"paper": {"scaling": "minmax"}}
 
-    scaling: str = option("auto", one_of(*check.SCALING_NAMES))
+    scaling: str = option("auto", one_of(*check.SCALINGS))
     temperature: float = option(1.0, positive)
     max_iter: int = option(100, check.integer)
     tol: float = option(1e-6, check.real)

@@ -66,8 +66,14 @@ class PtMap(Method):
 
     def solve(self, task: Task) -> Tensor:
         Q, K = task.query.shape[1], task.num_classes
-        if self.power not in (None, 1):
-            at_least_zero(task, self.power)
+        for name, x in (("support", task.support), ("query", task.query)):
+            if self.power not in (None, 1) and (least := float(x.min())) < 0:
+                raise check.ArgumentValueError(
+                    name,
+                    f"must be at least 0 for power={self.power:g} (as features after a ReLU are), "
+                    f"got {least:g}",
+                    or_pass="power=1.0",
+                )
         small = (Q * Q + 8 * Q * K) * task.query.itemsize  # of an epoch
         return in_chunks(self.solve_chunk, task, 4 * task.bytes + small)
 
@@ -134,15 +140,3 @@ def prepared(x: Tensor, powers: Tensor) -> Tensor:
     x = x - x.mean(-2, keepdim=True)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.where(norm > AT_THE_MEAN, x / norm, 0)
-
-
-def at_least_zero(task: Task, power: float) -> None:
-    for name, x in (("support", task.support), ("query", task.query)):
-        least = float(x.min())
-        if least < 0:
-            raise check.ArgumentValueError(
-                name,
-                f"must be at least 0 for power={power:g} (as features after a ReLU are), "
-                f"got {least:g}",
-                or_pass="power=1.0",
-            )

@@ -182,7 +182,7 @@ def create(name: str, preset: str | None = None, **options: object) -> Method:
     Parameters
     ----------
     name : str
-        One of `available()`, or ``"my_module:MyMethod"`` for a class that `register` accepts.
+        One of `available()`.
     preset : {"paper", "mini", "tiered", "inat"}, optional
         Options as in the tables of the paper; the last three as configured for miniImageNet,
         tieredImageNet or iNat (with a ResNet-18) by the public code. Given options override them.
@@ -240,9 +240,6 @@ def fields_of(one: object) -> tuple[dataclasses.Field[Any], ...]:
 
 def lookup(name: str) -> type[Method]:
     """The class of a method."""
-    if ":" in str(name):
-        loaded = load(name)
-        return loaded if inspect.isclass(loaded) else type(loaded)
     return known_methods[check.choice("name", name, available())]
 
 

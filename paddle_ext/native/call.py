@@ -311,7 +311,8 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
 
         @wraps(function)
         def wrapper(*arguments: P.args, **options: P.kwargs) -> Result:
-            if not is_traced():
+            # If torch records or transforms calls, it must see an operator.
+            if not (torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0):
                 return run(*arguments, **options)
             given: dict[str, Any] = {**defaults, **dict(zip(needed, arguments)), **options}  # noqa: B905
             # Anything else is an error, or queries from a file, which are not for torch.compile.
@@ -336,11 +337,6 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
 # or transformed, has no address, and is refused.
 dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
-
-
-def is_traced() -> bool:
-    """Whether torch records or transforms calls, and so must see an operator."""
-    return torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0
 
 
 def is_transformed() -> bool:

@@ -37,13 +37,9 @@ def runs_on(architectures: str, capability: tuple[int, int]) -> bool:
             return bool(entry)
         major, minor, suffix, kind = parsed.groups()
         oldest = int(major), int(minor)
-        same_generation = capability[0] == oldest[0]
-        if suffix == "a":
-            fits = capability == oldest
-        else:
-            only_generation = kind == "-real" or suffix == "f"
-            fits = capability >= oldest and (same_generation or not only_generation)
-        if fits:
+        later = suffix != "a" and capability > oldest
+        only_generation = kind == "-real" or suffix == "f"
+        if capability == oldest or (later and (capability[0] == oldest[0] or not only_generation)):
             return True
     return False
 

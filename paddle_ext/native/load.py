@@ -51,8 +51,9 @@ def load() -> ModuleType:
     hidden = None if importlib.util.find_spec(NAME) else installed_file()
     if hidden is not None:
         check_same(hidden)
+        sys.modules["paddle_ext"].__path__.append(str(hidden.parent))
     try:
-        return importlib.import_module(NAME) if hidden is None else from_file(hidden)
+        return importlib.import_module(NAME)
     except ModuleNotFoundError as error:
         if error.name != NAME:
             raise
@@ -97,16 +98,6 @@ def check_same(installed: Path) -> None:
         f"{PACKAGE.parent} hides the installed paddle_ext, whose native module in "
         f"{installed.parent} {differs}: run `pip install .` again, or leave the source tree"
     )
-
-
-def from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(NAME, path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    sys.modules[NAME] = loaded
-    return loaded
 
 
 @cache

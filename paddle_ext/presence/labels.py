@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import AUTO, weigh_labels
+from ..adaptive_rule.likelihood import coordinates
 from ..limits import LARGEST_FLOAT
-from ..native.coordinates import coordinates
 from ..rows import computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 
 # Limit on the samples that are compared with each other, unless more are asked for.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.learn import likelihood_of
+from ..adaptive_rule.likelihood import coordinates
 from ..methods import Prediction
-from ..native.coordinates import coordinates
 from ..rows import class_means, computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 from ..solution import Solution
 

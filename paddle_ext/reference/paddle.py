@@ -49,16 +49,11 @@ def squared_distances(query: Tensor, prototypes: Tensor) -> Tensor:
     return (squares - 2 * query @ prototypes.mT).clamp(min=0)
 
 
-def leads(query: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much the nearest class leads the median one, and the distance to that; [B, Q] each."""
+def auto_factor(query: Tensor, means: Tensor) -> Tensor:
+    """The factor of scaling="auto", [B]: it sets the lead of the nearest class over the median."""
     distance = squared_distances(query, means)
     median = distance.kthvalue(means.shape[-2] // 2 + 1, dim=-1).values
-    return median - distance.amin(-1), median
-
-
-def auto_factor(lead: Tensor, median: Tensor) -> Tensor:
-    """The factor of scaling="auto", [B], from the results of `leads`."""
-    gap = lead.mean(-1)
+    gap = (median - distance.amin(-1)).mean(-1)
     least = (AUTO_MIN_SHARE * median.mean(-1)).clamp(min=AUTO_MIN_GAP)
     return torch.where(gap > least, (AUTO_GAP / gap).sqrt(), 1)
 
@@ -81,7 +76,7 @@ def prepare(
     centre = query.mean(-2, keepdim=True)
     query, means = query - centre, means - centre
     if scaling == "auto":
-        factor = auto_factor(*leads(query, means)).view(-1, 1, 1)
+        factor = auto_factor(query, means).view(-1, 1, 1)
         query, means = query * factor, means * factor
     return query, means
 

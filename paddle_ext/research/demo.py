@@ -215,7 +215,8 @@ def draw(demo: Demo, path: str | Path) -> list[str]:
     panels, bars = top.subplots(len(sheets), 1, height_ratios=heights), bottom.subplots()
     for axes, (text, one) in zip(panels, sheets.items(), strict=True):
         axes.imshow(one.numpy())
-        style.plain(axes)
+        axes.set_axis_off()
+        axes.set_anchor("NW")
         style.name_panel(axes, text)
     style.prepare(bars)
     accuracy_bars(evaluation, axes=bars)

@@ -19,7 +19,7 @@ from .. import check
 from ..large.sources import with_index
 from ..methods import Method, create
 from ..methods.base import PRESETS, known_methods
-from ..methods.registry import as_method, fields_of, load
+from ..methods.registry import as_method, fields_of
 from ..native import devices
 from ..native.load import version
 from ..progress import Progress
@@ -34,7 +34,6 @@ Runs: TypeAlias = dict[Setting, tuple[Method, TaskSampler]]
 
 FILE = "evaluation.json"
 CLASSES = "classes"  # the note that tells two methods with the same label and options apart
-TASKS = ("sampling", "alpha", "seed")  # what else the tasks depend on, next to the notes
 # Tasks drawn at once: the same on any device and with any memory. Fewer would not keep a GPU busy.
 BLOCK_TASKS = 500
 # GiB of a batch. More gains nothing on the CPU, and less lets slow methods report progress more
@@ -203,9 +202,10 @@ def finished_results(
 ) -> dict[Setting, Result]:
     """The results of an earlier call that this one needs; an error if its tasks were others."""
     earlier = Evaluation.load(folder / FILE)
-    there, here = (dict[str, Any](x.notes) for x in (earlier, now))
-    for one, notes in ((earlier, there), (now, here)):
-        notes |= {name: getattr(one, name) for name in TASKS}
+    there, here = (
+        dict[str, Any](x.notes) | {"sampling": x.sampling, "alpha": x.alpha, "seed": x.seed}
+        for x in (earlier, now)
+    )
     different = [
         f"{name} (there {there.get(name)!r}, here {here.get(name)!r})"
         for name in dict.fromkeys([*here, *there])
@@ -283,18 +283,8 @@ def result_of(
             correct, squares = correct + int(right.sum()), squares + int(right.square().sum())
             seconds += taken
             shown.advance(len(right), note)
-    return Result(
-        method=label,
-        options=options_of(method),
-        shots=sampler.shots,
-        k_eff=sampler.k_eff,
-        num_classes=sampler.num_classes,
-        n_query=sampler.n_query,
-        n_tasks=n_tasks,
-        correct=correct,
-        squares=squares,
-        seconds=seconds,
-    )
+    drawn = sampler.shots, sampler.k_eff, sampler.num_classes, sampler.n_query, n_tasks
+    return Result(label, options_of(method), *drawn, correct, squares, seconds)
 
 
 class DeviceBank:
@@ -390,18 +380,21 @@ def chosen_methods(
     if preset is not None:
         check.choice("preset", preset, PRESETS)
     available = all_methods(named)
-    if isinstance(methods, str):
-        methods = available if methods == "all" else [methods]
-    elif as_method(methods) is not None:
-        methods = [methods]  # type: ignore[list-item]
-    elif not isinstance(methods, Mapping | Sequence):
-        raise bad_methods(methods)
+    if isinstance(methods, str) and methods == "all":
+        methods = available
+    elif isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
+        methods = [methods]
     if not methods:
         raise check.ArgumentValueError("methods", "must be at least one, got none")
     chosen: dict[str, Method] = {}
     pairs = methods.items() if isinstance(methods, Mapping) else ((None, one) for one in methods)
     for label, given in pairs:
-        method = method_of(given, preset, available)
+        if isinstance(given, str) and given not in available:
+            check.raise_not_a_choice("methods", given, ("all", *sorted(available)))
+        method = create(given, preset) if isinstance(given, str) else as_method(given)
+        if method is None:
+            problem = f"must be names or methods, got {check.kind(given)}"
+            raise check.ArgumentTypeError("methods", problem)
         label = method.name if label is None else label
         if not isinstance(label, str):
             raise check.ArgumentTypeError(
@@ -415,25 +408,6 @@ def chosen_methods(
             )
         chosen[label] = method
     return chosen
-
-
-def method_of(given: object, preset: str | None, available: Sequence[str]) -> Method:
-    """The method with this name or MODULE:CLASS, or the given one."""
-    if isinstance(given, str):
-        if ":" in given and isinstance(loaded := load(given), Method):
-            return loaded
-        if ":" not in given and given not in available:
-            check.raise_not_a_choice("methods", given, ("all", *sorted(available)))
-        return create(given, preset)
-    method = as_method(given)
-    if method is None:
-        raise bad_methods(given)
-    return method
-
-
-def bad_methods(given: object) -> check.ArgumentTypeError:
-    problem = f"must be names or methods, got {check.kind(given)}"
-    return check.ArgumentTypeError("methods", problem)
 
 
 def computing_device(device: str | torch.device | None, bank: FeatureBank) -> torch.device:

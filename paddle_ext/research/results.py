@@ -76,13 +76,9 @@ class Evaluation:
         self, method: str | None = None, *, shots: int | None = None, k_eff: int | None = None
     ) -> tuple[Result, ...]:
         """Results of a method, of a number of shots, of a number of effective classes."""
-        return tuple(
-            result
-            for result in self.results
-            if (method is None or result.method == method)
-            and (shots is None or result.shots == shots)
-            and (k_eff is None or result.k_eff == k_eff)
-        )
+        asked = {"method": method, "shots": shots, "k_eff": k_eff}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return tuple(result for result in self.results if given.items() <= vars(result).items())
 
     @property
     def methods(self) -> tuple[str, ...]:

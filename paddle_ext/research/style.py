@@ -109,12 +109,6 @@ def name_rows(axes: Axes, names: Sequence[str], strong: Sequence[str] = ()) -> N
         text.set(color=INK, weight="bold" if text.get_text() in strong else "normal")
 
 
-def plain(axes: Axes) -> None:
-    """No axes: for images."""
-    axes.set_axis_off()
-    axes.set_anchor("NW")
-
-
 def head(figure: Figure, title: str, below: str = "") -> None:
     """The title, and below it a smaller line; the panels get the rest."""
     width, height = figure.get_size_inches()
@@ -132,35 +126,23 @@ def head(figure: Figure, title: str, below: str = "") -> None:
 
 def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
     """Names at the right of curves, moved apart; call it when the limits of the axes are final."""
-    height = axes.get_position().height * size_of(axes)[1]  # inches, before the layout
+    height = axes.bbox.height / axes.figure.dpi  # inches, before the layout
     ordered = sorted(labels, key=lambda label: label.y)
-    ends = [share_of_axes(axes, label)[1] for label in ordered]
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ends = [float(to_axes.transform((label.x, label.y))[1]) for label in ordered]
     for label, y in zip(ordered, moved_apart(ends, 1.35 * SMALL / 72 / height), strict=True):
         write_label(axes, label, (1.05, y), (0, 0.5), ha="left", va="center")
 
 
 def label_tops(axes: Axes, labels: Sequence[Label]) -> None:
     """Names above marks, moved apart; call it when the limits of the axes are final."""
-    width = 0.8 * size_of(axes)[0]  # inches of the axes, about
+    width = 0.8 * axes.figure.bbox.width / axes.figure.dpi  # inches of the axes, about
     ordered = sorted(labels, key=lambda label: label.x)
     gap = (0.58 * max(len(label.text) for label in labels) + 1) * SMALL / 72 / width
-    marks = [share_of_axes(axes, label)[0] for label in ordered]
+    to_axes = axes.transData + axes.transAxes.inverted()
+    marks = [float(to_axes.transform((label.x, label.y))[0]) for label in ordered]
     for label, x in zip(ordered, moved_apart(marks, gap), strict=True):
         write_label(axes, label, (x, 1.04), (0.5, 0), ha="center", va="bottom")
-
-
-def size_of(axes: Axes) -> tuple[float, float]:
-    """The size of the whole figure, in inches."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    width, height = figure.get_size_inches()
-    return float(width), float(height)
-
-
-def share_of_axes(axes: Axes, label: Label) -> tuple[float, float]:
-    """The point of a label, as shares of the width and height of the axes."""
-    x, y = (axes.transData + axes.transAxes.inverted()).transform((label.x, label.y))
-    return float(x), float(y)
 
 
 def write_label(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,18 +118,15 @@ def tune(
     if isinstance(methods, Mapping):
         raise check.ArgumentTypeError("methods", "must be names or methods, got a mapping")
     chosen = chosen_methods(methods, preset)
-    points = {
-        label: grid_points(method, grid_of(label, method, grids))
-        for label, method in chosen.items()
-    }
+    points = {label: grid_points(grid_of(label, method, grids)) for label, method in chosen.items()}
     for label in grids or {}:
         check.choice("grids", label, tuple(chosen))
+    tried = [(label, options) for label, own in points.items() for options in own]
     evaluation = evaluate(
         bank,
         {
-            f"{label} {option_text(options)}".strip(): method
-            for label, of_method in points.items()
-            for method, options in of_method
+            f"{label} {option_text(options)}".strip(): replace(chosen[label], **options)  # type: ignore[type-var]
+            for label, options in tried
         },
         shots=check.integer("shots", shots),
         k_eff=check.integer("k_eff", k_eff),
@@ -141,18 +137,13 @@ def tune(
         alpha=alpha,
         **run,
     )
-    labels = [label for label, of_method in points.items() for _ in of_method]
     results = tuple(
-        dataclasses.replace(result, method=label)
-        for result, label in zip(evaluation, labels, strict=True)
+        replace(result, method=label) for result, (label, _) in zip(evaluation, tried, strict=True)
     )
-    tuning = best_points(chosen, points, dataclasses.replace(evaluation, results=results))
+    tuning = best_points(chosen, points, replace(evaluation, results=results))
     if run.get("output") is not None:
         tuning.save(Path(run["output"]) / FILE)
     return tuning
-
-
-Point = tuple[Method, dict[str, object]]  # a method, and its tuned options
 
 
 def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Grid:
@@ -174,29 +165,24 @@ def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Gri
     return grids[label]
 
 
-def grid_points(method: Method, grid: Grid) -> list[Point]:
-    """The method with each combination of options; invalid values are rejected here."""
-    points = []
-    for values in itertools.product(*grid.values()):
-        options = dict(zip(grid, values, strict=True))
-        points.append((dataclasses.replace(method, **options), options))  # type: ignore[type-var]
-    return points
+def grid_points(grid: Grid) -> list[dict[str, Any]]:
+    """Each combination of options."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def best_points(
-    chosen: Mapping[str, Method], points: Mapping[str, list[Point]], curves: Evaluation
+    chosen: Mapping[str, Method], points: Mapping[str, list[dict[str, Any]]], curves: Evaluation
 ) -> Tuning:
+    def merit(point: tuple[Result, dict[str, Any]]) -> tuple[int, int]:
+        result, options = point
+        own = chosen[result.method]
+        return result.correct, sum(getattr(own, name) == x for name, x in options.items())
+
     best, options = {}, {}
-    for label, method in chosen.items():
-        of_method = zip(curves.select(label), points[label], strict=True)
-        best[label], (_, options[label]) = max(  # the first of equals
-            of_method, key=lambda one: (one[0].correct, unchanged_options(method, one[1][1]))
-        )
+    for label in chosen:
+        own = zip(curves.select(label), points[label], strict=True)
+        best[label], options[label] = max(own, key=merit)  # the first of equals
     return Tuning(curves, best, options)
-
-
-def unchanged_options(method: Method, options: Mapping[str, object]) -> int:
-    return sum(getattr(method, name) == value for name, value in options.items())
 
 
 def option_text(value: object) -> str:

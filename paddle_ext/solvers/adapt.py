@@ -12,14 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
-from ..large.arguments import check_top, output_table, returns_all
 from ..large.passes import GivenScores, best_prior, classify_rows, is_large
 from ..limits import LEAST_QUERY_WEIGHT
 from ..native import load as native
 from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
 from ..prior import measures_of
 from ..rows import computing_dtype
-from ..solution import Solution
+from ..solution import Solution, output_table, returns_all
 from .groups import each_alone, of_rows, shared_proportions, solution_of_groups
 
 
@@ -69,28 +68,16 @@ def adapt(
         prior and `a` learned, but only if the batch is more likely with the prior than without, so
         that a wrong prior hardly costs anything. Impossible classes stay impossible either way.
         With groups [G, K] is a prior for each, in the order of the sorted groups.
-    groups : Tensor, array or sequence [Q], optional
-        The group of each row, an integer or a string, such as its place or its day: each has
-        proportions of its own. The logits are [Q, K]; the fields of the solution that describe a
-        batch are [G, ..], in the order of `solution.groups.names`. docs/groups.md has the
-        equations.
-    share : bool
-        Whether groups learn from each other how few classes a group has, which small ones cannot
-        tell alone. With False, or with a single group, each is a task of its own.
-    same : Tensor, array or sequence [Q], optional
-        Which rows are the same thing, an integer or a string for each, such as the frames of a
-        track: they get one label. Their logits add up, less so the more alike they are, and a thing
-        counts once in proportions and shares. The logits are [Q, K]; a thing is in one group.
+    groups, share, same
+        As in `paddle_ext.adaptive`, for logits [Q, K]. Groups that share learn from each other how
+        few classes a group has, and which are common.
     max_iter : int
         Limit on iterations.
     tol : float
         Stop a task when no count changes by more than this many queries. 0.0 runs `max_iter`
         iterations.
-    return_assignments : bool, optional
-        Whether to return the probabilities of all classes, or only the `top` largest of each query,
-        with their classes in `classes`; default: all, unless a task has more than 2^28.
-    top : int
-        At most 64.
+    return_assignments, top
+        As in `paddle_ext.adaptive`.
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph`, and the result for invalid values is
@@ -100,12 +87,9 @@ def adapt(
     Returns
     -------
     Solution
-        labels [.., Q] int64, the most probable class, of equals the smallest; probabilities
-        [.., Q, K], rows on the simplex; proportions [.., K], their mean, ``(N_k + a) / (weight Q +
-        K a)``; dual [.., K], ``e``; iterations [..] int32; criterion [..], the largest change of a
-        count in the last iteration; concentration [..], ``a`` in [1e-4, 1e4]; bound [..], a lower
-        bound of the log evidence, which no iteration lowers; prior_used [..] bool, whether the
-        batch is more likely with the prior, or None without one.
+        Its proportions are ``(N_k + a) / (weight Q + K a)``, `dual` is ``e``, and `criterion` the
+        largest change of a count in the last iteration; `concentration` is ``a``, in [1e-4, 1e4],
+        and `bound` a lower bound of the log evidence, which no iteration lowers.
 
     Notes
     -----
@@ -124,10 +108,10 @@ def adapt(
         raise check.ArgumentValueError("weight", f"{expected}, got {weight}")
     max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     check.flag("validate", validate)
-    top = check_top(return_assignments, top)
+    top = check.top(return_assignments, top)
     check.flag("share", share)
     logits, prior = check.tensors(logits, prior)
-    check.logits(logits)
+    check.of_classes("logits", logits)
     *batch, Q, K = logits.shape
     grouped, things = groups_of_one_batch(groups, same, logits)
     tasks = batch[0] if batch else None
@@ -198,20 +182,10 @@ def adapt_groups(
 def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:
     """The solution with these outputs of the native code; `prior` is None if none was given."""
     labels, u, proportions, dual, iterations, criterion, a, bound, chosen, *top = outputs
-    classes, held = top or (None, None)
-    return Solution(
-        labels,
-        u,
-        proportions,
-        dual,
-        iterations,
-        criterion,
-        concentration=a,
-        bound=bound,
-        prior_used=None if prior is None else chosen > 0,
-        classes=classes,
-        held=held,
-    )
+    first = labels, u, proportions, dual, iterations, criterion
+    used = None if prior is None else chosen > 0
+    whole = Solution(*first, concentration=a, bound=bound, prior_used=used)
+    return whole if not top else whole._replace(classes=top[0], held=top[1])
 
 
 def call_adapt(

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from .. import check
 from ..check import Options
-from ..large import arguments
 from ..large import paddle as large
-from ..large.arguments import Source
+from ..large.sources import Source, comes_in_chunks, queries_of
 from ..native import load as native
 from ..native.call import call_native, packed_features, packed_int64, solver
 from ..rows import computing_dtype
-from ..solution import Solution
+from ..solution import Solution, output_table, returns_all
 
 
 @solver(Solution)
@@ -56,17 +55,12 @@ def solve(
 
     Parameters
     ----------
-    support : Tensor [S, D] or [B, S, D]
-        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        Without a batch dimension but with a batched query, all tasks share the support.
-    support_labels : Tensor [S] or [B, S]
-        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
+    support, support_labels, num_classes
+        As in `paddle_ext.adaptive`.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
         Features to classify, of the dtype of `support`. The result has a batch dimension if they
         have one. A path, or `paddle_ext.FileRows`, is a file of one task, read in chunks, once per
         iteration unless it is small; its dtype may differ.
-    num_classes : int, optional
-        K. By default the largest label + 1.
     lam : float, optional
         Weight of the penalty on the number of classes present; default: Q, which makes the method
         parameter-free. 0 is soft K-means with a support.
@@ -86,12 +80,8 @@ def solve(
         this, by default 1e-6. 0.0 runs `max_iter` iterations.
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
-    return_assignments : bool, optional
-        Whether to return the probabilities of all classes, or only the `top` largest of each query,
-        with their classes in `classes`; default: all, unless a task has more than 2^28. With False
-        the matrix of queries and classes is never stored.
-    top : int
-        At most 64.
+    return_assignments, top
+        As in `paddle_ext.adaptive`. With False the matrix of queries and classes is never stored.
     precision : {"auto", "half"}
         Precision of the products of large tasks on CUDA. "auto" is as accurate as float32, using
         sums of half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
@@ -106,10 +96,8 @@ def solve(
     Returns
     -------
     Solution
-        labels [.., Q] int64, the most probable classes; probabilities [.., Q, K], rows on the
-        simplex; proportions [.., K], their column means; dual [.., K], the ``v`` of the last
-        iteration; iterations [..] int32 of each task; criterion [..], the mean distance the
-        prototypes moved in the last one; prototypes [.., K, D], or None.
+        Its proportions are the column means of the probabilities; `dual` is the ``v`` of the last
+        iteration, and `criterion` the mean distance that the prototypes moved in it.
 
     Notes
     -----
@@ -140,35 +128,27 @@ def solve(
         num_classes, lam, scaling, temperature, epsilon, max_iter, tol, return_prototypes, validate
     )
     check.choice("precision", precision, large.PRECISIONS)
-    top = arguments.check_top(return_assignments, top)
+    top = check.top(return_assignments, top)
     support, support_labels, query = check.tensors(support, support_labels, query)
-    in_chunks = arguments.comes_in_chunks(query)
+    in_chunks = comes_in_chunks(query)
     rows = support if in_chunks else cast(Tensor, query)  # otherwise the check raises an error
     check.dense(support, support_labels, rows)
     if validate:
         seen = support[:1] if in_chunks else rows
         num_classes = check.dense_values(support, support_labels, seen, num_classes)
-    queries = arguments.queries_of(query, support) if in_chunks else rows
+    queries = queries_of(query, support) if in_chunks else rows
     K = cast(int, num_classes)
-    all_classes = arguments.returns_all(return_assignments, queries.shape[-2], K)
+    all_classes = returns_all(return_assignments, queries.shape[-2], K)
     outputs: list[Tensor] = []
     if isinstance(queries, Tensor) and all_classes and precision == "auto":
         support, queries = packed_features(support), packed_features(queries)
         labels = packed_int64(support_labels)
-        outputs = call_paddle(queries, support, labels, K, options, return_prototypes)
+        outputs = call_paddle(queries, support, labels, K, options)
     if not outputs:
-        asked = large.Options(
-            options[0],
-            scaling,
-            *options[2:],
-            precision=precision,
-            prototypes=return_prototypes,
-            all_classes=all_classes,
-            top=top,
-            validate=validate and in_chunks,
-        )
-        outputs = arguments.solve_large_paddle(support, support_labels, queries, K, asked)
-    return solution(outputs, scaling, options, return_prototypes)
+        asked = options._replace(precision=precision, all_classes=all_classes, top=top)
+        asked = asked._replace(validate=validate and in_chunks)
+        outputs = large.solve(queries, support, support_labels, K, asked)
+    return solution(outputs, options)
 
 
 @solver(Solution)
@@ -238,30 +218,21 @@ def solve_indexed(
         num_classes = check.values(seen, support_labels, limits, num_classes)
     K, features = cast(int, num_classes), packed_features(features)
     of_support, labels, of_query = map(packed_int64, (support_index, support_labels, query_index))
-    outputs = call_paddle(
-        features, features, labels, K, options, return_prototypes, of_support, of_query
-    )
+    outputs = call_paddle(features, features, labels, K, options, of_support, of_query)
     if not outputs:
-        S, Q, last = labels.shape[-1], of_query.shape[-1], len(features) - 1
-        asked = large.Options(options[0], scaling, *options[2:], prototypes=return_prototypes)
         # Indices that were not validated are kept in range.
-        support = features[of_support.reshape(-1, S).clamp(0, last)]
-        index = of_query.reshape(-1, Q).clamp(0, last)
-        outputs = large.solve(features, support, labels.reshape(-1, S), K, asked, index)
-        outputs = outputs if of_query.dim() == 2 else [x[0] for x in outputs]
-    return solution(outputs, scaling, options, return_prototypes)
+        at, index = (x.clamp(0, len(features) - 1) for x in (of_support, of_query))
+        outputs = large.solve(features, features[at], labels, K, options, index)
+    return solution(outputs, options)
 
 
-def solution(
-    outputs: list[Tensor], scaling: str, options: Options, return_prototypes: bool
-) -> Solution:
+def solution(outputs: list[Tensor], o: Options) -> Solution:
     """The solution with these outputs, in the order of `output_table`."""
     labels, probabilities, proportions, dual, iterations, criterion, *others = outputs
-    prototypes = others.pop(0) if return_prototypes else None
-    lam, _, temperature = options[:3]
+    prototypes = others.pop(0) if o.prototypes else None
     # By position: keywords would take as long as the rest of this function.
     fields = labels, probabilities, proportions, dual, iterations, criterion, prototypes
-    whole = Solution(*fields, lam, scaling, temperature)
+    whole = Solution(*fields, o.lam, o.scaling, o.temperature)
     if not others:
         return whole
     classes, held = others
@@ -274,12 +245,10 @@ def call_paddle(
     labels: Tensor,
     K: int,
     o: Options,
-    prototypes: bool,
     support_index: Tensor | None = None,
     query_index: Tensor | None = None,
 ) -> list[Tensor]:
     """Solve checked tasks, or rows of a bank by index; an empty list if they are too large."""
-    lam, scaling, temperature, epsilon, max_iter, tol = o
     of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
     of_support, D = tuple(labels.shape), query.shape[-1]
     Q, N = of_query[-1], 0 if query_index is None else len(query)
@@ -287,13 +256,13 @@ def call_paddle(
     dtype = query.dtype
     options = {
         "size": (of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N, shared),
-        "lam": float(Q) if lam is None else lam,
-        "scaling": scaling,
-        "temperature": temperature,
-        "epsilon": epsilon,
-        "max_iter": max_iter,
-        "tol": tol,
-        "wants_prototypes": prototypes,
+        "lam": float(Q) if o.lam is None else o.lam,
+        "scaling": check.SCALINGS[o.scaling],
+        "temperature": o.temperature,
+        "epsilon": o.epsilon,
+        "max_iter": o.max_iter,
+        "tol": o.tol,
+        "wants_prototypes": o.prototypes,
     }
     inputs = {
         "support": (support, dtype, (N, D) if N else (*of_support, D)),
@@ -303,6 +272,6 @@ def call_paddle(
         "query_index": (query_index, torch.int64, of_query),
     }
     real = computing_dtype(query)
-    others = {"prototypes": (real, (K, D)) if prototypes else None}
-    outputs = arguments.output_table(of_query, K, real, None, others)
+    others = {"prototypes": (real, (K, D)) if o.prototypes else None}
+    outputs = output_table(of_query, K, real, None, others)
     return call_native(native.module.paddle_call, options, query, inputs, outputs)

@@ -64,8 +64,6 @@ def sinkhorn(
     Returns
     -------
     Transport
-        plan [.., Q, K]; iterations [..] int32 of each task; residual [..], the largest error of a
-        row sum after the last iteration.
 
     Notes
     -----
@@ -117,16 +115,12 @@ def sinkhorn(
 
 
 def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
-    check.features("cost", cost)
+    check.of_classes("cost", cost)
     check.features("row_mass", row_mass)
     check.features("col_mass", col_mass)
     if not (cost.is_cpu and row_mass.is_cpu and col_mass.is_cpu):
         check.one_device(cost=cost, row_mass=row_mass, col_mass=col_mass)
     shape = cost.shape
-    if cost.dim() not in (2, 3) or shape[-2] < 1 or shape[-1] < 1:
-        raise ValueError(
-            f"cost must have shape [Q, K] or [B, Q, K] with Q and K at least 1, got {list(shape)}"
-        )
     for name, mass, side in (("row_mass", row_mass, -2), ("col_mass", col_mass, -1)):
         shared, own = (shape[side],), (*shape[:-2], shape[side])
         if mass.shape != shared and mass.shape != own:
@@ -149,8 +143,7 @@ def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
     scalars += torch.aminmax(cost)
     row_low, row_high, col_low, col_high, least, worst, *ends = check.numbers_of(scalars)
     if not all(map(math.isfinite, ends)):
-        place = (~cost.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"cost must be finite, got {cost[tuple(place)].item():g} at {place}")
+        check.raise_too_large("cost", cost, LARGEST_FLOAT)
     bounds = (("row_mass", row_mass, row_low, row_high), ("col_mass", col_mass, col_low, col_high))
     for name, mass, low, high in bounds:
         if not (low >= 0 and high <= most):  # false for NaN

@@ -47,7 +47,7 @@ def tim(
     Parameters
     ----------
     support, support_labels, query, num_classes
-        As in `solve`, except that the queries are a tensor.
+        As in `paddle_ext.adaptive`, except that the queries are a tensor.
     solver : {"gd", "adm"}
         "gd" takes `max_iter` steps of Adam on the prototypes, TIM-GD; "adm" alternates between
         auxiliary assignments of the queries and prototypes, both in closed form, TIM-ADM.
@@ -77,9 +77,7 @@ def tim(
     Returns
     -------
     TimSolution
-        labels [.., Q] int64, the class of the nearest prototype, of equals the smallest;
-        probabilities [.., Q, K], rows on the simplex; prototypes [.., K, D], in the coordinates of
-        the features, or of the unit-norm ones with `normalize`; losses [max_iter, ..], or None.
+        Of equally probable classes, the label is the smallest.
 
     Notes
     -----

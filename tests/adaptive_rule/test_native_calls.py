@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from paddle_ext import adaptive, reference
 from paddle_ext.adaptive_rule.classify import posterior
 from paddle_ext.adaptive_rule.learn import Labelled, calibrate, labelled, learned, likelihood_of
-from paddle_ext.native.coordinates import coordinates, unsplit
+from paddle_ext.adaptive_rule.likelihood import coordinates, unsplit
 from paddle_ext.reference.adaptive import (
     CalibrationRows,
     Judged,

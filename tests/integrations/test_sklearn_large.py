@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import paddle_ext
-from paddle_ext.large import arguments as paddle_large
+from paddle_ext import solution
 from paddle_ext.large import passes
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
@@ -16,7 +16,7 @@ K, D, Q = 12, 16, 300
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paddle_large, "MOST_PROBABILITIES", Q * K - 1)
+    monkeypatch.setattr(solution, "MOST_PROBABILITIES", Q * K - 1)
     monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", Q)
 
 
@@ -35,7 +35,7 @@ def task(shots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def within_the_limits(X: np.ndarray, y: np.ndarray) -> paddle_ext.PaddleClassifier:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(passes, "MOST_IN_ONE_BLOCK", 2**22)
-        patched.setattr(paddle_large, "MOST_PROBABILITIES", 2**28)
+        patched.setattr(solution, "MOST_PROBABILITIES", 2**28)
         return paddle_ext.PaddleClassifier(rows="embeddings", device="cpu").fit(X, y)
 
 

@@ -123,9 +123,9 @@ def test_logits_do_not_suffice(name: str, shots: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ((), "schedule must have at least one pair, got none"),
-        ("12", "schedule must be a sequence of pairs, got str"),
-        ((1.0,), "schedule must be a sequence of pairs of numbers"),
+        ((), r"schedule must be pairs of numbers, got \(\)"),
+        ("12", "schedule must be pairs of numbers, got '12'"),
+        ((1.0,), "schedule must be pairs of numbers"),
         (((1.0, 0.0),), "schedule must be finite and > 0"),
     ],
 )

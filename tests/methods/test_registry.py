@@ -185,9 +185,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_class_of_a_module(module: str) -> None:
-    method = methods.create(f"{module}:Mine", power=3.0)
+    method = load(f"{module}:Mine")(power=3.0)
     assert method.predict(SUPPORT, LABELS, QUERY).labels.tolist() == [1, 0]
-    assert [option.name for option in methods.describe(f"{module}:Mine")] == ["power"]
     made = load(f"{module}:thing")
     assert made.name == "mine"
 
@@ -198,7 +197,7 @@ def test_a_class_of_a_module(module: str) -> None:
 )
 def test_missing_names_of_a_module(module: str, rest: str, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        methods.create(f"{module}{rest}")
+        load(f"{module}{rest}")
 
 
 def test_display_of_a_registered_method() -> None:

@@ -28,11 +28,11 @@ def run(*arguments: Any, **options: Any) -> Tuning:
 def test_grids(name: str) -> None:
     """Of moderate size, valid, and including the defaults and those of the presets."""
     grid = methods.create(name).tuning_grid
-    points = grid_points(methods.create(name), grid)
+    points = grid_points(grid)
     assert len(points) == 1 if name in ("simpleshot", "paddle") else len(points) <= 10
     for preset in (None, "mini", "tiered", "inat"):
         default = methods.create(name, preset)
-        assert {option: getattr(default, option) for option in grid} in [one[1] for one in points]
+        assert {option: getattr(default, option) for option in grid} in points
 
 
 def test_the_best_point() -> None:
@@ -73,10 +73,9 @@ def test_presets() -> None:
 def test_ties() -> None:
     """The point with most of the method's own options, then the first."""
     default = methods.create("laplacian_shot")  # lam 0.7, knn 3
-    points = grid_points(default, {"lam": (0.1, 0.7, 0.9), "knn": (6, 2)})
+    points = grid_points({"lam": (0.1, 0.7, 0.9), "knn": (6, 2)})
     results = [
-        Result("laplacian_shot", options, 5, 5, 5, 75, 10, 500, 25_000, 1.0)
-        for _, options in points
+        Result("laplacian_shot", options, 5, 5, 5, 75, 10, 500, 25_000, 1.0) for options in points
     ]
 
     def best(results: list[Result]) -> object:

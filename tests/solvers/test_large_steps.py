@@ -12,7 +12,7 @@ from paddle_ext.large.paddle import DistanceScores, Placed, PreparedRows, survey
 from paddle_ext.large.passes import CHUNK_NUMBERS, Queries
 from paddle_ext.large.products import Form, OneHalf, Plain, RowsAsTheyAre, TwoHalves
 from paddle_ext.large.sources import TensorRows
-from paddle_ext.large.steps import Moved, State, Top, add_sums, assign
+from paddle_ext.large.steps import Moved, State, Top, add_sums, assign_call
 from paddle_ext.rows import unit_rows
 
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-13}
@@ -128,14 +128,14 @@ def test_the_end_of_an_iteration(place: Place, prior: int) -> None:
     state = State(
         2, 1500, held.device, prior=prior, total=total, dual_weight=0.5, epsilon=1e-6, tol=1.2
     )
-    state.update(held.clone(), Moved(away, unit, base, bias))
+    state.update_call(held.clone(), Moved(away, unit, base, bias))()
     assert largest(state.criterion - away.mean(-1) * unit) < 1e-12
     assert state.running.tolist() == [0, 1]
     assert largest(bias.double() - (base + 0.5 * state.dual)) < 1e-5
     assert not bool(state.before.any())
     first = state.dual.clone()
     state.running.copy_(torch.tensor([1, 0]))
-    state.update(2 * held, Moved(away, unit, base, bias))
+    state.update_call(2 * held, Moved(away, unit, base, bias))()
     assert torch.equal(state.before[0], first[0])
     assert torch.equal(state.dual[1], first[1])
     assert state.iterations.tolist() == [2, 1]
@@ -163,14 +163,14 @@ def zeros(*shape: int) -> Tensor:
 def test_probabilities_and_their_sums(K: int, dtype: torch.dtype) -> None:
     products, slope, bias = rows(K, dtype)
     u, held, log_sums = torch.empty_like(products), zeros(1, K), zeros(1)
-    assign(products, slope, bias, probabilities=u, held=held, log_sums=log_sums)
+    assign_call(products, slope, bias, probabilities=u, held=held, log_sums=log_sums)()
     logits = products.double() + bias.double()
     want = logits.softmax(-1)
     assert ((u - want).abs() <= ROUNDING[dtype] * want).all()
     assert ((held - want.sum(1)).abs() <= ROUNDING[dtype] * want.sum(1)).all()
     torch.testing.assert_close(log_sums, logits.logsumexp(-1).sum(1), rtol=1e-6, atol=0)
     without, own = zeros(1, K), products.clone()
-    assign(own, slope, bias, probabilities=own, held=without)
+    assign_call(own, slope, bias, probabilities=own, held=without)()
     assert torch.equal(own, u)  # in place
     assert torch.equal(without, held)
 
@@ -182,7 +182,7 @@ def test_far_classes_have_probability_zero() -> None:
     products[0, 2, 4] = -3e38
     slope, bias = torch.ones(1), torch.zeros(1, 20)
     u = torch.empty_like(products)
-    assign(products, slope, bias, probabilities=u)
+    assign_call(products, slope, bias, probabilities=u)()
     assert torch.equal(u[0, 0], torch.eye(20)[0])
     assert (u[0, 1, ::2] == 0).all()
     torch.testing.assert_close(u[0, 1, 1::2], torch.full((10,), 0.1))
@@ -194,7 +194,7 @@ def test_large_logits_do_not_overflow(dtype: torch.dtype) -> None:
     most = torch.finfo(dtype).max
     products = torch.tensor([[[0.9 * most, 0.9 * most, 0.0]]], dtype=dtype)
     u = torch.empty_like(products)
-    assign(products, torch.ones(1, dtype=dtype), products.new_zeros(1, 3), probabilities=u)
+    assign_call(products, torch.ones(1, dtype=dtype), products.new_zeros(1, 3), probabilities=u)()
     assert u.flatten().tolist() == [0.5, 0.5, 0.0]
 
 
@@ -204,10 +204,11 @@ def test_top_classes_in_order_and_the_smaller_of_equal_ones(
     K: int, top: int, dtype: torch.dtype
 ) -> None:
     products, slope, bias = rows(K, dtype)  # integers: many are equal
-    found = Top.empty(slope, 1, products.shape[1], top)
-    assign(products, slope, bias, top=found)
+    likely = slope.new_empty(1, products.shape[1], top)
+    found = Top(likely, torch.empty_like(likely, dtype=torch.int64))
+    assign_call(products, slope, bias, top=found)()
     u = torch.empty_like(products)
-    assign(products, slope, bias, probabilities=u)
+    assign_call(products, slope, bias, probabilities=u)()
     want = u.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(found.classes, want.indices[..., :top])
     assert torch.equal(found.probabilities, want.values[..., :top])
@@ -217,7 +218,7 @@ def leads_and_expected(products: Tensor) -> tuple[Tensor, Tensor]:
     """Expected in the arithmetic of the logits, so that the sums over rows are exact."""
     K, leads = products.shape[-1], zeros(1, 2)
     logits = products.clone()
-    assign(products, products.new_ones(1), products.new_zeros(1, K), leads=leads)
+    assign_call(products, products.new_ones(1), products.new_zeros(1, K), leads=leads)()
     most = logits.amax(-1)
     lead = (2 * (most - logits.sort(-1).values[..., K - 1 - K // 2])).double()
     return leads, torch.stack([lead.sum(), (lead - 2 * most).sum()]).unsqueeze(0)

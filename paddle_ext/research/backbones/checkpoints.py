@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...arrays import read_torch, safetensors
 from ...files import RefusedError, check_regular, readable, write_tensors
@@ -22,9 +22,10 @@ from .recipes import Transform
 
 FORMAT = "paddle_ext.backbone.1"
 PUBLIC_TRANSFORM = Transform(84, resize=96)  # as in their evaluation
-PUBLIC_HEAD = re.compile(r"^(fc|linear)\.")
+PUBLIC_HEAD = re.compile(r"(module\.)?(fc|linear)\.")  # of the base classes, as in `HEAD`
 # Layers that identify the public networks.
 PUBLIC_LAYERS = {"layer4.1.conv2.weight": "resnet18", "layer3.3.conv2.weight": "wrn28_10"}
+HEAD = "head."  # the classifier of the base classes in files of version 0.1; features need none
 COUNTERS = "num_batches_tracked"  # of batch normalisation; missing in old files and never used
 
 
@@ -35,7 +36,6 @@ class Checkpoint:
     backbone: Backbone
     transform: Transform  # the preprocessing of images
     class_names: tuple[str, ...] = ()  # that it was trained on; may be empty
-    head: nn.Linear | None = None  # their classifier
     notes: dict[str, str] = field(default_factory=dict)  # anything, such as the accuracy
 
     def __post_init__(self) -> None:
@@ -48,10 +48,8 @@ class Checkpoint:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file; an older one is replaced only when the new one is complete."""
-        tensors = dict(self.backbone.state_dict())
-        if self.head is not None:
-            tensors |= {f"head.{name}": x for name, x in self.head.state_dict().items()}
-        tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+        state = self.backbone.state_dict()
+        tensors = {name: x.detach().cpu().contiguous() for name, x in state.items()}
         description = {
             "format": FORMAT,
             "architecture": self.backbone.architecture,
@@ -88,7 +86,8 @@ def read_own(path: Path) -> Checkpoint:
     check_regular(path)
     with readable(path, "a safetensors file"), module.safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        names = [name for name in file.keys() if not name.startswith(HEAD)]  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in names}
     try:
         about = {name: json.loads(value) for name, value in metadata.items()}
         if about["format"] != FORMAT:
@@ -112,8 +111,11 @@ def read_public(path: Path) -> Checkpoint:
     if not isinstance(weights, dict) or not weights:
         raise ValueError(f"{path} must hold a state dict, got {type(content).__name__}")
     # Training in several processes adds "module.".
-    named = {str(k).removeprefix("module."): x for k, x in weights.items() if isinstance(x, Tensor)}
-    tensors = {PUBLIC_HEAD.sub("head.", name): x for name, x in named.items()}
+    tensors = {
+        str(name).removeprefix("module."): x
+        for name, x in weights.items()
+        if isinstance(x, Tensor) and not PUBLIC_HEAD.match(str(name))
+    }
     for layer, architecture in PUBLIC_LAYERS.items():
         if layer in tensors:
             return assemble(path, architecture, tensors, PUBLIC_TRANSFORM)
@@ -126,21 +128,15 @@ def assemble(
     path: Path, architecture: str, tensors: Mapping[str, Tensor], transform: Transform
 ) -> Checkpoint:
     """A network in evaluation mode with these weights."""
-    backbone, head = create_uninitialised(architecture, len(transform.mean)), None
+    backbone = create_uninitialised(architecture, len(transform.mean))
     own = backbone.state_dict()
     counters = {name: torch.zeros_like(x) for name, x in own.items() if name.endswith(COUNTERS)}
-    given = {name: x for name, x in tensors.items() if not name.startswith("head.")}
     try:
-        backbone.load_state_dict(counters | given)
-        if "head.weight" in tensors:
-            size = backbone.dimension, len(tensors["head.weight"])
-            head = nn.Linear(*size, bias="head.bias" in tensors, device="meta")
-            head.to_empty(device="cpu")
-            head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
+        backbone.load_state_dict(counters | dict(tensors))
     except (RuntimeError, TypeError) as error:
         text = str(error)
         differences = " ".join((text.partition(":")[2] or text).split())  # several lines
         raise RefusedError(
             f"{path} must have the weights of {architecture!r}, got others: {differences[:200]}"
         ) from error
-    return Checkpoint(backbone.eval(), transform, head=head)
+    return Checkpoint(backbone.eval(), transform)

@@ -24,14 +24,9 @@ class Backbone(nn.Module):
     classes is a separate linear layer, used only by training and checkpoints.
     """
 
-    architecture: str
-    """Its name for `create`."""
-
-    dimension: int
-    """The number of features."""
-
-    input_size: int
-    """Height and width it is designed for; others work too."""
+    architecture: str  # its name for `create`
+    dimension: int  # the number of features
+    input_size: int  # height and width it is designed for; others work too
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import math
@@ -328,8 +327,7 @@ class Run:
             accuracy = f"{self.history[-1].validation:.4f}"
             notes[f"validation, {NUM_CLASSES}-way {SHOTS}-shot"] = accuracy
         notes |= {"recipe": repr(self.learner.recipe), "seed": str(self.seed)}
-        head, class_names = copy.deepcopy(final.head).cpu(), self.base.class_names
-        return Checkpoint(backbone.eval(), self.transform, class_names, head, notes)
+        return Checkpoint(backbone.eval(), self.transform, self.base.class_names, notes)
 
     def save(self, folder: Path, identity: str) -> None:
         """Write the state of the run, the best network if this epoch is the best, and the last."""

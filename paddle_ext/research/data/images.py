@@ -28,8 +28,7 @@ Labels: TypeAlias = "Tensor | npt.NDArray[np.int64] | Sequence[int]"
 class ImageSet(ABC):
     """Images of one split, all of one shape, with their classes."""
 
-    shape: tuple[int, int, int]
-    """(H, W, C) of every image."""
+    shape: tuple[int, int, int]  # H, W, C of every image
 
     def __init__(self, count: int, labels: Labels, class_names: Sequence[str], split: str) -> None:
         """`labels` [count] are indices into `class_names`; a class may have no image here."""
