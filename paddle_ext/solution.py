@@ -174,7 +174,8 @@ class Solution(NamedTuple):
         if self.shots is not None and self.variance is not None:
             queries = sums[..., 0, :].sum(-1, keepdim=True)
             apart = (self.variance / prevalence.NEAR_COPIES).clamp(max=1).unsqueeze(-1)
-            inexact += queries / (1 + apart * (self.shots - 1).clamp(min=0))  # rows but copies
+            # Near copies count as one row.
+            inexact += queries / (1 + apart * (self.shots - 1).clamp(min=0))
         sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
         if novelty is None:
             return sums

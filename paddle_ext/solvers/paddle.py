@@ -55,12 +55,17 @@ def solve(
 
     Parameters
     ----------
-    support, support_labels, num_classes
-        As in `paddle_ext.adaptive`.
+    support : Tensor [S, D] or [B, S, D]
+        Labelled features: float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        Without a batch dimension but with a batched query, all tasks share the support.
+    support_labels : Tensor [S] or [B, S]
+        Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
         Features to classify, of the dtype of `support`. The result has a batch dimension if they
         have one. A path, or `paddle_ext.FileRows`, is a file of one task, read in chunks, once per
         iteration unless it is small; its dtype may differ.
+    num_classes : int, optional
+        K. By default the largest label + 1.
     lam : float, optional
         Weight of the penalty on the number of classes present; default: Q, which makes the method
         parameter-free. 0 is soft K-means with a support.
@@ -80,8 +85,12 @@ def solve(
         this, by default 1e-6. 0.0 runs `max_iter` iterations.
     return_prototypes : bool
         Also return the prototypes, in the coordinates of the inputs.
-    return_assignments, top
-        As in `paddle_ext.adaptive`. With False the matrix of queries and classes is never stored.
+    return_assignments : bool, optional
+        Whether to return the probabilities of all classes, or only the `top` largest of each query,
+        with their classes in `classes`; default: all, unless a task has more than 2^28. With False
+        the matrix of queries and classes is never stored.
+    top : int
+        At most 64.
     precision : {"auto", "half"}
         Precision of the products of large tasks on CUDA. "auto" is as accurate as float32, using
         sums of half-precision products; "half" rounds to float16, and is faster. See docs/large.md.
