@@ -15,6 +15,7 @@ from torch import Tensor
 from . import check
 from .files import check_regular, current_version, readable, require_unchanged
 from .libraries import library
+from .text import several
 
 Numbers = npt.NDArray[Any]
 WHOLE = "a complete .parquet file"
@@ -111,11 +112,7 @@ def storage(column: Any) -> Any:
 
 def column_type(schema: Any, column: str, path: Path) -> Any:
     """The type of a column, which must hold lists of floating-point numbers."""
-    if column not in schema.names:
-        listed = ", ".join(map(repr, schema.names[:8])) + ", ..." * (len(schema.names) > 8)
-        raise check.ArgumentValueError(
-            "column", f"must be a column of {path} ({listed}), got {column!r}"
-        )
+    check_column("column", column, schema.names, path)
     if schema.names.count(column) > 1:
         raise ValueError(f"{path} must have one column {column!r}, got several")
     kind = schema.field(column).type
@@ -126,6 +123,13 @@ def column_type(schema: Any, column: str, path: Path) -> Any:
             f"got {kind}"
         )
     return kind
+
+
+def check_column(argument: str, name: str, names: Sequence[str], path: Path) -> None:
+    if name not in names:
+        listed, near = several([*map(repr, names)], 8), check.did_you_mean(name, names)
+        what = f"must be a column of {path} ({listed}), got {name!r}{near}"
+        raise check.ArgumentValueError(argument, what)
 
 
 def is_lists(kind: Any) -> bool:

@@ -20,7 +20,7 @@ from ..labels import numbered, sorted_names
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
 from ..prevalence import RATE, add_certain, from_sums
-from ..text import plural
+from ..text import plural, several
 from .answers import NO_CLASS, Answers
 from .corrections import Corrected
 from .read.opening import Source
@@ -300,12 +300,10 @@ class Outcome:
             )
         shots = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
         lonely = [k for k in sorted(set(answers.labels[unjudged].tolist())) if shots[k] < 2]
-        names = ", ".join(answers.class_names[k] for k in lonely[:MOST_NAMED])
-        others = len(lonely) - MOST_NAMED
-        more = f" and {others:,} others" if others > 0 else ""
+        names = several([answers.class_names[k] for k in lonely], MOST_NAMED)
         have = "has" if len(lonely) == 1 else "have"
         return (
-            f"{names}{more} {have} fewer than two labelled samples, so nothing can be said about "
+            f"{names} {have} fewer than two labelled samples, so nothing can be said about "
             f"whether the {len(unjudged):,} samples predicted as such are of an unknown class"
         )
 

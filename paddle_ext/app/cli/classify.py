@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ...text import plural
+from ...text import plural, several
 from ..settings import REVIEW, Settings
 from . import options as o
 from . import show
@@ -144,9 +144,7 @@ def show_report(report: Report) -> None:
     show_trust(report)
     if outcome.suggested is not None:
         names = [answers.names[row] for row in outcome.suggested]
-        others = len(names) - MOST_NAMED
-        rest = f" and {plural(others, 'other')}" if others > 0 else ""
-        show.say(f"label next: {', '.join(names[:MOST_NAMED])}{rest}")
+        show.say(f"label next: {several(names, MOST_NAMED)}")
     show.say(f"written: {', '.join(map(str, report.written))}")
 
 

@@ -18,7 +18,7 @@ from ...integrations.inputs import in_order
 from ...labels import alike, normalised, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
-from ...text import plain_cell, plural
+from ...text import plain_cell, plural, several
 from ..settings import Settings
 from .encoders import Encoder, TextEncoder, cached_texts
 from .samples import LOGIT_SCALE, Labelled, check_finite, matched_names, repeated, spoken_name
@@ -55,8 +55,8 @@ def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
     """Names that are not among the classes, a few of them with the class that was maybe meant."""
     known = set(classes)
     odd = [name for name in dict.fromkeys(names) if name not in known]
-    shown = ", ".join(f"{name!r}{check.did_you_mean(name, classes)}" for name in odd[:3])
-    return shown + (f" and {plural(len(odd) - 3, 'other')}" if len(odd) > 3 else "")
+    shown = [f"{name!r}{check.did_you_mean(name, classes)}" for name in odd[:3]]
+    return several([*shown, *odd[3:]], 3)
 
 
 # --- files of names -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ... import check
 from ...decoding import require_pillow
 from ...groups import groups_and_things
 from ...labels import numbered
-from ...text import plural, without_controls
+from ...text import plural, several, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, tables
 from .arrays import ArrayFile, ArraySamples
@@ -422,15 +422,12 @@ def used_columns(chosen: FeatureColumns) -> str:
     first, *_, last = chosen.names * 2
     more = f" to {last}" if len(chosen.names) > 1 else ""
     if chosen.categories:
-        more += f"; categories: {', '.join(map(repr, chosen.categories[:MOST_LISTED]))}"
-        more += ", ..." * (len(chosen.categories) > MOST_LISTED)
+        more += f"; categories: {several([*map(repr, chosen.categories)], MOST_LISTED)}"
     return f"{plural(len(chosen.names), 'column')}, {first}{more}"
 
 
 def left_out_columns(chosen: FeatureColumns) -> str:
-    listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
-    more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
-    return ", ".join(listed[:MOST_LISTED]) + more
+    return several([f"{name!r} ({why})" for name, why in chosen.left_out.items()], MOST_LISTED)
 
 
 # --- features -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ...files import current_version, first_line, open_regular, require_unchange
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
 from ...libraries import library
-from ...parquet import is_lists, open_parquet, record_batches, vectors, width_of
+from ...parquet import check_column, is_lists, open_parquet, record_batches, vectors, width_of
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
 from .cache import digest, written_digest
@@ -181,13 +181,7 @@ class Table(ABC):
         return [re.sub(DECIMAL_COMMA, r"\1.\2", x) if isinstance(x, str) else x for x in cells]
 
     def column(self, name: str, argument: str) -> str:
-        if name not in self.names:
-            shown = ", ".join(map(repr, self.names[:8])) + (", ..." * (len(self.names) > 8))
-            raise check.ArgumentValueError(
-                argument,
-                f"must be a column of {self.path} ({shown}), got {name!r}"
-                f"{check.did_you_mean(name, self.names)}",
-            )
+        check_column(argument, name, self.names, self.path)
         return name
 
     def label_column(
