@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.label_noise import check_label_noise
-from ..adaptive_rule.solve import check_options
 from ..groups import groups_and_things
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
-from ..presence.unknown import Familiar, check_rate, familiar
+from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, counted_shares
 from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
@@ -36,6 +34,7 @@ from .fitted import (
     to_tensor,
 )
 from .inputs import (
+    checked_options,
     checked_weights,
     labelled,
     labelled_things,
@@ -296,14 +295,16 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if columns.rows == "table":
             fit = fit._replace(prototypes=means_of(*given, fit.solution))
             if self._encoder is None:  # further rows may have gaps
-                self._encoder = TableEncoder(X.shape[1], []).fit(X)
+                self._encoder = TableEncoder(X, [])
         self.rows_ = columns.rows
         self._shares = counted_shares(
             fit.proportions, len(labels if query is None else query)
         ).cpu()
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
-        self._familiar = familiar_of(examples)
-        shots = examples.labels.bincount()
+        shots, known = examples.labels.bincount(minlength=examples.num_classes), None
+        if shots.all():
+            known = familiar(examples.support, examples.labels, examples.num_classes)
+        self._familiar = None if known is None else moved(known, "cpu")
         few = examples.names is None and int(shots[shots > 1].sum()) < FEWEST_TO_CALIBRATE
         self.calibrated_ = not few
         self._set_batch(fit)
@@ -312,16 +313,12 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _options(self) -> dict[str, Any]:
-        """Check all parameters, and return the options of the solver, except for the prior."""
-        _, max_iter, tol = check_options("auto", self.max_iter, self.tol)
+        """Check all parameters, and return the options of the rule, except for the prior."""
         check.real("present_threshold", self.present_threshold, positive=True)
-        check.real("logit_scale", self.logit_scale, positive=True)
-        label_noise = check_label_noise("label_noise", self.label_noise)
         check.choice("rows", self.rows, ROWS)
         check.flag("balanced", self.balanced)
-        check.flag("share", self.share)
-        shared = {"max_iter": max_iter, "tol": tol, "logit_scale": self.logit_scale}
-        return shared | {"label_noise": label_noise}
+        given = self.max_iter, self.tol, self.logit_scale, self.label_noise, self.share
+        return checked_options(*given)
 
     def _weighted(
         self, examples: Examples, sample_weight: Any, has_label: Array, places: Array
@@ -342,7 +339,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The groups and the things of the rows that are in the batch, as options of its rule."""
         own: Any = {name: row_groups(value, of_batch, name) for name, value in given.items()}
         grouped, things = groups_and_things(**own, rows=int(of_batch.sum()), device=device)
-        return {"groups": grouped, "same": things, "share": self.share}
+        return {"groups": grouped, "same": things}
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
@@ -497,7 +494,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             cells = validate_data(self, X, reset=reset, **options)
         if reset:
             encodes = len(categories) > 0 or (table and bool(np.isnan(cells).any()))
-            known = TableEncoder(cells.shape[1], categories).fit(cells) if encodes else None
+            known = TableEncoder(cells, categories) if encodes else None
             self._encoder = known
         return cells if known is None else known(cells)
 
@@ -509,12 +506,3 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _labels_of(self, solution: Solution) -> Tensor:
         """The labels that were asked for."""
         return solution.balanced_labels() if self.balanced else solution.labels
-
-
-def familiar_of(examples: Examples) -> Familiar | None:
-    """The model behind `novelty`; None if no class has two labelled rows, or one has none."""
-    labels, K = examples.labels, examples.num_classes
-    if int(labels.bincount(minlength=K).amin()) == 0:
-        return None
-    model = familiar(examples.support, labels, K)
-    return None if model is None else moved(model, "cpu")

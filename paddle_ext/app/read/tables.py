@@ -95,7 +95,7 @@ class FeatureColumns:
             parts = self.labelled.parts(self.names)
             cells = np.concatenate([self.labelled.cells(part) for part in parts])
         places = [self.names.index(name) for name in self.categories]
-        return TableEncoder(len(self.names), places).fit(cells)
+        return TableEncoder(cells, places)
 
     @property
     def encodes(self) -> bool:
