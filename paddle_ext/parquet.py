@@ -29,7 +29,6 @@ class ParquetColumn:
 
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.column = path, column
-        libraries()  # raises an error if they are missing
         self.version = current_version(path)
         with open_parquet(path) as table:
             kind = column_type(table.schema_arrow, column, path)
@@ -133,7 +132,7 @@ def check_column(argument: str, name: str, names: Sequence[str], path: Path) -> 
 
 
 def is_lists(kind: Any) -> bool:
-    types, kind = libraries()[0].types, getattr(kind, "storage_type", kind)
+    types, kind = pyarrow().types, getattr(kind, "storage_type", kind)
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
@@ -154,7 +153,7 @@ def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
     """Open a file with a small read buffer: by default pyarrow fetches a whole row group."""
-    module = libraries()[1]
+    module = pyarrow("pyarrow.parquet")
     check_regular(path)
     with readable(path, WHOLE):
         table = module.ParquetFile(
@@ -181,7 +180,5 @@ def record_batches(
         yield batch
 
 
-def libraries() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`, needed only for this format."""
-    parquet = library("pyarrow.parquet", "a .parquet file", "pyarrow")
-    return library("pyarrow", "a .parquet file", "pyarrow"), parquet
+def pyarrow(module: str = "pyarrow") -> Any:
+    return library(module, "a table", "pyarrow")

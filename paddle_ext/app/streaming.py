@@ -16,13 +16,14 @@ from torch import Tensor
 
 from .. import check
 from ..files import ahead
+from ..parquet import pyarrow
 from ..solution import Solution
 from .answering import classified
 from .answers import UNKNOWN
 from .corrections import DataNames, corrected_source
 from .read.input_check import Finding, check_input
 from .read.opening import encode, open_data
-from .read.samples import Batch, concatenated, has_text, matched_names, pyarrow
+from .read.samples import Batch, concatenated, has_text, matched_names
 from .read.tables import TableSamples
 from .run import existing
 from .settings import Settings

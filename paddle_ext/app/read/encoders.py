@@ -13,8 +13,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -298,13 +297,14 @@ def open_clip_encoder(
     name: str, model_name: str, weights: Path | None, device: torch.device
 ) -> Encoder:
     """A folder with a configuration, or a known architecture and its weights."""
+    # Some configurations refer to files on a hub, of which only the local cache is used. The hub's
+    # library reads this once, as it is loaded.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     module = library("open_clip", f"the encoder {name}", "'paddle_ext[open-clip]'")
-    pretrained = None if weights is None else str(weights)
-    with offline():
-        model, _, prepare = module.create_model_and_transforms(
-            model_name, pretrained=pretrained, device=device
-        )
-        tokenizer = module.get_tokenizer(model_name)
+    model, _, prepare = module.create_model_and_transforms(
+        model_name, pretrained=None if weights is None else str(weights), device=device
+    )
+    tokenizer = module.get_tokenizer(model_name)
     model = model.eval()
     content = digest_of_files(Path(model_name.partition(":")[2]) if weights is None else weights)
     key = f"open_clip {model_name.partition(':')[0]} {module.__version__} {content}"
@@ -316,21 +316,6 @@ def open_clip_encoder(
 
     images = Network(prepare, model.encode_image, device, f"images {key}")
     return Encoder(images, texts, key, float(model.logit_scale.detach().exp()))
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Some configurations refer to files on a hub; only its local cache is used."""
-    name = "HF_HUB_OFFLINE"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def without_broken_torchvision() -> None:

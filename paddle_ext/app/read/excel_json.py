@@ -10,8 +10,8 @@ from typing import Any
 
 from ...files import check_room, open_regular, readable
 from ...libraries import library
+from ...parquet import pyarrow
 from ...text import encodable
-from .samples import pyarrow
 from .text_files import small_text
 
 

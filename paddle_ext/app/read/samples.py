@@ -14,14 +14,10 @@ from torch import Tensor
 
 from ...integrations.columns import Columns, columns_for
 from ...labels import numbered, sorted_names
-from ...libraries import library
+from ...parquet import pyarrow
 from .cache import digest, written_digest
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
-
-
-def pyarrow() -> Any:
-    return library("pyarrow", "a table", "'paddle_ext[classify]'")
 
 
 @dataclass(frozen=True)

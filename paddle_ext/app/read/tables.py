@@ -23,8 +23,15 @@ from ... import check
 from ...files import current_version, first_line, open_regular, require_unchanged
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
-from ...libraries import library
-from ...parquet import check_column, is_lists, open_parquet, record_batches, vectors, width_of
+from ...parquet import (
+    check_column,
+    is_lists,
+    open_parquet,
+    pyarrow,
+    record_batches,
+    vectors,
+    width_of,
+)
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
 from .cache import digest, written_digest
@@ -45,7 +52,7 @@ from .columns import (
     why_no_feature,
 )
 from .excel_json import column_of, excel_rows, json_rows
-from .samples import Batch, concatenated, no_samples, pyarrow
+from .samples import Batch, concatenated, no_samples
 from .text_files import (
     checked_encoding,
     checked_separator,
@@ -162,16 +169,13 @@ class Table(ABC):
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Part]:
         """These columns of all rows."""
-        self.check_version()
+        require_unchanged(self.path, self.version)
         start = 0
         for batch in self.batches(names):
             for first in range(0, len(batch), size):
                 part = batch.slice(first, size)
                 yield Part(part, range(start, start + len(part)))
                 start += len(part)
-        self.check_version()
-
-    def check_version(self) -> None:
         require_unchanged(self.path, self.version)
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
@@ -310,7 +314,7 @@ class CsvTable(Table):
             raise ValueError(f"{self.path} must be {what}, got: {first_line(error)}") from error
 
     def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        arrow, module = pyarrow(), library("pyarrow.csv", "a table", "'paddle_ext[classify]'")
+        arrow, module = pyarrow(), pyarrow("pyarrow.csv")
         odd: list[Any] = []
 
         def skip(row: Any) -> str:
@@ -521,7 +525,7 @@ class TableSamples:
 
     def as_floats(self, column: Any) -> npt.NDArray[np.float32] | None:
         """A column of numbers or of texts that are numbers; None if a cell is not a number."""
-        arrow, compute = pyarrow(), library("pyarrow.compute", "a table", "'paddle_ext[classify]'")
+        arrow, compute = pyarrow(), pyarrow("pyarrow.compute")
         if column.null_count:
             return None
         if is_number(column.type):

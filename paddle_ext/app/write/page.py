@@ -56,8 +56,6 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
     judged = int(outcome.answers.predicted().sum()) - len(outcome.answers.unjudged())
     return template().render(
         shown=Shown(outcome, folder),
-        number=number,
-        caption=caption,
         outcome=outcome,
         answers=outcome.answers,
         source=outcome.source,
@@ -69,15 +67,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         unsure_note=unsure_note(outcome.answers),
         to_check_words=to_check_words(outcome.to_check()),
         by_chance=max(1, round(RATE * judged)),
-        no_class=NO_CLASS,
         seconds=f"{seconds:.1f}",
-        unknown=UNKNOWN,
-        doubtful=DOUBTFUL,
-        labelled_at_first=LABELLED_AT_FIRST[outcome.source.kind],
-        most_unreadable=MOST_UNREADABLE,
-        most_absent=MOST_ABSENT,
-        most_offered=MOST_OFFERED,
-        most_groups=MOST_GROUPS,
     )
 
 
@@ -90,6 +80,9 @@ def template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    constants = {name: value for name, value in globals().items() if name.isupper()}
+    elsewhere = {"DOUBTFUL": DOUBTFUL, "NO_CLASS": NO_CLASS, "UNKNOWN": UNKNOWN}
+    templates.globals |= {**constants, **elsewhere, "number": number, "caption": caption}
     templates.filters |= {"comma": "{:,}".format, "plural": plural}
     templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     return templates.get_template("page.html.j2")
