@@ -78,7 +78,6 @@ def check_beginning(file: BinaryIO) -> None:
 
 
 def what_else(first: bytes) -> str:
-    """A description of bytes that are not a readable image."""
     if first[4:8] == b"ftyp":
         return BRANDS.get(first[8:12], "not an image")
     return "not an image"
@@ -150,7 +149,6 @@ def square_crop(picture: Image, size: int) -> Image:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file is not read, in a few words that follow its name."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if type(error) is UnreadableError:

@@ -48,31 +48,28 @@ class ParquetColumn:
         """Read rows [start, stop); row groups without any of them are not read."""
         require_unchanged(self.path, self.version)
         with open_parquet(self.path) as table:
-            groups, skipped = row_groups(table.metadata, start, stop)
-            pieces = self.pieces(table, groups, start - skipped)
+            pieces = self.pieces(table, start, stop)
             rest = np.empty((0, self.shape[1]))
 
             def fill(rows: Tensor) -> None:
-                nonlocal rest, skipped
+                nonlocal rest
                 out, done = rows.numpy(), 0
                 while done < len(out):
-                    if len(rest) == 0:
-                        rest = next(pieces)
-                    dropped = min(skipped, len(rest))
-                    rest, skipped = rest[dropped:], skipped - dropped
+                    rest = rest if len(rest) else next(pieces)
                     count = min(len(rest), len(out) - done)
                     out[done : done + count] = rest[:count]
                     rest, done = rest[count:], done + count
 
             yield fill
 
-    def pieces(self, table: Any, groups: Sequence[int], row: int) -> Iterator[Numbers]:
-        """The features of these row groups, piece by piece; `row` numbers the first row."""
-        D = self.shape[1]
+    def pieces(self, table: Any, start: int, stop: int) -> Iterator[Numbers]:
+        """Rows [start, stop), and the rest of the last row group, piece by piece."""
+        D, (groups, row) = self.shape[1], row_groups(table.metadata, start, stop)
         at_once = max(1, PIECE // (D * self.dtype.itemsize))
         for batch in record_batches(table, self.path, at_once, [self.column], groups):
             rows = range(row, row + len(batch))
-            yield vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", rows)
+            numbers = vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", rows)
+            yield numbers[max(0, start - row) :]
             row = rows.stop
         raise ValueError(f"{self.path} must have {self.shape[0]} rows, got {row}")
 
@@ -142,12 +139,12 @@ def list_width(kind: Any) -> int:
 
 
 def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
-    """The row groups with rows [start, stop), and how many rows of the first group to skip."""
+    """The row groups with rows [start, stop), and the number of their first row."""
     ends = np.cumsum([metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)])
     first = int(np.searchsorted(ends, start, "right"))
     last = int(np.searchsorted(ends, stop, "left"))
     before = int(ends[first - 1]) if first else 0
-    return list(range(first, min(last + 1, len(ends)))), start - before
+    return list(range(first, min(last + 1, len(ends)))), before
 
 
 @contextmanager

@@ -98,7 +98,6 @@ class Answers:
         return f"{share:.1f} % ({low:.1f} to {high:.1f})"
 
     def unknown(self) -> int:
-        """Samples that the user calls ``unknown``."""
         return sum(label == UNKNOWN for label in self.corrected.values())
 
     def accuracy(self) -> tuple[float, int, int] | None:
@@ -194,7 +193,6 @@ def inserted(
 
 
 def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
-    """Samples of which nothing can be said."""
     n, K = len(samples.names), len(class_names)
     none, nan = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
     absent = torch.zeros(K, dtype=torch.bool)

@@ -154,11 +154,6 @@ class LabelledCheck:
         rows: list[int] = self.doubt.argsort(descending=True, stable=True).tolist()
         return rows
 
-    def suspects(self) -> list[int]:
-        """Rows whose label is likely wrong."""
-        wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labelled.labels)
-        return [row for row in self.order() if wrong[row]]
-
     def label(self, row: int) -> str:
         return self.labelled.class_names[int(self.labelled.labels[row])]
 
@@ -246,8 +241,6 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Predictions, corrections, and what the labelled samples say about both."""
-
     answers: Answers
     corrected: Corrected
     checked: LabelledCheck | None
@@ -282,10 +275,11 @@ class Outcome:
 
     def suspects(self) -> list[int]:
         """Labelled samples whose label looks wrong, unless the user has said what they are."""
-        if self.checked is None:
+        checked, sure = self.checked, self.source.labelled.trusted
+        if checked is None:
             return []
-        sure = self.source.labelled.trusted
-        return [row for row in self.checked.suspects() if sure is None or not sure[row]]
+        wrong = (checked.doubt > SUSPECT) & (checked.suggestion != checked.labelled.labels)
+        return [row for row in checked.order() if wrong[row] and (sure is None or not sure[row])]
 
     def about_strangers(self) -> str:
         """For which samples nothing can be said about unknown classes; empty if for none."""

@@ -148,7 +148,6 @@ class Settings:
 
     @property
     def gap(self) -> timedelta | None:
-        """The time of `group_gap`."""
         if self.group_gap is None:
             return None
         parts = re.fullmatch(r"(\d{1,9})\s*(s|min|h|d)", self.group_gap)
@@ -161,11 +160,6 @@ class Settings:
 
     @property
     def corrections(self) -> list[Path]:
-        """The files of `corrected`."""
         if isinstance(self.corrected, (str, Path)):
             return [Path(self.corrected)]
         return [Path(path) for path in self.corrected]
-
-    @property
-    def csv_format(self) -> tuple[str | None, str | None]:
-        return self.separator, self.encoding

@@ -21,26 +21,9 @@ from .. import check
 from ..groups import Groups, groups_of
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
+from . import fitted, inputs
 from .columns import Array, is_frame
-from .fitted import (
-    Examples,
-    Fitted,
-    FittedAdaptive,
-    FittedNames,
-    array,
-    chosen_device,
-    in_columns,
-    learned,
-    to_tensor,
-)
-from .inputs import (
-    checked_options,
-    checked_prototypes,
-    classes_and_places,
-    length,
-    prior_weights,
-    vectors,
-)
+from .fitted import Examples, Fitted, FittedAdaptive, FittedNames, array, chosen_device, to_tensor
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -141,7 +124,7 @@ class BatchClassifier:
         logit_scale: float = 100.0,
         device: str | torch.device = "auto",
     ) -> None:
-        self._options = checked_options(max_iter, tol, logit_scale, label_noise, share)
+        self._options = inputs.checked_options(max_iter, tol, logit_scale, label_noise, share)
         for name, value in (("column", column), ("prefix", prefix), ("group", group)):
             if not isinstance(value, str) and not value is group is None:
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
@@ -159,12 +142,12 @@ class BatchClassifier:
         # A GPU need not exist here: another machine may compute.
         named = re.fullmatch(r"auto|cuda(:\d+)?", str(device))
         self._device = str(device if named else check.device(device))
-        text = None if prototypes is None else checked_prototypes(prototypes)
+        text = None if prototypes is None else inputs.checked_prototypes(prototypes)
         rows = support_rows(support, text)
         given = () if labels is None and len(rows) == 0 else labels
         K = None if text is None else len(text)
-        self.classes, places = classes_and_places(given, len(rows), names, K)
-        self._options["prior"] = prior_weights(prior, self.classes)
+        self.classes, places = inputs.classes_and_places(given, len(rows), names, K)
+        self._options["prior"] = inputs.prior_weights(prior, self.classes)
         self._width, self._labelled = rows.shape[1], len(rows)
         # Copies, because the caller's arrays may change.
         examples = Examples(
@@ -176,11 +159,11 @@ class BatchClassifier:
         self._fitted: Fitted = FittedNames(examples)
         self._here: tuple[torch.device, Fitted] | None = None
         with torch.inference_mode():
-            self._columns, examples, _ = in_columns(examples, None)
+            self._columns, examples, _ = fitted.in_columns(examples, None)
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
                 no_dual = torch.zeros(examples.num_classes)
-                learned_on = learned(examples, self._options)
+                learned_on = fitted.learned(examples, self._options)
                 self._fitted = FittedAdaptive(learned_on, no_dual).to("cpu")
 
     def __repr__(self) -> str:
@@ -256,22 +239,22 @@ class BatchClassifier:
                     "prefix",
                 )
         embeddings = batch[self._column]
-        rows = length(embeddings)
+        rows = inputs.length(embeddings)
         for name in batch:
-            if length(batch[name]) != rows:
+            if inputs.length(batch[name]) != rows:
                 raise check.ArgumentValueError(
                     "batch",
                     f"must have columns of one length, got {rows} rows of {self._column!r} and "
-                    f"{length(batch[name])} of {name!r}",
+                    f"{inputs.length(batch[name])} of {name!r}",
                 )
         return embeddings
 
     def _answers(self, embeddings: Any, name: str, groups: Any = None) -> dict[str, Array]:
-        if length(embeddings) == 0:
+        if inputs.length(embeddings) == 0:
             probability, doubt = (np.empty(0, dtype=np.float32) for _ in range(2))
             labels = self.classes[:0]
         else:
-            query = vectors(name, embeddings, width=self._width)
+            query = inputs.vectors(name, embeddings, width=self._width)
             with torch.inference_mode():
                 rows = self._columns.applied_to(to_tensor(query, chosen_device(self._device)))
                 together = None if groups is None else groups_of(groups, len(rows), rows.device)
@@ -291,8 +274,8 @@ class BatchClassifier:
     def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
         """Classify a batch with the memory as its prior, and add what the batch holds to it."""
         # It is not known how many labelled rows a name is worth.
-        fitted = self._fitted
-        labelled = fitted.likelihood.rows if isinstance(fitted, FittedAdaptive) else math.inf
+        known = self._fitted
+        labelled = known.likelihood.rows if isinstance(known, FittedAdaptive) else math.inf
         best, bound, kept, believes = None, -math.inf, None, False
         for held in self._memory:
             found = self._solve(rows, groups, prior=mean_proportions(held, labelled))
@@ -313,8 +296,8 @@ class BatchClassifier:
 def support_rows(support: Any, prototypes: Array | None) -> Array:
     """The support as float32 [S, D]; S may be 0 if there are prototypes."""
     width = None if prototypes is None else prototypes.shape[1]
-    if support is not None and length(support) != 0:
-        return vectors("support", support, width=width)
+    if support is not None and inputs.length(support) != 0:
+        return inputs.vectors("support", support, width=width)
     if width is None:
         raise check.ArgumentValueError(
             "support", "must have a row of every class, unless there are prototypes, got none"

@@ -17,32 +17,9 @@ from ..presence import suggest
 from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, counted_shares
+from . import fitted, inputs
 from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
-from .fitted import (
-    Examples,
-    Fit,
-    FittedNames,
-    array,
-    chosen_device,
-    counted_once,
-    fit_batch,
-    fit_labelled,
-    in_columns,
-    label_distributions,
-    means_of,
-    moved,
-    to_tensor,
-)
-from .inputs import (
-    checked_options,
-    checked_weights,
-    labelled,
-    labelled_things,
-    named_classes,
-    prior_weights,
-    row_groups,
-    sorted_classes,
-)
+from .fitted import Examples, array, chosen_device, moved, to_tensor
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -260,18 +237,18 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y = np.full(len(X), -1) if y is None else column_or_1d(y, warn=True)
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
-        has_label = labelled(y)
+        has_label = inputs.labelled(y)
         options |= self._together({"groups": groups, "same": same}, ~has_label, device)
         if prototypes is not None:
-            self.classes_, places, names = named_classes(
+            self.classes_, places, names = inputs.named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
             )
         elif classes is not None:
             raise ValueError(f"classes must be None without prototypes, got {check.kind(classes)}")
         else:
-            self.classes_, places = sorted_classes(y[has_label])
-        options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
-        tied = labelled_things(same, self.classes_[places], has_label, device)
+            self.classes_, places = inputs.sorted_classes(y[has_label])
+        options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
+        tied = inputs.labelled_things(same, self.classes_[places], has_label, device)
         if tied is not None and sample_weight is not None:
             raise ValueError("sample_weight must be None with labelled things, got weights")
         options["tied"], rows = tied, to_tensor(X, device)
@@ -281,19 +258,19 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         examples = Examples(rows[mask], labels, len(self.classes_))
         if prototypes is not None:
             of_classes = to_tensor(names, device).to(rows.dtype)
-            examples = replace(counted_once(examples, tied), names=of_classes)
+            examples = replace(fitted.counted_once(examples, tied), names=of_classes)
         examples = self._weighted(examples, sample_weight, has_label, places)
         query = None if has_label.all() else rows[~mask]
         given, asked = (examples, query), dict[str, Any](rows=self.rows)
         if self._encoder is not None:  # embeddings have neither gaps nor categories
             asked = {"rows": "table", "made_of": torch.from_numpy(self._encoder.made_of).to(device)}
-        columns, examples, query = in_columns(examples, query, **asked)
+        columns, examples, query = fitted.in_columns(examples, query, **asked)
         if query is None:
-            fit = fit_labelled(examples, options)
+            fit = fitted.fit_labelled(examples, options)
         else:
-            fit = fit_batch(examples, query, options)
+            fit = fitted.fit_batch(examples, query, options)
         if columns.rows == "table":
-            fit = fit._replace(prototypes=means_of(*given, fit.solution))
+            fit = fit._replace(prototypes=fitted.means_of(*given, fit.solution))
             if self._encoder is None:  # further rows may have gaps
                 self._encoder = TableEncoder(X, [])
         self.rows_ = columns.rows
@@ -318,7 +295,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check.choice("rows", self.rows, ROWS)
         check.flag("balanced", self.balanced)
         given = self.max_iter, self.tol, self.logit_scale, self.label_noise, self.share
-        return checked_options(*given)
+        return inputs.checked_options(*given)
 
     def _weighted(
         self, examples: Examples, sample_weight: Any, has_label: Array, places: Array
@@ -329,7 +306,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if examples.names is not None:
             kind = check.kind(sample_weight)
             raise ValueError(f"sample_weight must be None with prototypes, got {kind}")
-        given = checked_weights(sample_weight, has_label, places, self.classes_)
+        given = inputs.checked_weights(sample_weight, has_label, places, self.classes_)
         weights = to_tensor(given, examples.labels.device)
         rows = examples.support, examples.labels, weights
         support, labels, weights = (x[weights > 0] for x in rows)
@@ -337,7 +314,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _together(self, given: dict[str, Any], of_batch: Array, device: Any) -> dict[str, Any]:
         """The groups and the things of the rows that are in the batch, as options of its rule."""
-        own: Any = {name: row_groups(value, of_batch, name) for name, value in given.items()}
+        own: Any = {name: inputs.row_groups(value, of_batch, name) for name, value in given.items()}
         grouped, things = groups_and_things(**own, rows=int(of_batch.sum()), device=device)
         return {"groups": grouped, "same": things}
 
@@ -346,7 +323,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: Array = self.fit(X, y, sample_weight, **more).transduction_
         return labels
 
-    def _set_batch(self, fit: Fit) -> None:
+    def _set_batch(self, fit: fitted.Fit) -> None:
         """Set the attributes that describe the batch or, without one, the labelled rows."""
         self.prototypes_ = array(fit.prototypes)
         self.class_proportions_ = array(fit.proportions)
@@ -383,7 +360,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             place[~has_label] = array(self._labels_of(solution))
             self.doubt_[~has_label] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
-        self.label_distributions_ = label_distributions(place, has_label, K, solution, dtype)
+        self.label_distributions_ = fitted.label_distributions(place, has_label, K, solution, dtype)
 
     def suggest(self, count: int) -> Array:
         """The unlabelled rows of `fit` whose labels would help most, as indices into `X`.
@@ -437,7 +414,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = self._checked_rows(X)
         options, every = self._options(), np.ones(len(rows), dtype=bool)
         options |= self._together({"groups": groups, "same": same}, every, rows.device)
-        options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
+        options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
         solution = self._fitted.solve(rows, options).over_all()
         labels: Array = self.classes_[array(self._labels_of(solution))]
         return labels
@@ -450,7 +427,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._checked_rows(X)
         if self._familiar is None:
-            named = isinstance(self._fitted, FittedNames)
+            named = isinstance(self._fitted, fitted.FittedNames)
             raise ValueError(
                 "y must have had a labelled row of every class, and two or more of one, for "
                 f"novelty, which measures their spread, "
@@ -504,5 +481,4 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return torch.cat([(logits - less).argmax(-1) for logits in self._fitted.logits(rows)])
 
     def _labels_of(self, solution: Solution) -> Tensor:
-        """The labels that were asked for."""
         return solution.balanced_labels() if self.balanced else solution.labels

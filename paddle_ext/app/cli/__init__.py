@@ -9,7 +9,6 @@ import sys
 
 
 def main() -> None:
-    """Run the command with the arguments of the process."""
     try:
         from .app import run
 

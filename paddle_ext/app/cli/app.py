@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Group
 
 from ...native.load import version
 from ...text import printable
-from . import classify, demo, evaluating, images, info
+from . import classify, evaluating, images, info
 from .options import DEFAULTS, UsageError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -57,7 +57,7 @@ app = App(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     classify.classify,
-    demo.demo,
+    evaluating.demo,
     info.info,
     images.train,
     images.extract,

@@ -82,8 +82,7 @@ def classify(
         from ..read.opening import open_data
         from ..run import existing
 
-        paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
-        show_findings(check_input(open_data(*paths, settings)))
+        show_findings(check_input(open_data(*existing(labelled, unlabelled), settings)))
         return
     from ..classify import classify as run
     from ..classify import stream, streams
@@ -180,7 +179,6 @@ def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
 
 
 def show_trust(report: Report) -> None:
-    """How reliable the predictions and the labels are."""
     from ..outcome import to_check_words
     from ..run import LABELLED
 

@@ -198,7 +198,6 @@ def merge_banks(banks: list[FeatureBank]) -> FeatureBank:
 
 
 def nearest_mean_line(bank: FeatureBank, shots: int, ways: int = 5) -> str:
-    """Nearest-mean accuracy, a check of the features."""
     from ...research.backbones import nearest_mean_accuracy
 
     title = f"{ways}-way {shots}-shot by the nearest class mean"

@@ -51,7 +51,6 @@ class ArrayFile:
         return values
 
     def labelled(self, values: list[str]) -> Batch:
-        """The rows with a label."""
         rows = [row for row, value in enumerate(values) if value]
         return batch_of(self.features, rows, [f"row {row}" for row in rows], values)
 

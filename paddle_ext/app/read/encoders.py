@@ -62,8 +62,6 @@ TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] floa
 
 @dataclass(frozen=True)
 class Network:
-    """A network for images."""
-
     prepare: Callable[[Image], Tensor]  # an RGB image to what the network takes, of one shape
     compute: Callable[[Tensor], Tensor]  # such images [n, ...], on the device, to features [n, D]
     device: torch.device
@@ -192,15 +190,12 @@ def network_of(
 
 @dataclass(frozen=True)
 class Encoder:
-    """An image-text encoder."""
-
     images: Network
     texts: TextEncoder
     key: str  # everything the embeddings depend on, apart from the samples
     logit_scale: float = LOGIT_SCALE  # the learned factor from cosines to logits
 
     def text_tower(self, texts: list[str]) -> Tensor:
-        """`texts`, in batches."""
         starts = range(0, len(texts), TEXTS_AT_ONCE)
         return torch.cat([self.texts(texts[start : start + TEXTS_AT_ONCE]) for start in starts])
 
@@ -380,7 +375,6 @@ def open_text_model(
 
 
 def packaged_model() -> str | None:
-    """The folder of the model in the package."""
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         return None

@@ -21,8 +21,8 @@ from ...rows import unit_rows
 from ...text import plain_cell, plural, several
 from ..settings import Settings
 from .encoders import Encoder, TextEncoder, cached_texts
+from .formats import given_rows, small_text
 from .samples import LOGIT_SCALE, Labelled, check_finite, matched_names, repeated, spoken_name
-from .text_files import given_rows, small_text
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)

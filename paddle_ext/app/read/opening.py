@@ -100,7 +100,6 @@ class Source:
         return samples.chosen if isinstance(samples, TableSamples) else None
 
     def stored_columns(self) -> dict[str, Any]:
-        """What a saved model needs to know of the columns of a table."""
         chosen = self.chosen
         if chosen is None or not chosen.table or self.labelled.columns.rows != "table":
             return {}
@@ -299,7 +298,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         opened = open_rows(new, None, settings, given, classes_of(examples, given))
         opened.examples, opened.labelled_name = examples, str(labelled)
         return opened
-    table = open_table(labelled, *settings.csv_format)
+    table = open_table(labelled, settings.separator, settings.encoding)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     notes = list(table.notes)
     chosen = chosen_features(table, own, notes, settings.rows if given is None else "embeddings")
@@ -335,7 +334,7 @@ def open_rows(
         path.class_names = class_names
         stored = ArraySamples(path)
         return Source(settings, kind, str(path.path), stored, given, total=len(stored))
-    table = open_table(path, *settings.csv_format)
+    table = open_table(path, settings.separator, settings.encoding)
     notes += table.notes
     if chosen is None and not texts:
         # The label column of another, labelled file may be missing here.
@@ -365,7 +364,7 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
 
 def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
     """One table with missing labels; with names the column of labels may be missing."""
-    table, asked = open_table(path, *settings.csv_format), settings.columns
+    table, asked = open_table(path, settings.separator, settings.encoding), settings.columns
     label = table.label_column(asked.label, asked.truth, required=given is None)
     columns, notes = replace(asked, label=label), list(table.notes)
     chosen = chosen_features(
@@ -388,7 +387,6 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
 
 
 def labelled_rows(table: Table, columns: Columns, chosen: FeatureColumns | None) -> TableSamples:
-    """The rows with a label, which is their truth."""
     rows = TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
     if chosen is not None:
         chosen.labelled = rows

@@ -34,6 +34,7 @@ from ...parquet import (
 )
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
+from . import formats
 from .cache import digest, written_digest
 from .columns import (
     DECIMAL_COMMA,
@@ -51,16 +52,7 @@ from .columns import (
     why_an_id,
     why_no_feature,
 )
-from .excel_json import column_of, excel_rows, json_rows
 from .samples import Batch, concatenated, no_samples
-from .text_files import (
-    checked_encoding,
-    checked_separator,
-    csv_reader,
-    sniffed_encoding,
-    sniffed_separator,
-    text_of,
-)
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".json")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
@@ -72,8 +64,6 @@ LONGEST_ROW = 2**24  # bytes of a row of a CSV file
 
 
 class Part(NamedTuple):
-    """Some rows of a table."""
-
     batch: Any  # pyarrow.RecordBatch
     rows: Sequence[int]  # their numbers
 
@@ -292,15 +282,21 @@ class CsvTable(Table):
 
     def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
         super().__init__(path)
-        self.encoding = checked_encoding(encoding) if encoding else sniffed_encoding(path)
+        self.encoding = (
+            formats.checked_encoding(encoding) if encoding else formats.sniffed_encoding(path)
+        )
         if separator:
-            self.separator = checked_separator(separator)
+            self.separator = formats.checked_separator(separator)
         else:
-            self.separator = sniffed_separator(path, self.encoding)
+            self.separator = formats.sniffed_separator(path, self.encoding)
         # With commas as separators, "1,234" is more than a thousand.
         self.decimal_commas = self.separator != ","
-        with self.readable(), open_regular(path) as file, text_of(file, self.encoding) as text:
-            self.names = next(csv_reader(text, self.separator), [])
+        with (
+            self.readable(),
+            open_regular(path) as file,
+            formats.text_of(file, self.encoding) as text,
+        ):
+            self.names = next(formats.csv_reader(text, self.separator), [])
         self.look()
 
     @contextmanager
@@ -353,12 +349,12 @@ class InMemoryTable(Table):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        read = excel_rows if path.suffix == ".xlsx" else json_rows
+        read = formats.excel_rows if path.suffix == ".xlsx" else formats.json_rows
         self.names, lines, self.notes = read(path)
         self.count = len(lines)
         cells = zip(*lines, strict=True) if lines else [()] * len(self.names)
         self.stored = pyarrow().Table.from_arrays(
-            [column_of(list(own)) for own in cells], self.names
+            [formats.column_of(list(own)) for own in cells], self.names
         )
         self.look()
 

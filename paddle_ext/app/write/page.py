@@ -125,7 +125,6 @@ def digest_source(text: str) -> str:
 
 
 def unsure_note(answers: Answers) -> str:
-    """How many of the classes found are uncertain."""
     count = int(((answers.counts() > 0) & ~answers.present).sum())
     return f", {count:,} of them unsure" if count else ""
 

@@ -20,7 +20,7 @@ from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
 from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
-from ..read.excel_json import excel_library
+from ..read.formats import excel_library
 from ..read.tables import TableSamples
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
@@ -190,7 +190,6 @@ def write_labelled(path: Path, checked: LabelledCheck, shown: str, named: str | 
 def write_suggestions(
     path: Path, answers: Answers, reasons: dict[int, str], name_column: str, *, texts: bool
 ) -> None:
-    """Write the samples to label next, the most useful first."""
     sure = decimals(answers.probability[[*reasons]])
     rows = (
         (answers.names[row], *[answers.texts[row]] * texts, answers.prediction(row), number, why)
