@@ -13,7 +13,7 @@ from . import show
 if TYPE_CHECKING:
     import torch
 
-    from ...research.backbones import Epoch, Recipe
+    from ...research.backbones import Epoch
     from ...research.data import FeatureBank
     from ...research.data.images import ImageSet
 
@@ -53,10 +53,15 @@ def train(
     paddle-ext train data/mini --layout mini --recipe strong --compile --output runs/a
     paddle-ext train --layout glyphs --arch small --output runs/glyphs
     """
+    from ...research.backbones import recipe as named_recipe
     from ...research.backbones import train as run
 
     folder = output or Path("runs") / arch
-    chosen = chosen_recipe(recipe, arch, epochs, batch_size)
+    own: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
+    chosen = replace(
+        named_recipe(recipe or ("small" if arch == "small" else "paper"), arch),
+        **{name: value for name, value in own.items() if value is not None},
+    )
     base = open_split(layout, root, base_split, size, samples)
     val = open_split(layout, root, val_split, size, samples) if validation else None
     show.say(f"{len(base)} images of {len(base.class_names)} classes, {chosen.epochs} epochs")
@@ -76,16 +81,6 @@ def train(
             seed=seed,
         )
     show_training(trained.history, folder)
-
-
-def chosen_recipe(
-    name: str | None, architecture: str, epochs: int | None, batch_size: int | None
-) -> Recipe:
-    from ...research.backbones import recipe
-
-    chosen = recipe(name or ("small" if architecture == "small" else "paper"), architecture)
-    own: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
-    return replace(chosen, **{name: value for name, value in own.items() if value is not None})
 
 
 def open_split(

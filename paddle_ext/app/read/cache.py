@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DIGESTS_OF_A_QUERY = 500  # the database limits the number
 SEAL = 20  # bytes of a digest
 
 
@@ -65,11 +64,9 @@ class FeatureCache:
         rows: dict[bytes, Tensor] = {}
 
         def select(database: sqlite3.Connection) -> None:
-            for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
-                asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
-                marks = ",".join("?" * len(asked))
-                query = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
-                for key, stored in database.execute(query, asked):
+            for key in digests:
+                found = database.execute("SELECT row FROM features WHERE digest = ?", (key,))
+                for (stored,) in found:
                     row = stored[:-SEAL] if isinstance(stored, bytes) else b""
                     if stored == row + digest(key + row):
                         rows[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())

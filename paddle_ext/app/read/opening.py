@@ -21,24 +21,13 @@ from ...groups import groups_and_things
 from ...labels import numbered
 from ...text import plural, several, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
-from . import arrays, tables
+from . import arrays, names, tables
 from .arrays import ArrayFile, ArraySamples
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
 from .grouping import Grouped, ToClassify, groups_of_samples, named_cells
 from .model import load_model, settings_of
-from .names import (
-    ClassPrompts,
-    Given,
-    embedded_names,
-    given_names,
-    ignored_names,
-    names_in,
-    read_pairs,
-    renamed,
-    unknown_names,
-    with_labels,
-)
+from .names import ClassPrompts, Given
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
 from .samples import (
     Batch,
@@ -125,7 +114,7 @@ class Source:
             return Labelled(labels=numbers, class_names=class_names, **known)
         if not labels:
             return named
-        if odd := unknown_names(labels, named.class_names):
+        if odd := names.unknown_names(labels, named.class_names):
             raise ValueError(
                 f"{source} must have labels among the {len(named.class_names)} names of "
                 f"{named.source}, got {odd}"
@@ -141,21 +130,22 @@ class Source:
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
     """Open data of any kind; nothing that takes long."""
-    names = dict[str, str]()
+    renaming = dict[str, str]()
     if settings.rename is not None:
         if settings.model is not None:
             what = f"must be omitted with a model, whose classes have names, got {settings.rename}"
             raise check.ArgumentValueError("rename", what)
-        names = read_pairs(Path(settings.rename), "rename", "name")
+        renaming = names.read_pairs(Path(settings.rename), "rename", "name")
     source = open_before_renaming(labelled, unlabelled, settings)
-    source.renaming = names
+    source.renaming = renaming
     labels = source.examples.truth or []
-    if names:
-        source.notes += ignored_names(names, [*labels, *names.values()], settings.rename)
-        labels = renamed(labels, names)
+    if renaming:
+        known = [*labels, *renaming.values()]
+        source.notes += names.ignored_names(renaming, known, settings.rename)
+        labels = names.renamed(labels, renaming)
         source.examples = source.examples._replace(truth=labels)
     if isinstance(source.given, ClassPrompts):
-        source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
+        source.given, more = names.with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
     source.same = named_cells(source.samples, "same", source.settings.columns.same)
@@ -168,7 +158,7 @@ def open_before_renaming(labelled: Path, unlabelled: Path | None, settings: Sett
     """Open data with the class names they have, before `--rename` changes any."""
     if settings.model is not None:
         return open_by_model(labelled, unlabelled, settings)
-    given = given_names(settings)
+    given = names.given_names(settings)
     if unlabelled is None:
         return open_alone(labelled, given, settings)
     if labelled.is_dir() != unlabelled.is_dir():
@@ -280,7 +270,7 @@ def names_of_rows(given: Given, files: Sequence[ArrayFile], settings: Settings) 
         )
     if given is not None:
         return given
-    stored = (names_in(file.contents, file.path) for file in files)
+    stored = (names.names_in(file.contents, file.path) for file in files)
     return next((one for one in stored if one is not None), None)
 
 
@@ -437,9 +427,9 @@ def encode(source: Source, device: torch.device) -> None:
     samples = Grouped(source.samples, groups=source.groups, same=source.same)
     source.unlabelled = samples if change is None else Changed(samples, change)
     if source.renaming and source.settings.columns.truth is not None:
-        names = source.renaming
+        renaming = source.renaming
         source.unlabelled = Changed(
-            source.unlabelled, lambda x: x._replace(truth=renamed(x.truth or [], names))
+            source.unlabelled, lambda x: x._replace(truth=names.renamed(x.truth or [], renaming))
         )
     if source.named is not None:
         labels = matched_names(source.examples.truth or [], source.named.class_names)
@@ -479,7 +469,7 @@ def encode_rows(source: Source, device: torch.device) -> Change:
         source.notes += language_notes(first or examples.texts, settings.encoder)
     elif isinstance(given, ClassPrompts):
         encoder = open_encoder(str(settings.encoder), device)
-    source.named = embedded_names(given, encoder, texts, settings)
+    source.named = names.embedded_names(given, encoder, texts, settings)
 
     def embed(batch: Batch) -> Batch:
         assert texts is not None
@@ -497,7 +487,7 @@ def encode_images(source: Source, device: torch.device) -> Change:
     settings, given, examples = source.settings, source.given, source.examples
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
     network = open_network(settings.backbone, device) if encoder is None else encoder.images
-    source.named = embedded_names(given, encoder, None, settings)
+    source.named = names.embedded_names(given, encoder, None, settings)
     reader = PictureReader(network, settings.cache, source.unreadable, source.notes)
     if examples.names and not examples.features.shape[1]:
         notes = source.notes if source.named is None else []

@@ -19,19 +19,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ... import check
+from ... import check, parquet
 from ...files import current_version, first_line, open_regular, require_unchanged
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
-from ...parquet import (
-    check_column,
-    is_lists,
-    open_parquet,
-    pyarrow,
-    record_batches,
-    vectors,
-    width_of,
-)
+from ...parquet import pyarrow
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
 from . import formats
@@ -150,7 +142,7 @@ class Table(ABC):
         first = next(self.parts(self.names, size=ROWS_LOOKED_AT), None)
         self.first = {name: [] if first is None else first.cells(name) for name in self.names}
         kinds = {} if first is None else {one.name: one.type for one in first.batch.schema}
-        self.lists = [name for name, kind in kinds.items() if is_lists(kind)]
+        self.lists = [name for name, kind in kinds.items() if parquet.is_lists(kind)]
         self.numeric = [name for name in self.names if self.is_numeric(name, kinds.get(name))]
 
     def is_numeric(self, name: str, kind: Any) -> bool:
@@ -175,7 +167,7 @@ class Table(ABC):
         return [re.sub(DECIMAL_COMMA, r"\1.\2", x) if isinstance(x, str) else x for x in cells]
 
     def column(self, name: str, argument: str) -> str:
-        check_column(argument, name, self.names, self.path)
+        parquet.check_column(argument, name, self.names, self.path)
         return name
 
     def label_column(
@@ -265,7 +257,7 @@ def open_table(path: Path, separator: str | None = None, encoding: str | None = 
 class ParquetTable(Table):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        with open_parquet(path) as file:
+        with parquet.open_parquet(path) as file:
             self.names, self.count = file.schema_arrow.names, int(file.metadata.num_rows)
         self.look()
 
@@ -273,8 +265,8 @@ class ParquetTable(Table):
         return is_number(kind)
 
     def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        with open_parquet(self.path) as file:
-            yield from record_batches(file, self.path, READ_AT_ONCE, names)
+        with parquet.open_parquet(self.path) as file:
+            yield from parquet.record_batches(file, self.path, READ_AT_ONCE, names)
 
 
 class CsvTable(Table):
@@ -474,10 +466,14 @@ class TableSamples:
         columns = [part.batch.column(name) for name in self.features]
         kind = getattr(columns[0].type, "storage_type", columns[0].type)
         # Lists of decimals hold objects.
-        if len(columns) == 1 and is_lists(kind) and is_number(kind.value_type, decimals=False):
-            self.width = width_of(columns[0]) if self.width is None else self.width
+        if (
+            len(columns) == 1
+            and parquet.is_lists(kind)
+            and is_number(kind.value_type, decimals=False)
+        ):
+            self.width = parquet.width_of(columns[0]) if self.width is None else self.width
             where = f"{self.table.path}, column {self.features[0]!r},"
-            rows = vectors(columns[0], max(self.width, 1), where, part.rows)
+            rows = parquet.vectors(columns[0], max(self.width, 1), where, part.rows)
             return torch.from_numpy(np.array(rows, np.float32))
         if not chosen.categories:
             with np.errstate(over="ignore"):  # overflow is reported below

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
@@ -17,14 +17,14 @@ import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from torch import Tensor
 
-from ...files import replacing
+from ...files import in_threads, replacing
 from ...prevalence import RATE
 from ...text import plural, without_controls
 from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
 from ..outcome import DOUBTFUL, Outcome, ToCheck, to_check_words
 from ..read.cache import digest, written_digest
-from ..read.pictures import thumbnails
+from ..read.pictures import thumbnail
 
 HERE = Path(__file__).parent
 # What the page shows at most, by the kind of samples.
@@ -192,7 +192,7 @@ class Shown:
         paths += [self.examples.texts[row] for row in labelled]
         paths = list(dict.fromkeys(paths))
         side = LARGE if len(paths) <= MOST_LARGE else SMALL
-        return dict(zip(paths, thumbnails(paths, side), strict=True))
+        return dict(zip(paths, in_threads(partial(thumbnail, side=side), paths), strict=True))
 
     def link(self, path: str) -> str:
         """The image file itself, relative to the page where one path leads to the other."""
