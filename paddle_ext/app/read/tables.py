@@ -465,12 +465,8 @@ class TableSamples:
         assert chosen is not None
         columns = [part.batch.column(name) for name in self.features]
         kind = getattr(columns[0].type, "storage_type", columns[0].type)
-        # Lists of decimals hold objects.
-        if (
-            len(columns) == 1
-            and parquet.is_lists(kind)
-            and is_number(kind.value_type, decimals=False)
-        ):
+        lists = len(columns) == 1 and parquet.is_lists(kind)
+        if lists and is_number(kind.value_type, decimals=False):  # lists of decimals hold objects
             self.width = parquet.width_of(columns[0]) if self.width is None else self.width
             where = f"{self.table.path}, column {self.features[0]!r},"
             rows = parquet.vectors(columns[0], max(self.width, 1), where, part.rows)
