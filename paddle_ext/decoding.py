@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -54,27 +54,17 @@ class UnreadableError(ValueError):
 
 def read_picture_file(path: Path) -> bytes:
     """The bytes of a file that may be an image; `UnreadableError` or OSError for any other."""
+    from PIL import Image
+
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        check_beginning(file)
+        size, first = os.fstat(file.fileno()).st_size, file.read(32)
+        accepts = [Image.OPEN[name][1] for name in known_formats()]
+        if not any(begins is None or begins(first[:16]) is True for begins in accepts):
+            raise UnreadableError(what_else(first) if first else "empty")
         if size > MOST_BYTES:
             raise UnreadableError(f"larger than {MOST_BYTES >> 20} MiB")
         file.seek(0)
         return file.read(size)  # no more, in case it grows
-
-
-def check_beginning(file: BinaryIO) -> None:
-    """Reject data that does not begin like an image."""
-    from PIL import Image
-
-    first = file.read(32)
-    if not first:
-        raise UnreadableError("empty")
-    for name in known_formats():
-        accepts = Image.OPEN[name][1]
-        if accepts is None or accepts(first[:16]) is True:
-            return
-    raise UnreadableError(what_else(first))
 
 
 def what_else(first: bytes) -> str:

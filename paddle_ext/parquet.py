@@ -31,7 +31,17 @@ class ParquetColumn:
         self.path, self.column = path, column
         self.version = current_version(path)
         with open_parquet(path) as table:
-            kind = column_type(table.schema_arrow, column, path)
+            schema = table.schema_arrow
+            check_column("column", column, schema.names, path)
+            if schema.names.count(column) > 1:
+                raise ValueError(f"{path} must have one column {column!r}, got several")
+            kind = schema.field(column).type
+            kind = getattr(kind, "storage_type", kind)
+            if not is_lists(kind) or str(kind.value_type) not in DTYPES:
+                raise ValueError(
+                    f"{path} must have lists of float16, float32 or float64 in column "
+                    f"{column!r}, got {kind}"
+                )
             N, D = int(table.metadata.num_rows), list_width(kind)
             if D < 0:
                 first = next(record_batches(table, path, 1, [column]), None)
@@ -104,21 +114,6 @@ def width_of(column: Any) -> int:
 def storage(column: Any) -> Any:
     """The plain lists inside an extension type, which some libraries use for fixed-length lists."""
     return getattr(column, "storage", column)
-
-
-def column_type(schema: Any, column: str, path: Path) -> Any:
-    """The type of a column, which must hold lists of floating-point numbers."""
-    check_column("column", column, schema.names, path)
-    if schema.names.count(column) > 1:
-        raise ValueError(f"{path} must have one column {column!r}, got several")
-    kind = schema.field(column).type
-    kind = getattr(kind, "storage_type", kind)
-    if not is_lists(kind) or str(kind.value_type) not in DTYPES:
-        raise ValueError(
-            f"{path} must have lists of float16, float32 or float64 in column {column!r}, "
-            f"got {kind}"
-        )
-    return kind
 
 
 def check_column(argument: str, name: str, names: Sequence[str], path: Path) -> None:

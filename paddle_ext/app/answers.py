@@ -158,10 +158,7 @@ def inserted(
     class_names: tuple[str, ...],
     counts: Tensor,
 ) -> Answers:
-    """Put `more` samples back at their `places` among the `rest`.
-
-    Without a rest, `counts` [K + 1] of their labels are all that the shares come from.
-    """
+    """Put `more` samples back among the `rest`; without one, shares come from `counts` [K + 1]."""
     parts = [more] if rest is None else [more, rest]
     other = torch.ones(sum(map(len, parts)), dtype=torch.bool)
     other[torch.tensor(places, dtype=torch.int64)] = False

@@ -112,24 +112,6 @@ def at_least_two(class_names: Sequence[str], path: Path) -> None:
         raise check.ArgumentValueError("names", f"must be at least two, got {got} in {path}")
 
 
-def embedded(
-    names: ClassPrompts,
-    templates: Sequence[str],
-    encode: TextEncoder,
-    source: str,
-    logit_scale: float,
-) -> Labelled:
-    """Encode names: for each class the mean of its unit-norm phrase embeddings."""
-    phrases = [
-        list(own) or [template.replace("{}", spoken_name(name)) for template in templates]
-        for name, own in zip(names.class_names, names.prompts, strict=True)
-    ]
-    rows = unit_rows(encode([phrase for own in phrases for phrase in own]))
-    parts = torch.split(rows, [len(own) for own in phrases])
-    means = torch.stack([own.mean(0) for own in parts])
-    return only_names(names.class_names, unit_rows(means), source, logit_scale)
-
-
 # --- files of embeddings ------------------------------------------------------------------------
 
 
@@ -223,7 +205,14 @@ def embedded_names(
             texts = cached_texts(encoder.text_tower, settings.cache, f"names 1 {encoder.key}")
             templates, scale = FOR_PICTURES, encoder.logit_scale
         chosen = settings.templates or templates
-        given = embedded(given, chosen, texts, str(settings.names), scale)
+        phrases = [
+            list(own) or [template.replace("{}", spoken_name(name)) for template in chosen]
+            for name, own in zip(given.class_names, given.prompts, strict=True)
+        ]
+        rows = unit_rows(texts([phrase for own in phrases for phrase in own]))
+        parts = torch.split(rows, [len(own) for own in phrases])
+        means = torch.stack([own.mean(0) for own in parts])  # of the phrases of each class
+        given = only_names(given.class_names, unit_rows(means), str(settings.names), scale)
     if given is None or settings.logit_scale is None:
         return given
     return replace(given, logit_scale=settings.logit_scale)
