@@ -51,12 +51,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         What is known of the class proportions, as in `paddle_ext.adapt`; an array is in the order
         of ``classes_``. Without a batch, `predict` trusts it. With groups an array [G, K] is a
         prior for each, in the order of ``groups_``.
-    share : bool
-        Whether groups learn from each other, as in `paddle_ext.adaptive`.
-    max_iter : int
-        At most this many iterations.
-    tol : float
-        Tolerance, as in `paddle_ext.adapt`.
+    share, max_iter, tol
+        As in `paddle_ext.adaptive`.
     logit_scale : float
         Factor on cosines with the prototypes of names in logits; CLIP learned 100.
     label_noise : float or "auto"

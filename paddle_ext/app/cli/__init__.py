@@ -1,6 +1,6 @@
 """The command ``paddle-ext``, run by `main`.
 
-Each command has a module, which imports heavy libraries only when it runs.
+Commands import heavy libraries only when they run.
 """
 
 from __future__ import annotations

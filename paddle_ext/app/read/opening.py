@@ -167,16 +167,16 @@ def open_before_renaming(labelled: Path, unlabelled: Path | None, settings: Sett
         )
     if labelled.is_dir():
         return open_folders(labelled, unlabelled, given, settings)
-    for path in (labelled, unlabelled):
-        check_suffix(path)
     return open_files(labelled, unlabelled, given, settings)
 
 
-def check_suffix(path: Path) -> None:
+def file_of(path: Path, columns: Columns) -> Path | ArrayFile:
+    """A file of arrays, opened, or the path of a table."""
     if path.suffix not in FILE_SUFFIXES:
         raise ValueError(
             f"{path} must end in one of {', '.join(FILE_SUFFIXES)}, or be a folder of images"
         )
+    return ArrayFile(path, columns) if path.suffix in arrays.SUFFIXES else path
 
 
 def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
@@ -196,8 +196,7 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
     if path.is_dir():
         source = open_folders(None, path, model.named, settings)
     else:
-        check_suffix(path)
-        data = ArrayFile(path, settings.columns) if path.suffix in arrays.SUFFIXES else path
+        data = file_of(path, settings.columns)
         source = open_rows(data, columns, settings, model.named, model.class_names)
         if columns is not None:
             source.notes.append(f"features: {used_columns(columns)}")
@@ -277,10 +276,9 @@ def names_of_rows(given: Given, files: Sequence[ArrayFile], settings: Settings) 
 def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Settings) -> Source:
     """Two files of embeddings or of texts, possibly in different formats."""
     columns = settings.columns
-    new = ArrayFile(unlabelled, columns) if unlabelled.suffix in arrays.SUFFIXES else unlabelled
+    file, new = file_of(labelled, replace(columns, truth=None)), file_of(unlabelled, columns)
     stored = [new] if isinstance(new, ArrayFile) else []
-    if labelled.suffix in arrays.SUFFIXES:
-        file = ArrayFile(labelled, replace(columns, truth=None))
+    if isinstance(file, ArrayFile):
         given = names_of_rows(given, [file, *stored], settings)
         file.class_names = () if given is None else given.class_names
         examples = file.labelled(file.labels(required=True))
