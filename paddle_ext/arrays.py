@@ -217,8 +217,7 @@ def names_by_row(
 ) -> npt.NDArray[np.str_]:
     """The name of each row, by index; every row takes as much memory as the longest name."""
     check_room(path, len(index) * names.itemsize, path.stat().st_size, "names of rows")
-    rows: npt.NDArray[np.str_] = names[index]
-    return rows
+    return np.asarray(names[index])
 
 
 def label_texts(value: Any) -> list[str] | None:

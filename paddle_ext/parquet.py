@@ -99,8 +99,7 @@ def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Number
         raise ValueError(
             f"{source} must have {width} numbers in each row, got {got} in row {rows[row]}"
         )
-    matrix: Numbers = numbers.to_numpy().reshape(-1, width)
-    return matrix
+    return np.asarray(numbers.to_numpy().reshape(-1, width))
 
 
 def width_of(column: Any) -> int:

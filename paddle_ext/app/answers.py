@@ -73,10 +73,9 @@ class Answers:
     def final(self) -> Tensor:
         """Indices of these labels, [N]; -1: unknown."""
         final = self.labels.clone()
-        place = {name: k for k, name in enumerate(self.class_names)}
         final[list(self.no_text)] = -1
         for row, label in self.corrected.items():
-            final[row] = -1 if label == UNKNOWN else place[label]
+            final[row] = -1 if label == UNKNOWN else self.class_names.index(label)
         return final
 
     def predicted(self) -> Tensor:

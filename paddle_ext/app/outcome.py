@@ -1,7 +1,4 @@
-"""All that a run found out, for the tables, the page and the terminal.
-
-Which predictions to check, which labelled samples look wrong, and the accuracy they lead to expect.
-"""
+"""What a run found out: what to check, which labels look wrong, what accuracy to expect."""
 
 from __future__ import annotations
 

@@ -32,15 +32,7 @@ from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data
-from .read.samples import (
-    Batch,
-    Changed,
-    Labelled,
-    WithText,
-    concatenated,
-    has_text,
-    matched_names,
-)
+from .read.samples import Batch, Changed, Labelled, WithText, concatenated, has_text, matched_names
 from .read.tables import TableSamples
 from .settings import Settings
 from .write import tables

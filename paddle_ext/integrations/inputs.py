@@ -150,8 +150,7 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
     # The others get a group of the batch, so that an error names the row as the caller counts.
     column = np.where(of_batch, column, column[of_batch][0])
     groups_of(column, len(column), torch.device("cpu"), name)
-    inside: Array = column[of_batch]
-    return inside
+    return np.asarray(column[of_batch])
 
 
 def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:

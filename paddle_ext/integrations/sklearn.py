@@ -316,8 +316,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
-        labels: Array = self.fit(X, y, sample_weight, **more).transduction_
-        return labels
+        return np.asarray(self.fit(X, y, sample_weight, **more).transduction_)
 
     def _set_batch(self, fit: fitted.Fit) -> None:
         """Set the attributes that describe the batch or, without one, the labelled rows."""
@@ -375,8 +374,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return unlabelled
         rows = self._in_columns(X)
         mask = torch.from_numpy(has_label).to(rows.device)
-        chosen: Array = unlabelled[array(suggest(rows[mask], rows[~mask], count).queries)]
-        return chosen
+        return np.asarray(unlabelled[array(suggest(rows[mask], rows[~mask], count).queries)])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -398,8 +396,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """The label of each row, [n], independently of other rows."""
         places = self._places_of(self._checked_rows(X), balanced=self.balanced)
-        labels: Array = self.classes_[array(places)]
-        return labels
+        return np.asarray(self.classes_[array(places)])
 
     def predict_batch(self, X: Any, groups: Any = None, same: Any = None) -> Array:
         """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
@@ -412,8 +409,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options |= self._together({"groups": groups, "same": same}, every, rows.device)
         options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
         solution = self._fitted.solve(rows, options).over_all()
-        labels: Array = self.classes_[array(self._labels_of(solution))]
-        return labels
+        return np.asarray(self.classes_[array(self._labels_of(solution))])
 
     def novelty(self, X: Any) -> Array:
         """How unlike its class each row is, [n]: near 1 for a sample of an unknown class.

@@ -1,7 +1,4 @@
-"""The command ``paddle-ext``, run by `main`.
-
-Commands import heavy libraries only when they run.
-"""
+"""The command ``paddle-ext``; its parts import heavy libraries only when they run."""
 
 from __future__ import annotations
 

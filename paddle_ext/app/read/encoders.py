@@ -1,8 +1,4 @@
-"""Networks that compute features of images and texts.
-
-For images: EfficientNet-Lite0, timm, and checkpoints of this package; for texts:
-sentence-transformers; for both in one space, from the user's disk: open_clip, transformers.
-"""
+"""Networks that compute features of images, of texts, or of both in one space."""
 
 from __future__ import annotations
 
@@ -253,14 +249,6 @@ def transformers_encoder(name: str, folder: Path, device: torch.device) -> Encod
     def compute(pixels: Tensor) -> Tensor:
         return pooled(model.get_image_features(pixel_values=pixels))
 
-    images = Network(prepare, compute, device, f"images {key}")
-    texts = transformers_texts(module, model, folder, device)
-    scale = getattr(model, "logit_scale", None)
-    factor = LOGIT_SCALE if scale is None else float(scale.detach().exp())
-    return Encoder(images, texts, key, factor)
-
-
-def transformers_texts(module: Any, model: Any, folder: Path, device: torch.device) -> TextEncoder:
     tokenizer = module.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     longest = getattr(model.config.text_config, "max_position_embeddings", 77)
     # SigLIP was trained on texts padded to one length, without a mask.
@@ -268,9 +256,9 @@ def transformers_texts(module: Any, model: Any, folder: Path, device: torch.devi
     wanted = ("input_ids",) if filled else ("input_ids", "attention_mask")
 
     @torch.no_grad()
-    def encode(texts: list[str]) -> Tensor:
+    def texts(given: list[str]) -> Tensor:
         tokens = tokenizer(
-            texts,
+            given,
             padding="max_length" if filled else True,
             max_length=longest,
             truncation=True,
@@ -279,7 +267,10 @@ def transformers_texts(module: Any, model: Any, folder: Path, device: torch.devi
         tokens = {key: tokens[key].to(device) for key in wanted if key in tokens}
         return pooled(model.get_text_features(**tokens)).float().cpu()
 
-    return encode
+    images = Network(prepare, compute, device, f"images {key}")
+    scale = getattr(model, "logit_scale", None)
+    factor = LOGIT_SCALE if scale is None else float(scale.detach().exp())
+    return Encoder(images, texts, key, factor)
 
 
 def pooled(output: Any) -> Tensor:
