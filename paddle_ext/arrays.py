@@ -55,13 +55,8 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, Any]
     return contents
 
 
-def read_npy(path: Path, *, mmap: bool = False) -> npt.NDArray[Any]:
-    """The array of a file; mapped copy-on-write, so that the file never changes."""
-    # Mapped in any case: a header that claims more than the file has then takes no memory.
-    return map_npy(path, "c") if mmap else np.array(map_npy(path, "r"))
-
-
-def map_npy(path: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any]:
+def map_npy(path: Path, mode: Literal["r", "c"] = "c") -> npt.NDArray[Any]:
+    """The array of a file; by default mapped copy-on-write, so that the file never changes."""
     check_regular(path)
     with readable(path, PLAIN.format(".npy")), no_objects(path, path.stem):
         return np.lib.format.open_memmap(path, mode)

@@ -33,10 +33,9 @@ MOST_PIXELS = 89_478_485  # where Pillow begins to warn; 1 GiB in the worst mode
 LARGE = 2**24  # pixels from which images are decoded one at a time
 MOST_BYTES = 2**28
 CHANNELS = {1: "L", 3: "RGB"}  # Pillow's modes
-BRANDS = {  # of ISO media files, with what is needed to read them
-    b"avif": "an AVIF image, which needs Pillow 11.3 or newer",
-    b"avis": "an AVIF image, which needs Pillow 11.3 or newer",
-} | dict.fromkeys(
+# Brands of ISO media files, with what is needed to read them.
+BRANDS = dict.fromkeys((b"avif", b"avis"), "an AVIF image, which needs Pillow 11.3 or newer")
+BRANDS |= dict.fromkeys(
     (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
     "a HEIC photo, which needs pillow-heif: pip install 'paddle_ext[heic]'",
 )
@@ -68,9 +67,7 @@ def read_picture_file(path: Path) -> bytes:
 
 
 def what_else(first: bytes) -> str:
-    if first[4:8] == b"ftyp":
-        return BRANDS.get(first[8:12], "not an image")
-    return "not an image"
+    return BRANDS.get(first[8:12] if first[4:8] == b"ftyp" else b"", "not an image")
 
 
 @cache

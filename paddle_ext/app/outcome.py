@@ -104,13 +104,12 @@ def classes_by_group(answers: Answers) -> dict[str, list[ClassInGroup]]:
         return {}
 
     def counted(rows: Tensor) -> Tensor:
-        counts = torch.zeros(len(names), K + 1, dtype=torch.float64)
-        one = torch.ones((), dtype=torch.float64)
-        return counts.index_put_((place[rows], final[rows]), one, accumulate=True)
+        pairs = place[rows] * (K + 1) + final[rows] % (K + 1)  # -1 is the last
+        return pairs.bincount(minlength=len(names) * (K + 1)).view(-1, K + 1)
 
     fixed = torch.tensor([*answers.corrected], dtype=torch.int64)
-    certain, judged = counted(fixed), answers.predicted().index_fill_(0, fixed, True)
-    counts = counted(judged).int().tolist()
+    certain, judged = counted(fixed).double(), answers.predicted().index_fill_(0, fixed, True)
+    counts = counted(judged).tolist()
     none = torch.zeros(9, K + 1, dtype=torch.float64)
     of_groups = [answers.group_sums.get(name, none) for name in names]
     sums = add_certain(torch.stack(of_groups), certain)

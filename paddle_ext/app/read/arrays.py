@@ -84,7 +84,7 @@ def batch_of(
 def read(path: Path, others: set[str]) -> dict[str, Any]:
     """Named arrays, memory-mapped if possible: those with known names, and others."""
     if path.suffix == ".npy":
-        return {"features": arrays.read_npy(path, mmap=True)}
+        return {"features": arrays.map_npy(path)}
     if path.suffix == ".safetensors":
         return arrays.read_safetensors(path, mmap=True)
     if path.suffix in (".pt", ".pth"):

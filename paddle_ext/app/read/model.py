@@ -78,10 +78,6 @@ def check_model_path(path: Path) -> None:
 
 
 def load_model(path: Path) -> Model:
-    if not path.exists():
-        raise check.ArgumentValueError(
-            "model", f"must be a file written by classify --save, got {path}, which does not exist"
-        )
     try:
         contents = arrays.read_npz(path)
         names = contents["class_names"]
@@ -98,9 +94,9 @@ def load_model(path: Path) -> Model:
         trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
         columns = FeatureColumns.loaded(contents)
     except (OSError, KeyError, ValueError, TypeError):
-        raise check.ArgumentValueError(
-            "model", f"must be a file written by classify --save, got {path}"
-        ) from None
+        missing = "" if path.exists() else ", which does not exist"
+        what = f"must be a file written by classify --save, got {path}{missing}"
+        raise check.ArgumentValueError("model", what) from None
     numbers = [features] if prototypes is None else [features, prototypes]
     sound = all(x.dim() == 2 and x.dtype == torch.float32 and x.isfinite().all() for x in numbers)
     whole = labels.shape == (S,) and (prototypes is None or prototypes.shape[:1] == (K,))

@@ -288,10 +288,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         return opened
     table = open_table(labelled, settings.separator, settings.encoding)
     own = replace(columns, label=table.label_column(columns.label, required=True))
-    notes = list(table.notes)
-    chosen = chosen_features(table, own, notes, settings.rows if given is None else "embeddings")
-    if chosen is not None:
-        given = names_of_rows(given, stored, settings)
+    chosen, given, notes = chosen_features(table, own, given, stored, settings)
     own = replace(own, name=columns.name if columns.name in table.names else None)
     rows = labelled_rows(table, own, chosen)
     examples = rows.labelled(required=given is None)
@@ -316,19 +313,20 @@ def open_rows(
     texts: bool = False,
 ) -> Source:
     """A file whose rows are all to be classified; integers in its truth mean `class_names`."""
-    columns, notes = settings.columns, list[str]()
+    columns = settings.columns
     kind = "rows" if columns.text is None else "texts"
     if isinstance(path, ArrayFile):
         path.class_names = class_names
         stored = ArraySamples(path)
         return Source(settings, kind, str(path.path), stored, given, total=len(stored))
     table = open_table(path, settings.separator, settings.encoding)
-    notes += table.notes
+    notes = list(table.notes)
     if chosen is None and not texts:
         # The label column of another, labelled file may be missing here.
         here = settings.model is not None or columns.label in table.names
         label = table.label_column(columns.label if here else None, columns.truth, required=False)
-        chosen = chosen_features(table, replace(columns, label=label), notes, "embeddings")
+        own, asked = replace(columns, label=label), replace(settings, rows="embeddings")
+        chosen, given, notes = chosen_features(table, own, given, [], asked)
     samples = TableSamples(table, replace(columns, label=None), chosen, "all")
     return Source(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
 
@@ -354,12 +352,8 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
     """One table with missing labels; with names the column of labels may be missing."""
     table, asked = open_table(path, settings.separator, settings.encoding), settings.columns
     label = table.label_column(asked.label, asked.truth, required=given is None)
-    columns, notes = replace(asked, label=label), list(table.notes)
-    chosen = chosen_features(
-        table, columns, notes, settings.rows if given is None else "embeddings"
-    )
-    if chosen is not None:
-        given = names_of_rows(given, [], settings)
+    columns = replace(asked, label=label)
+    chosen, given, notes = chosen_features(table, columns, given, [], settings)
     samples = TableSamples(table, columns, chosen, "all" if label is None else "unlabelled")
     kind = "rows" if columns.text is None else "texts"
     opened = Source(settings, kind, str(path), samples, given, labelled_name=str(path), notes=notes)
@@ -391,17 +385,19 @@ def missing_label_notes(rows: TableSamples) -> list[str]:
 
 
 def chosen_features(
-    table: Table, columns: Columns, notes: list[str], rows: str
-) -> FeatureColumns | None:
-    """The columns of features; None: the texts are embedded. `notes` receive what is used."""
+    table: Table, columns: Columns, given: Given, files: Sequence[ArrayFile], settings: Settings
+) -> tuple[FeatureColumns | None, Given, list[str]]:
+    """The columns of features, None if texts are embedded; the names of classes; and notes."""
+    notes = list(table.notes)
     if columns.text is not None and columns.features is None:
-        return None
+        return None, given, notes
+    rows = settings.rows if given is None else "embeddings"
     chosen = table.feature_columns(columns.features, columns.others(), rows)
     if len(chosen.names) > 1 or chosen.left_out:
         notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
         notes.append(f"columns not used: {left_out_columns(chosen)}")
-    return chosen
+    return chosen, names_of_rows(given, files, settings), notes
 
 
 def used_columns(chosen: FeatureColumns) -> str:
