@@ -472,7 +472,7 @@ def encode_rows(source: Source, device: torch.device) -> Change:
         return batch._replace(features=texts(batch.texts), texts=shown, contents=contents)
 
     if to_embed:
-        parts = rebatched([examples], TEXTS_AT_ONCE, even_end=False)
+        parts = rebatched([examples], TEXTS_AT_ONCE)
         source.examples = concatenated([embed(part) for part in parts])
     return embed if source.embeds_texts else None
 
