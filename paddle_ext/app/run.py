@@ -183,7 +183,7 @@ def all_answers(
     not predict themselves; and each by itself, without a prior, because samples that needed one are
     not a batch like the others. `features` receives those that suggestions need.
     """
-    source, rest = corrected.source, None
+    source = corrected.source
     names, batches = source.labelled.class_names, source.unlabelled
     texts = WithText(batches) if source.embeds_texts else None
     batches = batches if texts is None else texts
@@ -196,6 +196,7 @@ def all_answers(
         batches = Changed(batches, remember)
     certain = label_counts([*corrected.labels.values()], names)
     common = partial(answer, label_noise=settings.label_noise, device=device)
+    rest = without_prediction(names, certain)
     if corrected.remaining != 0:
         rest = common(
             source.labelled,
@@ -210,15 +211,12 @@ def all_answers(
             certain=certain,
         )
     if texts is not None and texts.places:
-        others = without_prediction(texts.others, names)
-        rest = inserted(rest, others, texts.places, names, certain)
-        rest = replace(rest, no_text=frozenset(texts.places))
+        others = without_prediction(names, certain, texts.others)
+        rest = replace(inserted(rest, others, texts.places), no_text=frozenset(texts.places))
     if not corrected.samples.names:
-        assert rest is not None
         return rest
     own = common(corrected.before, [corrected.samples], batch=1)
-    answers = inserted(rest, own, [*corrected.labels], names, certain)
-    return replace(answers, corrected=corrected.labels)
+    return replace(inserted(rest, own, [*corrected.labels]), corrected=corrected.labels)
 
 
 def write_all(

@@ -197,7 +197,7 @@ def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
 
 
 def no_samples() -> Batch:
-    return Batch([], torch.empty(0, 0), [], [])
+    return Batch([], torch.empty(0, 0), [], None)
 
 
 class Changed:
