@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -280,8 +279,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._familiar = None if known is None else moved(known, "cpu")
         few = examples.names is None and int(shots[shots > 1].sum()) < FEWEST_TO_CALIBRATE
         self.calibrated_ = not few
-        self._set_batch(fit)
-        self._set_rows(fit.solution, labels, has_label, rows.dtype)
+        self._set_results(fit, labels, has_label, rows.dtype)
         self._batch = X, has_label
         return self
 
@@ -318,8 +316,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
         return np.asarray(self.fit(X, y, sample_weight, **more).transduction_)
 
-    def _set_batch(self, fit: fitted.Fit) -> None:
-        """Set the attributes that describe the batch or, without one, the labelled rows."""
+    def _set_results(
+        self, fit: fitted.Fit, labels: Tensor, has_label: Array, dtype: torch.dtype
+    ) -> None:
+        """Set the attributes of the batch, or else of the labelled rows, and of every row."""
         self.prototypes_ = array(fit.prototypes)
         self.class_proportions_ = array(fit.proportions)
         solution = fit.solution
@@ -329,7 +329,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if fit.by_group is not None and fit.by_group.groups is not None:
             self.groups_ = np.array(fit.by_group.groups.names)
             self.group_prevalence_ = Prevalence._make(map(array, fit.by_group.prevalence()))
+        n, K = len(has_label), len(self.classes_)
+        place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
+        place[has_label] = array(labels)
+        self.doubt_ = np.zeros(n)
         if solution is not None:
+            place[~has_label] = array(self._labels_of(solution))
+            self.doubt_[~has_label] = array(solution.doubt())
             present = solution.present(self.present_threshold)
             self.n_iter_ = int(solution.iterations)
             if solution.concentration is not None:
@@ -338,22 +344,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if solution.prior_used is not None:
                 self.prior_used_ = bool(solution.prior_used)
         self.present_classes_ = self.classes_[array(present)]
-
-    def _set_rows(
-        self,
-        solution: Solution | None,
-        labels: Tensor,
-        has_label: npt.NDArray[np.bool_],
-        dtype: torch.dtype,
-    ) -> None:
-        """Set the attributes with an entry for every row, from the labels and the predictions."""
-        n, K = len(has_label), len(self.classes_)
-        place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
-        place[has_label] = array(labels)
-        self.doubt_ = np.zeros(n)
-        if solution is not None:
-            place[~has_label] = array(self._labels_of(solution))
-            self.doubt_[~has_label] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
         self.label_distributions_ = fitted.label_distributions(place, has_label, K, solution, dtype)
 
