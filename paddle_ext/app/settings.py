@@ -55,8 +55,7 @@ class Columns:
 
     def others(self) -> set[str]:
         """The columns that are not features."""
-        roles = self.text, self.label, self.name, self.truth, self.group, self.time, self.same
-        return {one for one in roles if one is not None}
+        return {one for role, one in vars(self).items() if role != "features" and one is not None}
 
 
 @Parameter(name="*")

@@ -68,19 +68,17 @@ def read_names(path: Path) -> ClassPrompts:
         text = small_text(path)
     lines = text.rstrip().split("\n") if text.strip() else []
     prompts: dict[str, tuple[str, ...]] = {}  # by name
-    first: dict[str, int] = {}  # line of each name
     for number, line in enumerate(lines, start=1):
         name, *own = (cell.strip() for cell in line.split("\t"))
         if not name:
             raise check.ArgumentValueError(
                 "names", f"must have a name on each line, got none in line {number} of {path}"
             )
-        if name in first:
+        if name in prompts:
+            first = [*prompts].index(name) + 1
             raise check.ArgumentValueError(
-                "names",
-                f"must be unique, got {name!r} in lines {first[name]} and {number} of {path}",
+                "names", f"must be unique, got {name!r} in lines {first} and {number} of {path}"
             )
-        first[name] = number
         prompts[name] = tuple(cell for cell in own if cell)
     return ClassPrompts(tuple(prompts), tuple(prompts.values()))
 
