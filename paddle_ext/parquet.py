@@ -42,14 +42,12 @@ class ParquetColumn:
                     f"{path} must have lists of float16, float32 or float64 in column "
                     f"{column!r}, got {kind}"
                 )
-            N, D = int(table.metadata.num_rows), list_width(kind)
-            if D < 0:
-                first = next(record_batches(table, path, 1, [column]), None)
-                D = 0 if first is None else width_of(first.column(0))
+            first = next(record_batches(table, path, 1, [column]), None)
+            N, D = int(table.metadata.num_rows), 0 if first is None else width_of(first.column(0))
         if N < 1 or D < 1:
             raise ValueError(
                 f"{path} must have at least one row with at least one feature in column "
-                f"{column!r}, got {N} rows and {max(D, 0)} features"
+                f"{column!r}, got {N} rows and {D} features"
             )
         self.shape, self.dtype = (N, D), DTYPES[str(kind.value_type)]
 
@@ -103,10 +101,10 @@ def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Number
 
 
 def width_of(column: Any) -> int:
-    """The length of the first list of an Arrow array; 0 if there is none."""
+    """The length of the first list of an Arrow array, or of all by its type; 0 if there is none."""
     lists = storage(column)
-    if list_width(lists.type) >= 0:
-        return list_width(lists.type)
+    if (size := getattr(lists.type, "list_size", None)) is not None:
+        return int(size)
     return len(lists[0]) if len(lists) and lists[0].is_valid else 0
 
 
@@ -125,11 +123,6 @@ def check_column(argument: str, name: str, names: Sequence[str], path: Path) -> 
 def is_lists(kind: Any) -> bool:
     types, kind = pyarrow().types, getattr(kind, "storage_type", kind)
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def list_width(kind: Any) -> int:
-    """The common length of all lists of a type; -1 if variable."""
-    return int(getattr(kind, "list_size", -1))
 
 
 def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
