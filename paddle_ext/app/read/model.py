@@ -111,7 +111,9 @@ def load_model(path: Path) -> Model:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with {odd}")
     rows, truth = [str(row) for row in range(S)], [class_names[label] for label in labels.tolist()]
     examples = Batch(rows, features, [f"row {row}" for row in rows], truth)
-    named = None if prototypes is None else only_names(class_names, prototypes, str(path), scale)
+    named = None
+    if prototypes is not None:
+        named = only_names(class_names, prototypes, str(path), scale)
     rows_are = str(contents.get("rows", "auto"))
     return Model(class_names, examples, trusted, named, rows_are, columns, **made_by)
 
