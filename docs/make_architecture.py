@@ -14,7 +14,6 @@ LAYERS = {
     ("app", "#fde9c9"): {
         "app/cli": "the command paddle-ext",
         "app/classify.py": "its public names",
-        "app/streaming.py": "any size, into one file",
         "app/run.py": "files to predictions and a page",
         "app/write": "tables, the page, sorted images",
         "app/outcome.py": "what a run found, what to check",

@@ -55,13 +55,8 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, Any]
     return contents
 
 
-def read_npy(path: Path, *, mmap: bool = False) -> npt.NDArray[Any]:
-    """The array of a file; mapped copy-on-write, so that the file never changes."""
-    # Mapped in any case: a header that claims more than the file has then takes no memory.
-    return map_npy(path, "c") if mmap else np.array(map_npy(path, "r"))
-
-
-def map_npy(path: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any]:
+def map_npy(path: Path, mode: Literal["r", "c"] = "c") -> npt.NDArray[Any]:
+    """The array of a file; by default mapped copy-on-write, so that the file never changes."""
     check_regular(path)
     with readable(path, PLAIN.format(".npy")), no_objects(path, path.stem):
         return np.lib.format.open_memmap(path, mode)
@@ -217,8 +212,7 @@ def names_by_row(
 ) -> npt.NDArray[np.str_]:
     """The name of each row, by index; every row takes as much memory as the longest name."""
     check_room(path, len(index) * names.itemsize, path.stat().st_size, "names of rows")
-    rows: npt.NDArray[np.str_] = names[index]
-    return rows
+    return np.asarray(names[index])
 
 
 def label_texts(value: Any) -> list[str] | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +33,9 @@ MOST_PIXELS = 89_478_485  # where Pillow begins to warn; 1 GiB in the worst mode
 LARGE = 2**24  # pixels from which images are decoded one at a time
 MOST_BYTES = 2**28
 CHANNELS = {1: "L", 3: "RGB"}  # Pillow's modes
-BRANDS = {  # of ISO media files, with what is needed to read them
-    b"avif": "an AVIF image, which needs Pillow 11.3 or newer",
-    b"avis": "an AVIF image, which needs Pillow 11.3 or newer",
-} | dict.fromkeys(
+# Brands of ISO media files, with what is needed to read them.
+BRANDS = dict.fromkeys((b"avif", b"avis"), "an AVIF image, which needs Pillow 11.3 or newer")
+BRANDS |= dict.fromkeys(
     (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
     "a HEIC photo, which needs pillow-heif: pip install 'paddle_ext[heic]'",
 )
@@ -54,34 +53,21 @@ class UnreadableError(ValueError):
 
 def read_picture_file(path: Path) -> bytes:
     """The bytes of a file that may be an image; `UnreadableError` or OSError for any other."""
+    from PIL import Image
+
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        check_beginning(file)
+        size, first = os.fstat(file.fileno()).st_size, file.read(32)
+        accepts = [Image.OPEN[name][1] for name in known_formats()]
+        if not any(begins is None or begins(first[:16]) is True for begins in accepts):
+            raise UnreadableError(what_else(first) if first else "empty")
         if size > MOST_BYTES:
             raise UnreadableError(f"larger than {MOST_BYTES >> 20} MiB")
         file.seek(0)
         return file.read(size)  # no more, in case it grows
 
 
-def check_beginning(file: BinaryIO) -> None:
-    """Reject data that does not begin like an image."""
-    from PIL import Image
-
-    first = file.read(32)
-    if not first:
-        raise UnreadableError("empty")
-    for name in known_formats():
-        accepts = Image.OPEN[name][1]
-        if accepts is None or accepts(first[:16]) is True:
-            return
-    raise UnreadableError(what_else(first))
-
-
 def what_else(first: bytes) -> str:
-    """A description of bytes that are not a readable image."""
-    if first[4:8] == b"ftyp":
-        return BRANDS.get(first[8:12], "not an image")
-    return "not an image"
+    return BRANDS.get(first[8:12] if first[4:8] == b"ftyp" else b"", "not an image")
 
 
 @cache
@@ -150,7 +136,6 @@ def square_crop(picture: Image, size: int) -> Image:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file is not read, in a few words that follow its name."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if type(error) is UnreadableError:

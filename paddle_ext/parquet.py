@@ -15,6 +15,7 @@ from torch import Tensor
 from . import check
 from .files import check_regular, current_version, readable, require_unchanged
 from .libraries import library
+from .text import several
 
 Numbers = npt.NDArray[Any]
 WHOLE = "a complete .parquet file"
@@ -28,18 +29,25 @@ class ParquetColumn:
 
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.column = path, column
-        libraries()  # raises an error if they are missing
         self.version = current_version(path)
         with open_parquet(path) as table:
-            kind = column_type(table.schema_arrow, column, path)
-            N, D = int(table.metadata.num_rows), list_width(kind)
-            if D < 0:
-                first = next(record_batches(table, path, 1, [column]), None)
-                D = 0 if first is None else width_of(first.column(0))
+            schema = table.schema_arrow
+            check_column("column", column, schema.names, path)
+            if schema.names.count(column) > 1:
+                raise ValueError(f"{path} must have one column {column!r}, got several")
+            kind = schema.field(column).type
+            kind = getattr(kind, "storage_type", kind)
+            if not is_lists(kind) or str(kind.value_type) not in DTYPES:
+                raise ValueError(
+                    f"{path} must have lists of float16, float32 or float64 in column "
+                    f"{column!r}, got {kind}"
+                )
+            first = next(record_batches(table, path, 1, [column]), None)
+            N, D = int(table.metadata.num_rows), 0 if first is None else width_of(first.column(0))
         if N < 1 or D < 1:
             raise ValueError(
                 f"{path} must have at least one row with at least one feature in column "
-                f"{column!r}, got {N} rows and {max(D, 0)} features"
+                f"{column!r}, got {N} rows and {D} features"
             )
         self.shape, self.dtype = (N, D), DTYPES[str(kind.value_type)]
 
@@ -48,31 +56,28 @@ class ParquetColumn:
         """Read rows [start, stop); row groups without any of them are not read."""
         require_unchanged(self.path, self.version)
         with open_parquet(self.path) as table:
-            groups, skipped = row_groups(table.metadata, start, stop)
-            pieces = self.pieces(table, groups, start - skipped)
+            pieces = self.pieces(table, start, stop)
             rest = np.empty((0, self.shape[1]))
 
             def fill(rows: Tensor) -> None:
-                nonlocal rest, skipped
+                nonlocal rest
                 out, done = rows.numpy(), 0
                 while done < len(out):
-                    if len(rest) == 0:
-                        rest = next(pieces)
-                    dropped = min(skipped, len(rest))
-                    rest, skipped = rest[dropped:], skipped - dropped
+                    rest = rest if len(rest) else next(pieces)
                     count = min(len(rest), len(out) - done)
                     out[done : done + count] = rest[:count]
                     rest, done = rest[count:], done + count
 
             yield fill
 
-    def pieces(self, table: Any, groups: Sequence[int], row: int) -> Iterator[Numbers]:
-        """The features of these row groups, piece by piece; `row` numbers the first row."""
-        D = self.shape[1]
+    def pieces(self, table: Any, start: int, stop: int) -> Iterator[Numbers]:
+        """Rows [start, stop), and the rest of the last row group, piece by piece."""
+        D, (groups, row) = self.shape[1], row_groups(table.metadata, start, stop)
         at_once = max(1, PIECE // (D * self.dtype.itemsize))
         for batch in record_batches(table, self.path, at_once, [self.column], groups):
             rows = range(row, row + len(batch))
-            yield vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", rows)
+            numbers = vectors(batch.column(0), D, f"{self.path}, column {self.column!r},", rows)
+            yield numbers[max(0, start - row) :]
             row = rows.stop
         raise ValueError(f"{self.path} must have {self.shape[0]} rows, got {row}")
 
@@ -92,15 +97,14 @@ def vectors(column: Any, width: int, source: str, rows: Sequence[int]) -> Number
         raise ValueError(
             f"{source} must have {width} numbers in each row, got {got} in row {rows[row]}"
         )
-    matrix: Numbers = numbers.to_numpy().reshape(-1, width)
-    return matrix
+    return np.asarray(numbers.to_numpy().reshape(-1, width))
 
 
 def width_of(column: Any) -> int:
-    """The length of the first list of an Arrow array; 0 if there is none."""
+    """The length of the first list of an Arrow array, or of all by its type; 0 if there is none."""
     lists = storage(column)
-    if list_width(lists.type) >= 0:
-        return list_width(lists.type)
+    if (size := getattr(lists.type, "list_size", None)) is not None:
+        return int(size)
     return len(lists[0]) if len(lists) and lists[0].is_valid else 0
 
 
@@ -109,48 +113,31 @@ def storage(column: Any) -> Any:
     return getattr(column, "storage", column)
 
 
-def column_type(schema: Any, column: str, path: Path) -> Any:
-    """The type of a column, which must hold lists of floating-point numbers."""
-    if column not in schema.names:
-        listed = ", ".join(map(repr, schema.names[:8])) + ", ..." * (len(schema.names) > 8)
-        raise check.ArgumentValueError(
-            "column", f"must be a column of {path} ({listed}), got {column!r}"
-        )
-    if schema.names.count(column) > 1:
-        raise ValueError(f"{path} must have one column {column!r}, got several")
-    kind = schema.field(column).type
-    kind = getattr(kind, "storage_type", kind)
-    if not is_lists(kind) or str(kind.value_type) not in DTYPES:
-        raise ValueError(
-            f"{path} must have lists of float16, float32 or float64 in column {column!r}, "
-            f"got {kind}"
-        )
-    return kind
+def check_column(argument: str, name: str, names: Sequence[str], path: Path) -> None:
+    if name not in names:
+        listed, near = several([*map(repr, names)], 8), check.did_you_mean(name, names)
+        what = f"must be a column of {path} ({listed}), got {name!r}{near}"
+        raise check.ArgumentValueError(argument, what)
 
 
 def is_lists(kind: Any) -> bool:
-    types, kind = libraries()[0].types, getattr(kind, "storage_type", kind)
+    types, kind = pyarrow().types, getattr(kind, "storage_type", kind)
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def list_width(kind: Any) -> int:
-    """The common length of all lists of a type; -1 if variable."""
-    return int(getattr(kind, "list_size", -1))
-
-
 def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
-    """The row groups with rows [start, stop), and how many rows of the first group to skip."""
+    """The row groups with rows [start, stop), and the number of their first row."""
     ends = np.cumsum([metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)])
     first = int(np.searchsorted(ends, start, "right"))
     last = int(np.searchsorted(ends, stop, "left"))
     before = int(ends[first - 1]) if first else 0
-    return list(range(first, min(last + 1, len(ends)))), start - before
+    return list(range(first, min(last + 1, len(ends)))), before
 
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
     """Open a file with a small read buffer: by default pyarrow fetches a whole row group."""
-    module = libraries()[1]
+    module = pyarrow("pyarrow.parquet")
     check_regular(path)
     with readable(path, WHOLE):
         table = module.ParquetFile(
@@ -177,7 +164,5 @@ def record_batches(
         yield batch
 
 
-def libraries() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`, needed only for this format."""
-    parquet = library("pyarrow.parquet", "a .parquet file", "pyarrow")
-    return library("pyarrow", "a .parquet file", "pyarrow"), parquet
+def pyarrow(module: str = "pyarrow") -> Any:
+    return library(module, "a table", "pyarrow")

@@ -49,7 +49,6 @@ class Progress:
             self.line(" ".join(f"{self.title} {self.done}/{self.total} {note}".split()))
 
     def line(self, text: str) -> None:
-        """Write a permanent line."""
         self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
         if self.bar is not None:
             self.bar.console.print(printable(text), highlight=False, markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 # What spreadsheets treat as the beginning of a formula, including wide forms.
 FORMULA = "=+-@\t\r＝＋－＠"
@@ -62,3 +63,9 @@ def plural(count: int, thing: str) -> str:
     """A number and its noun: "1 class", "1,200 classes"."""
     many = thing + ("es" if thing.endswith("s") else "s")
     return f"{count:,} {thing if count == 1 else many}"
+
+
+def several(texts: Sequence[str], most: int) -> str:
+    """The first of these, and how many others there are: "a, b and 3 others"."""
+    others = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {plural(others, 'other')}" if others > 0 else "")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..labels import numbered
 from ..prevalence import RATE, Prevalence, add_certain, from_sums
-from .read.samples import Batch
+from .read.samples import Batch, no_samples
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
 NO_CLASS = "of no known class"  # what the share of such samples is called
@@ -73,10 +73,9 @@ class Answers:
     def final(self) -> Tensor:
         """Indices of these labels, [N]; -1: unknown."""
         final = self.labels.clone()
-        place = {name: k for k, name in enumerate(self.class_names)}
         final[list(self.no_text)] = -1
         for row, label in self.corrected.items():
-            final[row] = -1 if label == UNKNOWN else place[label]
+            final[row] = -1 if label == UNKNOWN else self.class_names.index(label)
         return final
 
     def predicted(self) -> Tensor:
@@ -98,7 +97,6 @@ class Answers:
         return f"{share:.1f} % ({low:.1f} to {high:.1f})"
 
     def unknown(self) -> int:
-        """Samples that the user calls ``unknown``."""
         return sum(label == UNKNOWN for label in self.corrected.values())
 
     def accuracy(self) -> tuple[float, int, int] | None:
@@ -152,26 +150,16 @@ def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
     return counts
 
 
-def inserted(
-    rest: Answers | None,
-    more: Answers,
-    places: Sequence[int],
-    class_names: tuple[str, ...],
-    counts: Tensor,
-) -> Answers:
-    """Put `more` samples back at their `places` among the `rest`.
-
-    Without a rest, `counts` [K + 1] of their labels are all that the shares come from.
-    """
-    parts = [more] if rest is None else [more, rest]
-    other = torch.ones(sum(map(len, parts)), dtype=torch.bool)
+def inserted(rest: Answers, more: Answers, places: Sequence[int]) -> Answers:
+    """Put `more` samples back at their `places` among the `rest`."""
+    other = torch.ones(len(more) + len(rest), dtype=torch.bool)
     other[torch.tensor(places, dtype=torch.int64)] = False
     others: list[int] = other.nonzero().view(-1).tolist()
     order = torch.tensor([*places, *others], dtype=torch.int64).argsort()
-    number = torch.tensor([*map(class_names.index, more.class_names), -1])
+    number = torch.tensor([*map(rest.class_names.index, more.class_names), -1])
     classes = ("labels", "second", "likeliest")
     renumbered: Any = {name: number[getattr(more, name)] for name in classes}
-    parts[0] = replace(more, **renumbered)
+    parts = (replace(more, **renumbered), rest)
 
     def joined(name: str) -> Any:
         """A column of all samples; None if no part has it."""
@@ -184,22 +172,19 @@ def inserted(
         return [both[row] for row in order.tolist()] if kinds else None
 
     columns: dict[str, Any] = {name: joined(name) for name in OF_SAMPLES}
-    if rest is not None:
-        columns |= {"present": rest.present, "prevalence": rest.prevalence}
-        columns["alike"] = [[others[row] for row in group] for group in rest.alike]
-        columns["no_text"] = frozenset(others[row] for row in rest.no_text)
-        return Answers(class_names, group_sums=rest.group_sums, **columns)
-    sums = add_certain(torch.zeros(9, len(counts), dtype=torch.float64), counts)
-    return Answers(class_names, present=counts[:-1] > 0, prevalence=from_sums(sums), **columns)
+    columns["alike"] = [[others[row] for row in group] for group in rest.alike]
+    columns["no_text"] = frozenset(others[row] for row in rest.no_text)
+    return replace(rest, **columns)
 
 
-def without_prediction(samples: Batch, class_names: tuple[str, ...]) -> Answers:
-    """Samples of which nothing can be said."""
-    n, K = len(samples.names), len(class_names)
+def without_prediction(
+    class_names: tuple[str, ...], counts: Tensor, samples: Batch | None = None
+) -> Answers:
+    """Samples of which nothing can be said; shares come from `counts` [K + 1] of other labels."""
+    samples = no_samples() if samples is None else samples
+    n, sums = len(samples.names), torch.zeros(9, len(counts), dtype=torch.float64)
     none, nan = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
-    absent = torch.zeros(K, dtype=torch.bool)
-    names, texts = samples.names, samples.texts
-    answers = (none, none, nan, nan, nan, absent, samples.truth)
+    answers = (none, none, nan, nan, nan, counts[:-1] > 0, samples.truth)
     more: Any = {"digests": samples.digests(), "likeliest": torch.full((n, LIKELIEST), -1)}
-    more["groups"] = samples.groups
-    return Answers(class_names, names, texts, *answers, **more)
+    more |= {"groups": samples.groups, "prevalence": from_sums(add_certain(sums, counts))}
+    return Answers(class_names, samples.names, samples.texts, *answers, **more)

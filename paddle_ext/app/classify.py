@@ -5,9 +5,8 @@ it writes a table and a page. `stream` handles a Parquet file of any size.
 """
 
 from .answers import Answers
-from .run import Report, classify
+from .run import Report, StreamReport, classify, stream, streams
 from .settings import Columns, Settings
-from .streaming import StreamReport, stream, streams
 
 __all__ = [
     "Answers",

@@ -21,9 +21,9 @@ from ..text import plain_cell, plural
 from .answering import check_batch
 from .answers import UNKNOWN
 from .label_studio import read_label_studio
+from .read.formats import given_rows, table_rows
 from .read.opening import Source, classes_of, row_notes
 from .read.samples import Batch, Changed, Key, Labelled, concatenated, no_samples, selected_from
-from .read.text_files import given_rows, table_rows
 
 CORRECTED_FILE = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data", "digest")

@@ -20,9 +20,9 @@ from ..files import readable, replacing
 from ..native.load import version
 from ..text import plain_cell, without_controls
 from .answers import UNKNOWN, Answers
+from .read.formats import small_text
 from .read.opening import Source
 from .read.samples import Key
-from .read.text_files import small_text
 from .settings import Settings
 
 CONTROL = "label"  # name of the choices in the labelling interface

@@ -1,7 +1,4 @@
-"""All that a run found out, for the tables, the page and the terminal.
-
-Which predictions to check, which labelled samples look wrong, and the accuracy they lead to expect.
-"""
+"""What a run found out: what to check, which labels look wrong, what accuracy to expect."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from ..labels import numbered, sorted_names
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
 from ..prevalence import RATE, add_certain, from_sums
-from ..text import plural
+from ..text import plural, several
 from .answers import NO_CLASS, Answers
 from .corrections import Corrected
 from .read.opening import Source
@@ -107,13 +104,12 @@ def classes_by_group(answers: Answers) -> dict[str, list[ClassInGroup]]:
         return {}
 
     def counted(rows: Tensor) -> Tensor:
-        counts = torch.zeros(len(names), K + 1, dtype=torch.float64)
-        one = torch.ones((), dtype=torch.float64)
-        return counts.index_put_((place[rows], final[rows]), one, accumulate=True)
+        pairs = place[rows] * (K + 1) + final[rows] % (K + 1)  # -1 is the last
+        return pairs.bincount(minlength=len(names) * (K + 1)).view(-1, K + 1)
 
     fixed = torch.tensor([*answers.corrected], dtype=torch.int64)
-    certain, judged = counted(fixed), answers.predicted().index_fill_(0, fixed, True)
-    counts = counted(judged).int().tolist()
+    certain, judged = counted(fixed).double(), answers.predicted().index_fill_(0, fixed, True)
+    counts = counted(judged).tolist()
     none = torch.zeros(9, K + 1, dtype=torch.float64)
     of_groups = [answers.group_sums.get(name, none) for name in names]
     sums = add_certain(torch.stack(of_groups), certain)
@@ -153,11 +149,6 @@ class LabelledCheck:
         """Rows, most doubtful first."""
         rows: list[int] = self.doubt.argsort(descending=True, stable=True).tolist()
         return rows
-
-    def suspects(self) -> list[int]:
-        """Rows whose label is likely wrong."""
-        wrong = (self.doubt > SUSPECT) & (self.suggestion != self.labelled.labels)
-        return [row for row in self.order() if wrong[row]]
 
     def label(self, row: int) -> str:
         return self.labelled.class_names[int(self.labelled.labels[row])]
@@ -246,8 +237,6 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Predictions, corrections, and what the labelled samples say about both."""
-
     answers: Answers
     corrected: Corrected
     checked: LabelledCheck | None
@@ -282,10 +271,11 @@ class Outcome:
 
     def suspects(self) -> list[int]:
         """Labelled samples whose label looks wrong, unless the user has said what they are."""
-        if self.checked is None:
+        checked, sure = self.checked, self.source.labelled.trusted
+        if checked is None:
             return []
-        sure = self.source.labelled.trusted
-        return [row for row in self.checked.suspects() if sure is None or not sure[row]]
+        wrong = (checked.doubt > SUSPECT) & (checked.suggestion != checked.labelled.labels)
+        return [row for row in checked.order() if wrong[row] and (sure is None or not sure[row])]
 
     def about_strangers(self) -> str:
         """For which samples nothing can be said about unknown classes; empty if for none."""
@@ -300,12 +290,10 @@ class Outcome:
             )
         shots = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
         lonely = [k for k in sorted(set(answers.labels[unjudged].tolist())) if shots[k] < 2]
-        names = ", ".join(answers.class_names[k] for k in lonely[:MOST_NAMED])
-        others = len(lonely) - MOST_NAMED
-        more = f" and {others:,} others" if others > 0 else ""
+        names = several([answers.class_names[k] for k in lonely], MOST_NAMED)
         have = "has" if len(lonely) == 1 else "have"
         return (
-            f"{names}{more} {have} fewer than two labelled samples, so nothing can be said about "
+            f"{names} {have} fewer than two labelled samples, so nothing can be said about "
             f"whether the {len(unjudged):,} samples predicted as such are of an unknown class"
         )
 

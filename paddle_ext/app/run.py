@@ -1,23 +1,30 @@
-"""From files, folders or one table to predictions."""
+"""From files, folders or one table to predictions: in a folder, with a page, or in one file."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import check
+from ..files import ahead
 from ..limits import FEWEST_TO_CALIBRATE
+from ..parquet import pyarrow
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
+from ..solution import Solution
 from ..text import plural
-from .answering import Prior, answer
-from .answers import Answers, inserted, label_counts, without_prediction
+from .answering import Prior, answer, classified
+from .answers import UNKNOWN, Answers, inserted, label_counts, without_prediction
 from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, read_files
 from .label_studio import write_tasks
 from .outcome import Outcome, check_labelled, expected_accuracy, reasons_to_label
@@ -25,7 +32,8 @@ from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data
-from .read.samples import Batch, Changed, Labelled, WithText
+from .read.samples import Batch, Changed, Labelled, WithText, concatenated, has_text, matched_names
+from .read.tables import TableSamples
 from .settings import Settings
 from .write import tables
 from .write.page import write_page
@@ -33,6 +41,7 @@ from .write.sorting import check_sort_into, sort_into
 
 ALWAYS = ("answers.csv", "answers.html", "classes.csv")  # are written
 LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
+ADDED = ("label", "probability", "doubt")  # columns of one file
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ def classify(
     """
     settings = settings or Settings()
     began = time.perf_counter()
-    first, new = existing(labelled), None if unlabelled is None else existing(unlabelled)
+    first, new = existing(labelled, unlabelled)
     device, folder = check.device(settings.device), Path(output)
     files, notes = read_files(folder, settings.corrections)
     parents = (
@@ -177,7 +186,7 @@ def all_answers(
     not predict themselves; and each by itself, without a prior, because samples that needed one are
     not a batch like the others. `features` receives those that suggestions need.
     """
-    source, rest = corrected.source, None
+    source = corrected.source
     names, batches = source.labelled.class_names, source.unlabelled
     texts = WithText(batches) if source.embeds_texts else None
     batches = batches if texts is None else texts
@@ -190,6 +199,7 @@ def all_answers(
         batches = Changed(batches, remember)
     certain = label_counts([*corrected.labels.values()], names)
     common = partial(answer, label_noise=settings.label_noise, device=device)
+    rest = without_prediction(names, certain)
     if corrected.remaining != 0:
         rest = common(
             source.labelled,
@@ -204,21 +214,17 @@ def all_answers(
             certain=certain,
         )
     if texts is not None and texts.places:
-        others = without_prediction(texts.others, names)
-        rest = inserted(rest, others, texts.places, names, certain)
-        rest = replace(rest, no_text=frozenset(texts.places))
+        others = without_prediction(names, certain, texts.others)
+        rest = replace(inserted(rest, others, texts.places), no_text=frozenset(texts.places))
     if not corrected.samples.names:
-        assert rest is not None
         return rest
     own = common(corrected.before, [corrected.samples], batch=1)
-    answers = inserted(rest, own, [*corrected.labels], names, certain)
-    return replace(answers, corrected=corrected.labels)
+    return replace(inserted(rest, own, [*corrected.labels]), corrected=corrected.labels)
 
 
 def write_all(
     folder: Path, outcome: Outcome, settings: Settings, title: str, began: float
 ) -> Report:
-    """Write the tables, the page, the model and the sorted images."""
     answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
     folder.mkdir(parents=True, exist_ok=True)
     texts = source.kind == "texts"
@@ -289,7 +295,160 @@ def page_title(path: Path, answers: Answers, kind: str) -> str:
     return f"{name}: {plural(len(answers), thing)}, {plural(classes, 'class')}"
 
 
-def existing(path: str | Path) -> Path:
-    if not Path(path).exists():
-        raise ValueError(f"{path} must be a file or a folder, but does not exist")
-    return Path(path)
+def existing(labelled: str | Path, unlabelled: str | Path | None) -> tuple[Path, Path | None]:
+    for path in (labelled, unlabelled):
+        if path is not None and not Path(path).exists():
+            raise ValueError(f"{path} must be a file or a folder, but does not exist")
+    return Path(labelled), None if unlabelled is None else Path(unlabelled)
+
+
+# --- one file, with few samples in memory ---------------------------------------------------------
+
+
+@dataclass
+class StreamReport:
+    """The result of `stream`."""
+
+    class_names: tuple[str, ...]
+    output: Path
+    notes: list[str]  # for the user
+    unreadable: dict[str, str] = field(default_factory=dict)  # files, and why
+    right: int = 0  # correctly labelled samples, if true classes are known
+    judged: int = 0  # samples with a true class
+    seconds: float = 0.0
+    counts: Tensor = field(init=False)  # [K] int64, samples of each class
+
+    def __post_init__(self) -> None:
+        self.counts = torch.zeros(len(self.class_names), dtype=torch.int64)
+        self.sums = torch.zeros(len(self.class_names), dtype=torch.float64)
+        self.names = np.array(self.class_names, dtype=object)
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def probability(self) -> Tensor:
+        """The mean probability of the samples of each class, [K]; 0 where there are none."""
+        return self.sums / self.counts.clamp(min=1)
+
+    def count(self, labels: Tensor, probability: Tensor, truth: list[str]) -> Any:
+        """Add samples [n] with the names of their true classes, if known; returns the predicted."""
+        self.counts += torch.bincount(labels, minlength=len(self.counts))
+        self.sums.index_add_(0, labels, probability.double())
+        names = self.names[labels.numpy()]
+        for name, true in zip(names, truth, strict=bool(truth)):
+            self.judged += bool(true)
+            self.right += name == true
+        return names
+
+
+def streams(output: str | Path) -> bool:
+    """Whether the output is one file instead of a folder."""
+    path = Path(output)
+    return path.suffix in tables.SUFFIXES and not path.is_dir()
+
+
+def stream(
+    labelled: str | Path,
+    unlabelled: str | Path | None,
+    output: str | Path,
+    settings: Settings | None = None,
+    *,
+    show: Callable[[list[Finding]], None] | None = None,
+) -> StreamReport:
+    """Classify data into one file, ``.parquet``, ``.csv`` or ``.xlsx``; otherwise as `classify`.
+
+    The output has the columns of a table except the features, or the names of the samples, followed
+    by ``label``, ``probability`` and ``doubt``. It gets its final name once it is complete.
+
+    Examples
+    --------
+    >>> stream("known.npz", "big.parquet", "answers.parquet")  # doctest: +SKIP
+    """
+    settings = settings or Settings()
+    began = time.perf_counter()
+    (first, new), target = existing(labelled, unlabelled), Path(output)
+    tables.check_file("output", target, (first, new))
+    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
+    for name in (*only_with_a_folder, "prior", "suggest"):
+        if (given := getattr(settings, name)) not in (None, ()):
+            raise check.ArgumentValueError(
+                name, f"must be omitted unless the output is a folder, got {given}"
+            )
+    device = check.device(settings.device)
+    source = open_data(first, new, settings)
+    samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
+    notes: list[str] = []
+    if isinstance(samples, TableSamples):
+        copied, notes = copied_columns(samples)
+        samples.copied = list(copied)
+    if show is not None:
+        show(check_input(source))
+    encode(source, device)
+    corrected_source(source, (), DataNames.of(first, new))
+    batches = iter(source.unlabelled)
+    report = StreamReport(
+        source.labelled.class_names, target, source.notes + notes, source.unreadable
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with closing(ahead(lambda: next(batches, None))) as read:
+        calls = classified(
+            source.labelled,
+            read,
+            device,
+            batch=settings.batch,
+            label_noise=settings.label_noise,
+            share=settings.share,
+            source=source.name,
+            total=source.total,
+            progress=settings.progress,
+        )
+        parts = (
+            answer_table(concatenated(group), solution, copied, report, texts=source.embeds_texts)
+            for group, _, solution in calls
+        )
+        report.notes += tables.write_file(target, parts)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
+    """Output names of the copied columns, and messages for the user."""
+    table, columns, notes = samples.table, samples.columns, list[str]()
+    copied: dict[str, str] = {}
+    categories = () if samples.chosen is None else samples.chosen.categories
+    numbers = set(samples.features).difference(categories)
+    for name in table.names:
+        if name in numbers or name == columns.label:
+            continue
+        if name not in ADDED:
+            copied[name] = name
+        elif name == columns.truth and "truth" not in table.names:
+            copied[name] = "truth"
+        else:
+            notes.append(
+                f"the column {name!r} of {table.path} is not copied: the output has its own "
+                "column of that name"
+            )
+    return copied, notes
+
+
+def answer_table(
+    batch: Batch, solution: Solution, copied: dict[str, str], report: StreamReport, *, texts: bool
+) -> Any:
+    """Rows of the output as a pyarrow.Table, counted by `report`; without a text: unknown."""
+    arrow = pyarrow()
+    found = (*solution.probabilities.max(-1), solution.doubt())
+    probability, labels, doubt = (x.flatten().cpu() for x in found)
+    there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
+    names = np.full(len(there), UNKNOWN, dtype=object)
+    truth = list(compress(matched_names(batch.truth or [], report.class_names), there))
+    names[there] = report.count(labels[there], probability[there], truth)
+    answers = (
+        arrow.array(names, arrow.string()),
+        arrow.array(probability.float().numpy(), mask=~there),
+        arrow.array(doubt.float().numpy(), mask=~there),
+    )
+    header = [*(copied.values() or ["row"]), *ADDED]
+    own = [arrow.array(batch.names)] if batch.copied is None else batch.copied.columns
+    return arrow.Table.from_arrays([*own, *answers], header)

@@ -55,8 +55,7 @@ class Columns:
 
     def others(self) -> set[str]:
         """The columns that are not features."""
-        roles = self.text, self.label, self.name, self.truth, self.group, self.time, self.same
-        return {one for one in roles if one is not None}
+        return {one for role, one in vars(self).items() if role != "features" and one is not None}
 
 
 @Parameter(name="*")
@@ -148,7 +147,6 @@ class Settings:
 
     @property
     def gap(self) -> timedelta | None:
-        """The time of `group_gap`."""
         if self.group_gap is None:
             return None
         parts = re.fullmatch(r"(\d{1,9})\s*(s|min|h|d)", self.group_gap)
@@ -161,11 +159,6 @@ class Settings:
 
     @property
     def corrections(self) -> list[Path]:
-        """The files of `corrected`."""
         if isinstance(self.corrected, (str, Path)):
             return [Path(self.corrected)]
         return [Path(path) for path in self.corrected]
-
-    @property
-    def csv_format(self) -> tuple[str | None, str | None]:
-        return self.separator, self.encoding

@@ -10,8 +10,6 @@ from .. import check
 from ..libraries import library
 from .sklearn import PaddleClassifier
 
-RATE = 0.05  # of the cells of known types that count as unknown
-
 
 def label(
     adata: Any, key: str, *, use_rep: str = "X_pca", groups: str | None = None
@@ -49,7 +47,7 @@ def label(
     model = PaddleClassifier(rows="embeddings")
     model.fit(rows, known.where(known.notna(), None).to_numpy(), groups=asked)
     try:
-        unknown = pandas.array(model.strangers(rows, RATE) & known.isna().to_numpy())
+        unknown = pandas.array(model.strangers(rows) & known.isna().to_numpy())
     except ValueError:  # too few labelled cells
         unknown = pandas.array([None] * len(known), dtype="boolean")
     highest = model.label_distributions_.max(axis=1)

@@ -18,24 +18,12 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.label_noise import check_label_noise
-from ..adaptive_rule.solve import check_options
 from ..groups import Groups, groups_of
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
+from . import fitted, inputs
 from .columns import Array, is_frame
-from .fitted import (
-    Examples,
-    Fitted,
-    FittedAdaptive,
-    FittedNames,
-    array,
-    chosen_device,
-    in_columns,
-    learned,
-    to_tensor,
-)
-from .inputs import checked_prototypes, classes_and_places, length, prior_weights, vectors
+from .fitted import Examples, Fitted, FittedAdaptive, FittedNames, array, chosen_device, to_tensor
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
@@ -136,11 +124,7 @@ class BatchClassifier:
         logit_scale: float = 100.0,
         device: str | torch.device = "auto",
     ) -> None:
-        _, max_iter, tol = check_options("auto", max_iter, tol)
-        scale = check.real("logit_scale", logit_scale, positive=True)
-        noise = check_label_noise("label_noise", label_noise)
-        self._options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "logit_scale": scale}
-        self._options["label_noise"] = noise
+        self._options = inputs.checked_options(max_iter, tol, logit_scale, label_noise, share)
         for name, value in (("column", column), ("prefix", prefix), ("group", group)):
             if not isinstance(value, str) and not value is group is None:
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
@@ -152,17 +136,18 @@ class BatchClassifier:
                 "prior", f"must be None with remember=True, got {check.kind(prior)}"
             )
         self._group = group
-        self._options["share"] = check.flag("share", share)
         # Rows of each class, [K] float64: in the batches since a change, and in the last alone.
         self._memory: list[Tensor] = []
         self._believed = False  # whether the last batch was likelier with its memory
-        self._device = device_name(device)
-        text = None if prototypes is None else checked_prototypes(prototypes)
+        # A GPU need not exist here: another machine may compute.
+        named = re.fullmatch(r"auto|cuda(:\d+)?", str(device))
+        self._device = str(device if named else check.device(device))
+        text = None if prototypes is None else inputs.checked_prototypes(prototypes)
         rows = support_rows(support, text)
         given = () if labels is None and len(rows) == 0 else labels
         K = None if text is None else len(text)
-        self.classes, places = classes_and_places(given, len(rows), names, K)
-        self._options["prior"] = prior_weights(prior, self.classes)
+        self.classes, places = inputs.classes_and_places(given, len(rows), names, K)
+        self._options["prior"] = inputs.prior_weights(prior, self.classes)
         self._width, self._labelled = rows.shape[1], len(rows)
         # Copies, because the caller's arrays may change.
         examples = Examples(
@@ -174,11 +159,11 @@ class BatchClassifier:
         self._fitted: Fitted = FittedNames(examples)
         self._here: tuple[torch.device, Fitted] | None = None
         with torch.inference_mode():
-            self._columns, examples, _ = in_columns(examples, None)
+            self._columns, examples, _ = fitted.in_columns(examples, None)
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
                 no_dual = torch.zeros(examples.num_classes)
-                learned_on = learned(examples, self._options)
+                learned_on = fitted.learned(examples, self._options)
                 self._fitted = FittedAdaptive(learned_on, no_dual).to("cpu")
 
     def __repr__(self) -> str:
@@ -254,39 +239,34 @@ class BatchClassifier:
                     "prefix",
                 )
         embeddings = batch[self._column]
-        rows = length(embeddings)
+        rows = inputs.length(embeddings)
         for name in batch:
-            if length(batch[name]) != rows:
+            if inputs.length(batch[name]) != rows:
                 raise check.ArgumentValueError(
                     "batch",
                     f"must have columns of one length, got {rows} rows of {self._column!r} and "
-                    f"{length(batch[name])} of {name!r}",
+                    f"{inputs.length(batch[name])} of {name!r}",
                 )
         return embeddings
 
     def _answers(self, embeddings: Any, name: str, groups: Any = None) -> dict[str, Array]:
-        if length(embeddings) == 0:
+        if inputs.length(embeddings) == 0:
             probability, doubt = (np.empty(0, dtype=np.float32) for _ in range(2))
             labels = self.classes[:0]
         else:
-            query = vectors(name, embeddings, width=self._width)
+            query = inputs.vectors(name, embeddings, width=self._width)
             with torch.inference_mode():
-                solution = self._solve(query, groups)
+                rows = self._columns.applied_to(to_tensor(query, chosen_device(self._device)))
+                together = None if groups is None else groups_of(groups, len(rows), rows.device)
+                solve = self._solve_and_remember if self._remember else self._solve
+                solution = solve(rows, together)
                 highest, doubts = solution.probabilities.amax(-1), solution.doubt()
             probability, doubt = array(highest), array(doubts)
             labels = self.classes[array(solution.labels)]
         return dict(zip(self._added, (labels, probability, doubt), strict=True))
 
-    def _solve(self, query: Array, groups: Any) -> Solution:
-        device = chosen_device(self._device)
-        rows = self._columns.applied_to(to_tensor(query, device))
-        together = None if groups is None else groups_of(groups, len(rows), device)
-        if self._remember:
-            return self._solve_and_remember(rows, together)
-        return self._solve_with(self._options["prior"], rows, together)
-
-    def _solve_with(self, prior: Any, rows: Tensor, groups: Groups | None) -> Solution:
-        options = self._options | {"prior": prior, "groups": groups}
+    def _solve(self, rows: Tensor, groups: Groups | None, **prior: Any) -> Solution:
+        options = self._options | {"groups": groups} | prior
         if self._here is None or self._here[0] != rows.device:  # moved there once per process
             self._here = rows.device, self._fitted.to(rows.device)
         return self._here[1].solve(rows, options)
@@ -294,11 +274,11 @@ class BatchClassifier:
     def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
         """Classify a batch with the memory as its prior, and add what the batch holds to it."""
         # It is not known how many labelled rows a name is worth.
-        fitted = self._fitted
-        labelled = fitted.likelihood.rows if isinstance(fitted, FittedAdaptive) else math.inf
+        known = self._fitted
+        labelled = known.likelihood.rows if isinstance(known, FittedAdaptive) else math.inf
         best, bound, kept, believes = None, -math.inf, None, False
         for held in self._memory:
-            found = self._solve_with(mean_proportions(held, labelled), rows, groups)
+            found = self._solve(rows, groups, prior=mean_proportions(held, labelled))
             assert found.bound is not None
             assert found.prior_used is not None
             if best is None or float(found.bound.sum()) > bound:
@@ -306,7 +286,7 @@ class BatchClassifier:
                 believes = float(found.prior_used.double().mean()) > 0.5
         # One batch may resemble the last by chance, so memory counts from the second such batch on.
         if best is None or (believes and not self._believed):
-            best = self._solve_with(None, rows, groups)
+            best = self._solve(rows, groups)
         now = best.over_all().class_sums()[1].cpu()
         self._memory = [kept + now, now] if kept is not None and believes else [now]
         self._believed = believes
@@ -316,18 +296,10 @@ class BatchClassifier:
 def support_rows(support: Any, prototypes: Array | None) -> Array:
     """The support as float32 [S, D]; S may be 0 if there are prototypes."""
     width = None if prototypes is None else prototypes.shape[1]
-    if support is not None and length(support) != 0:
-        return vectors("support", support, width=width)
+    if support is not None and inputs.length(support) != 0:
+        return inputs.vectors("support", support, width=width)
     if width is None:
         raise check.ArgumentValueError(
             "support", "must have a row of every class, unless there are prototypes, got none"
         )
     return np.empty((0, width), dtype=np.float32)
-
-
-def device_name(device: str | torch.device) -> str:
-    """The checked name of a device, which need not exist here: another machine may compute."""
-    name = str(device)
-    if name == "auto" or re.fullmatch(r"cuda(:\d+)?", name):
-        return name
-    return str(check.device(device))

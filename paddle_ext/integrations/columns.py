@@ -173,10 +173,11 @@ class TableEncoder:
     """Fills gaps by the mean of their column, and makes a column of each category.
 
     A gap in a column of categories is a category. Categories that occur once tell nothing, and
-    count as one, and so do those that are new after `fit`.
+    count as one, and so do those that are new later.
     """
 
-    def __init__(self, width: int, categories: Sequence[int]) -> None:
+    def __init__(self, cells: Array, categories: Sequence[int]) -> None:
+        """Learn means and categories from cells [n, D]: numbers, or objects with texts."""
         compose, impute, preprocessing = (
             library(f"sklearn.{name}", "a table with gaps or categories", "'paddle_ext[sklearn]'")
             for name in ("compose", "impute", "preprocessing")
@@ -188,16 +189,11 @@ class TableEncoder:
             max_categories=MOST_CATEGORIES,
             sparse_output=False,
         )
-        self.numbers = [column for column in range(width) if column not in self.categories]
+        self.numbers = [column for column in range(cells.shape[1]) if column not in self.categories]
         means = impute.SimpleImputer(keep_empty_features=True)
         self.steps = compose.ColumnTransformer(
             [("numbers", means, self.numbers), *((str(k), one_hot, [k]) for k in self.categories)]
-        )
-
-    def fit(self, cells: Array) -> TableEncoder:
-        """Learn means and categories from cells [n, D]: numbers, or objects with texts."""
-        self.steps.fit(cells)
-        return self
+        ).fit(cells)
 
     def __call__(self, cells: Array) -> Array:
         """Numbers [n, E] of cells [n, D], of the dtype of the cells if that is a number."""
@@ -205,7 +201,7 @@ class TableEncoder:
         return rows if cells.dtype.kind != "f" else rows.astype(cells.dtype, copy=False)
 
     def equivalent_cells(self) -> Array:
-        """Few cells [n, D], as objects, from which another encoder learns the same by `fit`.
+        """Few cells [n, D], as objects, from which another encoder learns the same.
 
         The means occur once, and each category that has a column of its own twice. All others, if
         there are any, become texts that occur once and begin with a line feed, as no cell does.

@@ -73,7 +73,6 @@ class Examples:
     inverse_regularisation: float = INVERSE_REGULARISATION  # of the correction for many labels
 
     def task(self, query: Tensor, measures: Tensor | None = None) -> Task:
-        """The batch [Q, D] as a task with names."""
         assert self.names is not None
         rows = self.support[None], self.labels[None], query[None]
         return Task(*rows, self.num_classes, prototypes=self.names[None], measures=measures)
@@ -137,8 +136,6 @@ Fitted: TypeAlias = FittedAdaptive | FittedNames
 
 
 class Fit(NamedTuple):
-    """The stored and reported results of a fit."""
-
     fitted: Fitted
     prototypes: Tensor  # [K, D]
     proportions: Tensor  # [K]
@@ -162,7 +159,6 @@ def in_columns(
 
 
 def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
-    """Classify unlabelled rows [Q, D]."""
     if examples.names is None:
         likelihood = learned(examples, options)
         found = solve_batch(likelihood, query, options)

@@ -6,8 +6,9 @@ import difflib
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import compress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.label_noise import check_label_noise
+from ..adaptive_rule.solve import check_options
 from ..groups import Groups, groups_and_things, groups_of
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
@@ -37,12 +40,10 @@ def vectors(name: str, value: Any, *, width: int | None = None, keep_double: boo
     rows = plain(value)
     if rows.dtype.kind == "O" and rows.ndim == 1:
         column = rows
-        try:
+        with suppress(TypeError, ValueError):
             rows = np.array(column.tolist())
-        except (TypeError, ValueError):
-            odd_vector(name, column)
         if rows.ndim != 2 or rows.dtype.kind == "O":
-            odd_vector(name, column)
+            raise odd_vector(name, column)
     if rows.dtype.kind not in "fiu" or rows.ndim != 2 or rows.shape[1] == 0:
         raise check.ArgumentValueError(
             name,
@@ -80,8 +81,8 @@ def plain(value: Any) -> Array:
         return ragged
 
 
-def odd_vector(name: str, column: Array) -> NoReturn:
-    """Raise an error naming the row that is not a vector or has another length."""
+def odd_vector(name: str, column: Array) -> ValueError:
+    """The error that names the row that is not a vector or has another length."""
     for number, row in enumerate(column):
         if not isinstance(row, list | tuple) and np.ndim(row) != 1:
             got = f"{check.kind(row)} in row {number}"
@@ -91,7 +92,7 @@ def odd_vector(name: str, column: Array) -> NoReturn:
             break
     else:
         got = "non-numeric values"
-    raise check.ArgumentValueError(name, f"must have vectors of one length, got {got}")
+    return check.ArgumentValueError(name, f"must have vectors of one length, got {got}")
 
 
 def length(column: Any) -> int | None:
@@ -103,6 +104,17 @@ def length(column: Any) -> int | None:
 
 
 # --- labels, weights and priors -----------------------------------------------------------------
+
+
+def checked_options(
+    max_iter: int, tol: float, logit_scale: float, label_noise: float | str, share: bool
+) -> dict[str, Any]:
+    """The options of the rule, except for the prior."""
+    _, max_iter, tol = check_options("auto", max_iter, tol)
+    options: dict[str, Any] = {"max_iter": max_iter, "tol": tol}
+    options["logit_scale"] = check.real("logit_scale", logit_scale, positive=True)
+    options["label_noise"] = check_label_noise("label_noise", label_noise)
+    return options | {"share": check.flag("share", share)}
 
 
 def labelled(y: Array) -> npt.NDArray[np.bool_]:
@@ -138,8 +150,7 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
     # The others get a group of the batch, so that an error names the row as the caller counts.
     column = np.where(of_batch, column, column[of_batch][0])
     groups_of(column, len(column), torch.device("cpu"), name)
-    inside: Array = column[of_batch]
-    return inside
+    return np.asarray(column[of_batch])
 
 
 def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:
@@ -307,10 +318,10 @@ def classes_and_places(
         classes = class_names("labels", np.unique(given), prototypes)
     if given.dtype.kind != "U" and classes.dtype.kind == "U":
         K, places = len(classes), given
-        if len(places) and not (places.min() >= 0 and places.max() < K):
-            odd = places[(places < 0) | (places >= K)][0]
+        odd = given[(given < 0) | (given >= K)]
+        if len(odd):
             raise check.ArgumentValueError(
-                "labels", f"must be indices of the {K} names, in [0, {K}), got {odd}"
+                "labels", f"must be indices of the {K} names, in [0, {K}), got {odd[0]}"
             )
     else:
         places = indices("labels", given, classes, "names")

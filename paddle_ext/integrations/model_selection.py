@@ -13,23 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import check
+from ..libraries import library
 from .columns import Array
 from .inputs import labelled
 
-try:
-    from sklearn.model_selection import BaseShuffleSplit  # type: ignore[import-untyped]
-    from sklearn.utils import check_random_state  # type: ignore[import-untyped]
-except ImportError as error:
-    raise ImportError(
-        "model_selection needs scikit-learn 1.6 or newer: pip install 'paddle_ext[sklearn]'"
-    ) from error
+splits = library("sklearn.model_selection", "model_selection", "'paddle_ext[sklearn]'")
+utils = library("sklearn.utils", "model_selection", "'paddle_ext[sklearn]'")
 
 __all__ = ["BatchSplit", "batch_accuracy"]
 
 RowIndices = npt.NDArray[np.int64]
 
 
-class BatchSplit(BaseShuffleSplit):  # type: ignore[misc]
+class BatchSplit(splits.BaseShuffleSplit):  # type: ignore[misc, name-defined]
     """A splitter: a few labelled rows of every class, and a batch with some of the classes.
 
     Rows without a label (-1, None, NaN) are in neither part.
@@ -87,7 +83,7 @@ class BatchSplit(BaseShuffleSplit):  # type: ignore[misc]
                 f"n_present must be at most {len(eligible)}, the classes with more than "
                 f"{self.shots} rows, got {present}"
             )
-        random = check_random_state(self.random_state)
+        random = utils.check_random_state(self.random_state)
         for _ in range(self.n_splits):
             shuffled = [random.permutation(rows) for rows in own]
             known = np.concatenate([rows[: self.shots] for rows in shuffled])

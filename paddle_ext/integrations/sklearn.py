@@ -6,44 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.label_noise import check_label_noise
-from ..adaptive_rule.solve import check_options
 from ..groups import groups_and_things
 from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
-from ..presence.unknown import Familiar, check_rate, familiar
+from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, counted_shares
+from . import fitted, inputs
 from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
-from .fitted import (
-    Examples,
-    Fit,
-    FittedNames,
-    array,
-    chosen_device,
-    counted_once,
-    fit_batch,
-    fit_labelled,
-    in_columns,
-    label_distributions,
-    means_of,
-    moved,
-    to_tensor,
-)
-from .inputs import (
-    checked_weights,
-    labelled,
-    labelled_things,
-    named_classes,
-    prior_weights,
-    row_groups,
-    sorted_classes,
-)
+from .fitted import Examples, array, chosen_device, moved, to_tensor
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
@@ -75,12 +50,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         What is known of the class proportions, as in `paddle_ext.adapt`; an array is in the order
         of ``classes_``. Without a batch, `predict` trusts it. With groups an array [G, K] is a
         prior for each, in the order of ``groups_``.
-    share : bool
-        Whether groups learn from each other, as in `paddle_ext.adaptive`.
-    max_iter : int
-        At most this many iterations.
-    tol : float
-        Tolerance, as in `paddle_ext.adapt`.
+    share, max_iter, tol
+        As in `paddle_ext.adaptive`.
     logit_scale : float
         Factor on cosines with the prototypes of names in logits; CLIP learned 100.
     label_noise : float or "auto"
@@ -261,18 +232,18 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y = np.full(len(X), -1) if y is None else column_or_1d(y, warn=True)
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
-        has_label = labelled(y)
+        has_label = inputs.labelled(y)
         options |= self._together({"groups": groups, "same": same}, ~has_label, device)
         if prototypes is not None:
-            self.classes_, places, names = named_classes(
+            self.classes_, places, names = inputs.named_classes(
                 y[has_label], prototypes, classes, self.n_features_in_
             )
         elif classes is not None:
             raise ValueError(f"classes must be None without prototypes, got {check.kind(classes)}")
         else:
-            self.classes_, places = sorted_classes(y[has_label])
-        options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
-        tied = labelled_things(same, self.classes_[places], has_label, device)
+            self.classes_, places = inputs.sorted_classes(y[has_label])
+        options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
+        tied = inputs.labelled_things(same, self.classes_[places], has_label, device)
         if tied is not None and sample_weight is not None:
             raise ValueError("sample_weight must be None with labelled things, got weights")
         options["tied"], rows = tied, to_tensor(X, device)
@@ -282,46 +253,43 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         examples = Examples(rows[mask], labels, len(self.classes_))
         if prototypes is not None:
             of_classes = to_tensor(names, device).to(rows.dtype)
-            examples = replace(counted_once(examples, tied), names=of_classes)
+            examples = replace(fitted.counted_once(examples, tied), names=of_classes)
         examples = self._weighted(examples, sample_weight, has_label, places)
         query = None if has_label.all() else rows[~mask]
         given, asked = (examples, query), dict[str, Any](rows=self.rows)
         if self._encoder is not None:  # embeddings have neither gaps nor categories
             asked = {"rows": "table", "made_of": torch.from_numpy(self._encoder.made_of).to(device)}
-        columns, examples, query = in_columns(examples, query, **asked)
+        columns, examples, query = fitted.in_columns(examples, query, **asked)
         if query is None:
-            fit = fit_labelled(examples, options)
+            fit = fitted.fit_labelled(examples, options)
         else:
-            fit = fit_batch(examples, query, options)
+            fit = fitted.fit_batch(examples, query, options)
         if columns.rows == "table":
-            fit = fit._replace(prototypes=means_of(*given, fit.solution))
+            fit = fit._replace(prototypes=fitted.means_of(*given, fit.solution))
             if self._encoder is None:  # further rows may have gaps
-                self._encoder = TableEncoder(X.shape[1], []).fit(X)
+                self._encoder = TableEncoder(X, [])
         self.rows_ = columns.rows
         self._shares = counted_shares(
             fit.proportions, len(labels if query is None else query)
         ).cpu()
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
-        self._familiar = familiar_of(examples)
-        shots = examples.labels.bincount()
+        shots, known = examples.labels.bincount(minlength=examples.num_classes), None
+        if shots.all():
+            known = familiar(examples.support, examples.labels, examples.num_classes)
+        self._familiar = None if known is None else moved(known, "cpu")
         few = examples.names is None and int(shots[shots > 1].sum()) < FEWEST_TO_CALIBRATE
         self.calibrated_ = not few
-        self._set_batch(fit)
-        self._set_rows(fit.solution, labels, has_label, rows.dtype)
+        self._set_results(fit, labels, has_label, rows.dtype)
         self._batch = X, has_label
         return self
 
     def _options(self) -> dict[str, Any]:
-        """Check all parameters, and return the options of the solver, except for the prior."""
-        _, max_iter, tol = check_options("auto", self.max_iter, self.tol)
+        """Check all parameters, and return the options of the rule, except for the prior."""
         check.real("present_threshold", self.present_threshold, positive=True)
-        check.real("logit_scale", self.logit_scale, positive=True)
-        label_noise = check_label_noise("label_noise", self.label_noise)
         check.choice("rows", self.rows, ROWS)
         check.flag("balanced", self.balanced)
-        check.flag("share", self.share)
-        shared = {"max_iter": max_iter, "tol": tol, "logit_scale": self.logit_scale}
-        return shared | {"label_noise": label_noise}
+        given = self.max_iter, self.tol, self.logit_scale, self.label_noise, self.share
+        return inputs.checked_options(*given)
 
     def _weighted(
         self, examples: Examples, sample_weight: Any, has_label: Array, places: Array
@@ -332,7 +300,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if examples.names is not None:
             kind = check.kind(sample_weight)
             raise ValueError(f"sample_weight must be None with prototypes, got {kind}")
-        given = checked_weights(sample_weight, has_label, places, self.classes_)
+        given = inputs.checked_weights(sample_weight, has_label, places, self.classes_)
         weights = to_tensor(given, examples.labels.device)
         rows = examples.support, examples.labels, weights
         support, labels, weights = (x[weights > 0] for x in rows)
@@ -340,17 +308,18 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _together(self, given: dict[str, Any], of_batch: Array, device: Any) -> dict[str, Any]:
         """The groups and the things of the rows that are in the batch, as options of its rule."""
-        own: Any = {name: row_groups(value, of_batch, name) for name, value in given.items()}
+        own: Any = {name: inputs.row_groups(value, of_batch, name) for name, value in given.items()}
         grouped, things = groups_and_things(**own, rows=int(of_batch.sum()), device=device)
-        return {"groups": grouped, "same": things, "share": self.share}
+        return {"groups": grouped, "same": things}
 
     def fit_predict(self, X: Any, y: Any, sample_weight: Any = None, **more: Any) -> Array:
         """Classify the unlabelled rows; returns ``transduction_``. Arguments as in `fit`."""
-        labels: Array = self.fit(X, y, sample_weight, **more).transduction_
-        return labels
+        return np.asarray(self.fit(X, y, sample_weight, **more).transduction_)
 
-    def _set_batch(self, fit: Fit) -> None:
-        """Set the attributes that describe the batch or, without one, the labelled rows."""
+    def _set_results(
+        self, fit: fitted.Fit, labels: Tensor, has_label: Array, dtype: torch.dtype
+    ) -> None:
+        """Set the attributes of the batch, or else of the labelled rows, and of every row."""
         self.prototypes_ = array(fit.prototypes)
         self.class_proportions_ = array(fit.proportions)
         solution = fit.solution
@@ -360,7 +329,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if fit.by_group is not None and fit.by_group.groups is not None:
             self.groups_ = np.array(fit.by_group.groups.names)
             self.group_prevalence_ = Prevalence._make(map(array, fit.by_group.prevalence()))
+        n, K = len(has_label), len(self.classes_)
+        place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
+        place[has_label] = array(labels)
+        self.doubt_ = np.zeros(n)
         if solution is not None:
+            place[~has_label] = array(self._labels_of(solution))
+            self.doubt_[~has_label] = array(solution.doubt())
             present = solution.present(self.present_threshold)
             self.n_iter_ = int(solution.iterations)
             if solution.concentration is not None:
@@ -369,24 +344,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if solution.prior_used is not None:
                 self.prior_used_ = bool(solution.prior_used)
         self.present_classes_ = self.classes_[array(present)]
-
-    def _set_rows(
-        self,
-        solution: Solution | None,
-        labels: Tensor,
-        has_label: npt.NDArray[np.bool_],
-        dtype: torch.dtype,
-    ) -> None:
-        """Set the attributes with an entry for every row, from the labels and the predictions."""
-        n, K = len(has_label), len(self.classes_)
-        place = np.empty(n, dtype=np.int64)  # index of each row's class in classes_
-        place[has_label] = array(labels)
-        self.doubt_ = np.zeros(n)
-        if solution is not None:
-            place[~has_label] = array(self._labels_of(solution))
-            self.doubt_[~has_label] = array(solution.doubt())
         self.transduction_ = self.classes_[place]
-        self.label_distributions_ = label_distributions(place, has_label, K, solution, dtype)
+        self.label_distributions_ = fitted.label_distributions(place, has_label, K, solution, dtype)
 
     def suggest(self, count: int) -> Array:
         """The unlabelled rows of `fit` whose labels would help most, as indices into `X`.
@@ -405,8 +364,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return unlabelled
         rows = self._in_columns(X)
         mask = torch.from_numpy(has_label).to(rows.device)
-        chosen: Array = unlabelled[array(suggest(rows[mask], rows[~mask], count).queries)]
-        return chosen
+        return np.asarray(unlabelled[array(suggest(rows[mask], rows[~mask], count).queries)])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -428,8 +386,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """The label of each row, [n], independently of other rows."""
         places = self._places_of(self._checked_rows(X), balanced=self.balanced)
-        labels: Array = self.classes_[array(places)]
-        return labels
+        return np.asarray(self.classes_[array(places)])
 
     def predict_batch(self, X: Any, groups: Any = None, same: Any = None) -> Array:
         """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
@@ -440,10 +397,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = self._checked_rows(X)
         options, every = self._options(), np.ones(len(rows), dtype=bool)
         options |= self._together({"groups": groups, "same": same}, every, rows.device)
-        options["prior"] = prior_weights(self.prior, self.classes_, options["groups"])
+        options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
         solution = self._fitted.solve(rows, options).over_all()
-        labels: Array = self.classes_[array(self._labels_of(solution))]
-        return labels
+        return np.asarray(self.classes_[array(self._labels_of(solution))])
 
     def novelty(self, X: Any) -> Array:
         """How unlike its class each row is, [n]: near 1 for a sample of an unknown class.
@@ -453,7 +409,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._checked_rows(X)
         if self._familiar is None:
-            named = isinstance(self._fitted, FittedNames)
+            named = isinstance(self._fitted, fitted.FittedNames)
             raise ValueError(
                 "y must have had a labelled row of every class, and two or more of one, for "
                 f"novelty, which measures their spread, "
@@ -497,7 +453,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             cells = validate_data(self, X, reset=reset, **options)
         if reset:
             encodes = len(categories) > 0 or (table and bool(np.isnan(cells).any()))
-            known = TableEncoder(cells.shape[1], categories).fit(cells) if encodes else None
+            known = TableEncoder(cells, categories) if encodes else None
             self._encoder = known
         return cells if known is None else known(cells)
 
@@ -507,14 +463,4 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return torch.cat([(logits - less).argmax(-1) for logits in self._fitted.logits(rows)])
 
     def _labels_of(self, solution: Solution) -> Tensor:
-        """The labels that were asked for."""
         return solution.balanced_labels() if self.balanced else solution.labels
-
-
-def familiar_of(examples: Examples) -> Familiar | None:
-    """The model behind `novelty`; None if no class has two labelled rows, or one has none."""
-    labels, K = examples.labels, examples.num_classes
-    if int(labels.bincount(minlength=K).amin()) == 0:
-        return None
-    model = familiar(examples.support, labels, K)
-    return None if model is None else moved(model, "cpu")

@@ -312,8 +312,8 @@ def test_equivalent_cells_teach_an_encoder_the_same() -> None:
     cells[:, 1] = [f"word {int(x)}" for x in random.exponential(40, 900)]
     cells[:, 2] = [f"row {row}" for row in range(900)]
     cells[:, 3] = random.choice(["a", "b", None], 900)
-    first = TableEncoder(4, [1, 2, 3]).fit(cells)
-    again = TableEncoder(4, [1, 2, 3]).fit(first.equivalent_cells())
+    first = TableEncoder(cells, [1, 2, 3])
+    again = TableEncoder(first.equivalent_cells(), [1, 2, 3])
     cells[0], cells[1] = [np.nan, "new", "new", "new"], [0.5, None, None, None]
     np.testing.assert_array_equal(first(cells), again(cells))
     assert len(first.made_of) == 1 + MOST_CATEGORIES + 1 + 3

@@ -1,7 +1,4 @@
-"""The command ``paddle-ext``, run by `main`.
-
-Each command has a module, which imports heavy libraries only when it runs.
-"""
+"""The command ``paddle-ext``; its parts import heavy libraries only when they run."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import sys
 
 
 def main() -> None:
-    """Run the command with the arguments of the process."""
     try:
         from .app import run
 

@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Group
 
 from ...native.load import version
 from ...text import printable
-from . import classify, demo, evaluating, images, info
+from . import classify, info, research
 from .options import DEFAULTS, UsageError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -57,12 +57,12 @@ app = App(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     classify.classify,
-    demo.demo,
+    research.demo,
     info.info,
-    images.train,
-    images.extract,
-    evaluating.evaluate,
-    evaluating.tune,
+    research.train,
+    research.extract,
+    research.evaluate,
+    research.tune,
 )
 for number, command in enumerate(COMMANDS):
     lines = (inspect.getdoc(command) or "").partition("Examples\n--------\n")[2].splitlines()

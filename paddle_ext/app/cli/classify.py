@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ...text import plural
+from ...text import plural, several
 from ..settings import REVIEW, Settings
 from . import options as o
 from . import show
@@ -82,8 +82,7 @@ def classify(
         from ..read.opening import open_data
         from ..run import existing
 
-        paths = existing(labelled), None if unlabelled is None else existing(unlabelled)
-        show_findings(check_input(open_data(*paths, settings)))
+        show_findings(check_input(open_data(*existing(labelled, unlabelled), settings)))
         return
     from ..classify import classify as run
     from ..classify import stream, streams
@@ -144,9 +143,7 @@ def show_report(report: Report) -> None:
     show_trust(report)
     if outcome.suggested is not None:
         names = [answers.names[row] for row in outcome.suggested]
-        others = len(names) - MOST_NAMED
-        rest = f" and {plural(others, 'other')}" if others > 0 else ""
-        show.say(f"label next: {', '.join(names[:MOST_NAMED])}{rest}")
+        show.say(f"label next: {several(names, MOST_NAMED)}")
     show.say(f"written: {', '.join(map(str, report.written))}")
 
 
@@ -182,7 +179,6 @@ def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
 
 
 def show_trust(report: Report) -> None:
-    """How reliable the predictions and the labels are."""
     from ..outcome import to_check_words
     from ..run import LABELLED
 

@@ -78,7 +78,6 @@ def describe_installation() -> None:
 
 
 def summary(method: str) -> str:
-    """The first sentence of a method's documentation."""
     from ...methods import create
 
     return (inspect.getdoc(type(create(method))) or "").partition("\n\n")[0].replace("\n", " ")

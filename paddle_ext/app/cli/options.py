@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 
 def about(text: str, **more: Any) -> Parameter:
-    """The help of an option."""
     return Parameter(help=text, **more)
 
 

@@ -15,19 +15,13 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 140  # of a table written to a file or a pipe
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence on how to resume."""
-
-
 @contextmanager
 def on_interrupt(sentence: str) -> Iterator[None]:
     """Let an interruption of the block say how to resume."""
     try:
         yield
-    except Interrupted:
-        raise
     except KeyboardInterrupt:
-        raise Interrupted(sentence) from None
+        raise KeyboardInterrupt(sentence) from None
 
 
 def console() -> Console:
@@ -69,6 +63,5 @@ def table(
     console().print(made)
 
 
-def pairs(rows: Sequence[tuple[str, str]], *, title: str = "") -> None:
-    """Print names and their values, in two columns."""
-    table(["", ""], rows, title=title, text_columns=(0, 1))
+def pairs(rows: Sequence[tuple[str, str]]) -> None:
+    table(["", ""], rows, text_columns=(0, 1))

@@ -25,7 +25,13 @@ class ArrayFile:
     def __init__(self, path: Path, columns: Columns) -> None:
         self.path, self.columns = path, columns
         self.contents = read(path, columns.others() | NAMED)
-        self.features = features_of(self.contents, path)
+        found = arrays.pick(self.contents, arrays.FEATURES, path)
+        features = self.features = arrays.as_tensor(found, "features", path)  # [N, D]
+        if features.dim() != 2 or not features.is_floating_point() or features.shape[1] < 1:
+            raise ValueError(
+                f"{path} must have floating-point features of shape [N, D], "
+                f"got {check.plain(features.dtype)} of shape {list(features.shape)}"
+            )
         self.class_names: Sequence[str] = ()  # of integer labels, if the file does not say it
 
     def array(self, *names: str) -> list[str]:
@@ -51,7 +57,6 @@ class ArrayFile:
         return values
 
     def labelled(self, values: list[str]) -> Batch:
-        """The rows with a label."""
         rows = [row for row, value in enumerate(values) if value]
         return batch_of(self.features, rows, [f"row {row}" for row in rows], values)
 
@@ -85,23 +90,12 @@ def batch_of(
 def read(path: Path, others: set[str]) -> dict[str, Any]:
     """Named arrays, memory-mapped if possible: those with known names, and others."""
     if path.suffix == ".npy":
-        return {"features": arrays.read_npy(path, mmap=True)}
+        return {"features": arrays.map_npy(path)}
     if path.suffix == ".safetensors":
         return arrays.read_safetensors(path, mmap=True)
     if path.suffix in (".pt", ".pth"):
         return dict(arrays.named_contents(arrays.read_torch(path), path))
     return arrays.read_npz(path, arrays.BANK_NAMES | others)
-
-
-def features_of(contents: dict[str, Any], path: Path) -> Tensor:
-    """[N, D] floating point."""
-    features = arrays.as_tensor(arrays.pick(contents, arrays.FEATURES, path), "features", path)
-    if features.dim() != 2 or not features.is_floating_point() or features.shape[1] < 1:
-        raise ValueError(
-            f"{path} must have floating-point features of shape [N, D], "
-            f"got {check.plain(features.dtype)} of shape {list(features.shape)}"
-        )
-    return features
 
 
 def label_names(values: Any, contents: dict[str, Any], path: Path) -> list[str]:

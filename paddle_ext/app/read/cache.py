@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DIGESTS_OF_A_QUERY = 500  # the database limits the number
 SEAL = 20  # bytes of a digest
 
 
@@ -33,19 +32,18 @@ class FeatureCache:
     """
 
     def __init__(self, folder: Path | None, key: str, notes: list[str] | None = None) -> None:
-        self.path: Path | None = None
-        self.notes, self.writable = notes, folder is not None
-        if folder is not None:
-            self.path = folder / f"{digest(key.encode()).hex()}.sqlite"
-            create = "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
-            self.attempt(lambda database: database.execute(create))
+        self.path = None if folder is None else folder / f"{digest(key.encode()).hex()}.sqlite"
+        self.notes, self.writable = notes, True
+        create = "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, row BLOB)"
+        self.attempt(lambda database: database.execute(create))
 
     def attempt(
         self, work: Callable[[sqlite3.Connection], object], *, writing: bool = False
     ) -> None:
         """One transaction; a database that is locked or read-only is not tried twice."""
         path = self.path
-        assert path is not None
+        if path is None:
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(str(path), timeout=60)) as database, database:
@@ -65,17 +63,14 @@ class FeatureCache:
         rows: dict[bytes, Tensor] = {}
 
         def select(database: sqlite3.Connection) -> None:
-            for start in range(0, len(digests), DIGESTS_OF_A_QUERY):
-                asked = list(digests[start : start + DIGESTS_OF_A_QUERY])
-                marks = ",".join("?" * len(asked))
-                query = f"SELECT digest, row FROM features WHERE digest IN ({marks})"
-                for key, stored in database.execute(query, asked):
+            for key in digests:
+                found = database.execute("SELECT row FROM features WHERE digest = ?", (key,))
+                for (stored,) in found:
                     row = stored[:-SEAL] if isinstance(stored, bytes) else b""
                     if stored == row + digest(key + row):
                         rows[key] = torch.from_numpy(np.frombuffer(row, np.float32).copy())
 
-        if self.path is not None:
-            self.attempt(select)
+        self.attempt(select)
         return rows
 
     def put(self, features: dict[bytes, Tensor]) -> None:

@@ -1,8 +1,4 @@
-"""Networks that compute features of images and texts.
-
-For images: EfficientNet-Lite0, timm, and checkpoints of this package; for texts:
-sentence-transformers; for both in one space, from the user's disk: open_clip, transformers.
-"""
+"""Networks that compute features of images, of texts, or of both in one space."""
 
 from __future__ import annotations
 
@@ -13,8 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,8 +58,6 @@ TextEncoder: TypeAlias = Callable[[list[str]], Tensor]  # n texts -> [n, D] floa
 
 @dataclass(frozen=True)
 class Network:
-    """A network for images."""
-
     prepare: Callable[[Image], Tensor]  # an RGB image to what the network takes, of one shape
     compute: Callable[[Tensor], Tensor]  # such images [n, ...], on the device, to features [n, D]
     device: torch.device
@@ -193,15 +186,12 @@ def network_of(
 
 @dataclass(frozen=True)
 class Encoder:
-    """An image-text encoder."""
-
     images: Network
     texts: TextEncoder
     key: str  # everything the embeddings depend on, apart from the samples
     logit_scale: float = LOGIT_SCALE  # the learned factor from cosines to logits
 
     def text_tower(self, texts: list[str]) -> Tensor:
-        """`texts`, in batches."""
         starts = range(0, len(texts), TEXTS_AT_ONCE)
         return torch.cat([self.texts(texts[start : start + TEXTS_AT_ONCE]) for start in starts])
 
@@ -259,14 +249,6 @@ def transformers_encoder(name: str, folder: Path, device: torch.device) -> Encod
     def compute(pixels: Tensor) -> Tensor:
         return pooled(model.get_image_features(pixel_values=pixels))
 
-    images = Network(prepare, compute, device, f"images {key}")
-    texts = transformers_texts(module, model, folder, device)
-    scale = getattr(model, "logit_scale", None)
-    factor = LOGIT_SCALE if scale is None else float(scale.detach().exp())
-    return Encoder(images, texts, key, factor)
-
-
-def transformers_texts(module: Any, model: Any, folder: Path, device: torch.device) -> TextEncoder:
     tokenizer = module.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     longest = getattr(model.config.text_config, "max_position_embeddings", 77)
     # SigLIP was trained on texts padded to one length, without a mask.
@@ -274,9 +256,9 @@ def transformers_texts(module: Any, model: Any, folder: Path, device: torch.devi
     wanted = ("input_ids",) if filled else ("input_ids", "attention_mask")
 
     @torch.no_grad()
-    def encode(texts: list[str]) -> Tensor:
+    def texts(given: list[str]) -> Tensor:
         tokens = tokenizer(
-            texts,
+            given,
             padding="max_length" if filled else True,
             max_length=longest,
             truncation=True,
@@ -285,7 +267,10 @@ def transformers_texts(module: Any, model: Any, folder: Path, device: torch.devi
         tokens = {key: tokens[key].to(device) for key in wanted if key in tokens}
         return pooled(model.get_text_features(**tokens)).float().cpu()
 
-    return encode
+    images = Network(prepare, compute, device, f"images {key}")
+    scale = getattr(model, "logit_scale", None)
+    factor = LOGIT_SCALE if scale is None else float(scale.detach().exp())
+    return Encoder(images, texts, key, factor)
 
 
 def pooled(output: Any) -> Tensor:
@@ -298,13 +283,14 @@ def open_clip_encoder(
     name: str, model_name: str, weights: Path | None, device: torch.device
 ) -> Encoder:
     """A folder with a configuration, or a known architecture and its weights."""
+    # Some configurations refer to files on a hub, of which only the local cache is used. The hub's
+    # library reads this once, as it is loaded.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     module = library("open_clip", f"the encoder {name}", "'paddle_ext[open-clip]'")
-    pretrained = None if weights is None else str(weights)
-    with offline():
-        model, _, prepare = module.create_model_and_transforms(
-            model_name, pretrained=pretrained, device=device
-        )
-        tokenizer = module.get_tokenizer(model_name)
+    model, _, prepare = module.create_model_and_transforms(
+        model_name, pretrained=None if weights is None else str(weights), device=device
+    )
+    tokenizer = module.get_tokenizer(model_name)
     model = model.eval()
     content = digest_of_files(Path(model_name.partition(":")[2]) if weights is None else weights)
     key = f"open_clip {model_name.partition(':')[0]} {module.__version__} {content}"
@@ -316,21 +302,6 @@ def open_clip_encoder(
 
     images = Network(prepare, model.encode_image, device, f"images {key}")
     return Encoder(images, texts, key, float(model.logit_scale.detach().exp()))
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Some configurations refer to files on a hub; only its local cache is used."""
-    name = "HF_HUB_OFFLINE"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def without_broken_torchvision() -> None:
@@ -395,7 +366,6 @@ def open_text_model(
 
 
 def packaged_model() -> str | None:
-    """The folder of the model in the package."""
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...labels import alike
-from ...text import plural
+from ...text import plural, several
 from ..settings import Columns
 from .cache import digest
 from .columns import looks_like_text, shortened
@@ -182,6 +182,4 @@ def listed_counts(counts: Mapping[str, int]) -> str:
 
 def listed_as_they_are(texts: Sequence[str]) -> str:
     """How many there are, and a few of them."""
-    others = len(texts) - EXAMPLES_SHOWN
-    more = f" and {plural(others, 'other')}" if others > 0 else ""
-    return f"{len(texts):,}: {' '.join(', '.join(texts[:EXAMPLES_SHOWN]).split())}{more}"
+    return f"{len(texts):,}: {' '.join(several(texts, EXAMPLES_SHOWN).split())}"

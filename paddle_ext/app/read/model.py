@@ -28,8 +28,6 @@ MADE_BY = ("kind", "backbone", "encoder", "text_column", "feature_columns")
 
 @dataclass(frozen=True)
 class Model:
-    """Everything known about the classes, and how the features were computed."""
-
     class_names: tuple[str, ...]
     examples: Batch  # the labelled samples; nothing of them is stored except features
     trusted: list[bool]  # those of them whose label a person had corrected
@@ -82,10 +80,6 @@ def check_model_path(path: Path) -> None:
 
 
 def load_model(path: Path) -> Model:
-    if not path.exists():
-        raise check.ArgumentValueError(
-            "model", f"must be a file written by classify --save, got {path}, which does not exist"
-        )
     try:
         contents = arrays.read_npz(path)
         names = contents["class_names"]
@@ -103,18 +97,20 @@ def load_model(path: Path) -> Model:
         tied = np.broadcast_to(contents.get("same", np.arange(S)), S)
         columns = FeatureColumns.loaded(contents)
     except (OSError, KeyError, ValueError, TypeError):
-        raise check.ArgumentValueError(
-            "model", f"must be a file written by classify --save, got {path}"
-        ) from None
+        missing = "" if path.exists() else ", which does not exist"
+        what = f"must be a file written by classify --save, got {path}{missing}"
+        raise check.ArgumentValueError("model", what) from None
     numbers = [features] if prototypes is None else [features, prototypes]
     sound = all(x.dim() == 2 and x.dtype == torch.float32 and x.isfinite().all() for x in numbers)
     whole = labels.shape == (S,) and (prototypes is None or prototypes.shape[:1] == (K,))
+    odd = ""
     if not sound or not whole or len({x.shape[1] for x in numbers if len(x)}) > 1:
-        raise check.ArgumentValueError("model", f"must be intact, got {path} with odd numbers")
-    if labels.dtype != torch.int64 or (S and not 0 <= int(labels.min()) <= int(labels.max()) < K):
-        raise check.ArgumentValueError("model", f"must be intact, got {path} with invalid labels")
-    if len({*class_names}) < K or (prototypes is None and len({*labels.tolist()}) < K):
+        odd = "odd numbers"
+    elif labels.dtype != torch.int64 or (S and not 0 <= labels.min() <= labels.max() < K):
+        odd = "invalid labels"
+    elif len({*class_names}) < K or (prototypes is None and len({*labels.tolist()}) < K):
         odd = "a class twice, or without a row"
+    if odd:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with {odd}")
     rows, truth = [str(row) for row in range(S)], [class_names[label] for label in labels.tolist()]
     same = [f"\0{number}" for number in tied]  # no name of a thing to classify begins like this

@@ -18,11 +18,11 @@ from ...integrations.inputs import in_order
 from ...labels import alike, normalised, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
-from ...text import plain_cell, plural
+from ...text import plain_cell, plural, several
 from ..settings import Settings
 from .encoders import Encoder, TextEncoder, cached_texts
+from .formats import given_rows, small_text
 from .samples import LOGIT_SCALE, Labelled, check_finite, matched_names, repeated, spoken_name
-from .text_files import given_rows, small_text
 
 FOR_PICTURES = ("a photo of a {}.",)
 FOR_TEXTS = ("{}",)
@@ -55,8 +55,8 @@ def unknown_names(names: Iterable[str], classes: Sequence[str]) -> str:
     """Names that are not among the classes, a few of them with the class that was maybe meant."""
     known = set(classes)
     odd = [name for name in dict.fromkeys(names) if name not in known]
-    shown = ", ".join(f"{name!r}{check.did_you_mean(name, classes)}" for name in odd[:3])
-    return shown + (f" and {plural(len(odd) - 3, 'other')}" if len(odd) > 3 else "")
+    shown = [f"{name!r}{check.did_you_mean(name, classes)}" for name in odd[:3]]
+    return several([*shown, *odd[3:]], 3)
 
 
 # --- files of names -----------------------------------------------------------------------------
@@ -68,19 +68,17 @@ def read_names(path: Path) -> ClassPrompts:
         text = small_text(path)
     lines = text.rstrip().split("\n") if text.strip() else []
     prompts: dict[str, tuple[str, ...]] = {}  # by name
-    first: dict[str, int] = {}  # line of each name
     for number, line in enumerate(lines, start=1):
         name, *own = (cell.strip() for cell in line.split("\t"))
         if not name:
             raise check.ArgumentValueError(
                 "names", f"must have a name on each line, got none in line {number} of {path}"
             )
-        if name in first:
+        if name in prompts:
+            first = [*prompts].index(name) + 1
             raise check.ArgumentValueError(
-                "names",
-                f"must be unique, got {name!r} in lines {first[name]} and {number} of {path}",
+                "names", f"must be unique, got {name!r} in lines {first} and {number} of {path}"
             )
-        first[name] = number
         prompts[name] = tuple(cell for cell in own if cell)
     return ClassPrompts(tuple(prompts), tuple(prompts.values()))
 
@@ -110,24 +108,6 @@ def at_least_two(class_names: Sequence[str], path: Path) -> None:
     if len(class_names) < 2:
         got = f"only {class_names[0]!r}" if class_names else "none"
         raise check.ArgumentValueError("names", f"must be at least two, got {got} in {path}")
-
-
-def embedded(
-    names: ClassPrompts,
-    templates: Sequence[str],
-    encode: TextEncoder,
-    source: str,
-    logit_scale: float,
-) -> Labelled:
-    """Encode names: for each class the mean of its unit-norm phrase embeddings."""
-    phrases = [
-        list(own) or [template.replace("{}", spoken_name(name)) for template in templates]
-        for name, own in zip(names.class_names, names.prompts, strict=True)
-    ]
-    rows = unit_rows(encode([phrase for own in phrases for phrase in own]))
-    parts = torch.split(rows, [len(own) for own in phrases])
-    means = torch.stack([own.mean(0) for own in parts])
-    return only_names(names.class_names, unit_rows(means), source, logit_scale)
 
 
 # --- files of embeddings ------------------------------------------------------------------------
@@ -223,7 +203,14 @@ def embedded_names(
             texts = cached_texts(encoder.text_tower, settings.cache, f"names 1 {encoder.key}")
             templates, scale = FOR_PICTURES, encoder.logit_scale
         chosen = settings.templates or templates
-        given = embedded(given, chosen, texts, str(settings.names), scale)
+        phrases = [
+            list(own) or [template.replace("{}", spoken_name(name)) for template in chosen]
+            for name, own in zip(given.class_names, given.prompts, strict=True)
+        ]
+        rows = unit_rows(texts([phrase for own in phrases for phrase in own]))
+        parts = torch.split(rows, [len(own) for own in phrases])
+        means = torch.stack([own.mean(0) for own in parts])  # of the phrases of each class
+        given = only_names(given.class_names, unit_rows(means), str(settings.names), scale)
     if given is None or settings.logit_scale is None:
         return given
     return replace(given, logit_scale=settings.logit_scale)

@@ -19,26 +19,15 @@ from ... import check
 from ...decoding import require_pillow
 from ...groups import groups_and_things
 from ...labels import numbered
-from ...text import plural, without_controls
+from ...text import plural, several, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
-from . import arrays, tables
+from . import arrays, names, tables
 from .arrays import ArrayFile, ArraySamples
 from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
 from .grouping import Grouped, ToClassify, groups_of_samples, labelled_things, named_cells
 from .model import load_model, settings_of
-from .names import (
-    ClassPrompts,
-    Given,
-    embedded_names,
-    given_names,
-    ignored_names,
-    names_in,
-    read_pairs,
-    renamed,
-    unknown_names,
-    with_labels,
-)
+from .names import ClassPrompts, Given
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
 from .samples import (
     Batch,
@@ -100,7 +89,6 @@ class Source:
         return samples.chosen if isinstance(samples, TableSamples) else None
 
     def stored_columns(self) -> dict[str, Any]:
-        """What a saved model needs to know of the columns of a table."""
         chosen = self.chosen
         if chosen is None or not chosen.table or self.labelled.columns.rows != "table":
             return {}
@@ -127,7 +115,7 @@ class Source:
             return Labelled(labels=numbers, class_names=class_names, **known)
         if not labels:
             return named
-        if odd := unknown_names(labels, named.class_names):
+        if odd := names.unknown_names(labels, named.class_names):
             raise ValueError(
                 f"{source} must have labels among the {len(named.class_names)} names of "
                 f"{named.source}, got {odd}"
@@ -143,21 +131,22 @@ class Source:
 
 def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> Source:
     """Open data of any kind; nothing that takes long."""
-    names = dict[str, str]()
+    renaming = dict[str, str]()
     if settings.rename is not None:
         if settings.model is not None:
             what = f"must be omitted with a model, whose classes have names, got {settings.rename}"
             raise check.ArgumentValueError("rename", what)
-        names = read_pairs(Path(settings.rename), "rename", "name")
+        renaming = names.read_pairs(Path(settings.rename), "rename", "name")
     source = open_before_renaming(labelled, unlabelled, settings)
-    source.renaming = names
+    source.renaming = renaming
     labels = source.examples.truth or []
-    if names:
-        source.notes += ignored_names(names, [*labels, *names.values()], settings.rename)
-        labels = renamed(labels, names)
+    if renaming:
+        known = [*labels, *renaming.values()]
+        source.notes += names.ignored_names(renaming, known, settings.rename)
+        labels = names.renamed(labels, renaming)
         source.examples = source.examples._replace(truth=labels)
     if isinstance(source.given, ClassPrompts):
-        source.given, more = with_labels(source.given, labels, Path(str(settings.names)))
+        source.given, more = names.with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
     same, cpu = source.settings.columns.same, torch.device("cpu")
@@ -174,7 +163,7 @@ def open_before_renaming(labelled: Path, unlabelled: Path | None, settings: Sett
     """Open data with the class names they have, before `--rename` changes any."""
     if settings.model is not None:
         return open_by_model(labelled, unlabelled, settings)
-    given = given_names(settings)
+    given = names.given_names(settings)
     if unlabelled is None:
         return open_alone(labelled, given, settings)
     if labelled.is_dir() != unlabelled.is_dir():
@@ -183,16 +172,16 @@ def open_before_renaming(labelled: Path, unlabelled: Path | None, settings: Sett
         )
     if labelled.is_dir():
         return open_folders(labelled, unlabelled, given, settings)
-    for path in (labelled, unlabelled):
-        check_suffix(path)
     return open_files(labelled, unlabelled, given, settings)
 
 
-def check_suffix(path: Path) -> None:
+def file_of(path: Path, columns: Columns) -> Path | ArrayFile:
+    """A file of arrays, opened, or the path of a table."""
     if path.suffix not in FILE_SUFFIXES:
         raise ValueError(
             f"{path} must end in one of {', '.join(FILE_SUFFIXES)}, or be a folder of images"
         )
+    return ArrayFile(path, columns) if path.suffix in arrays.SUFFIXES else path
 
 
 def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
@@ -212,8 +201,7 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
     if path.is_dir():
         source = open_folders(None, path, model.named, settings)
     else:
-        check_suffix(path)
-        data = ArrayFile(path, settings.columns) if path.suffix in arrays.SUFFIXES else path
+        data = file_of(path, settings.columns)
         source = open_rows(data, columns, settings, model.named, model.class_names)
         if columns is not None:
             source.notes.append(f"features: {used_columns(columns)}")
@@ -286,17 +274,16 @@ def names_of_rows(given: Given, files: Sequence[ArrayFile], settings: Settings) 
         )
     if given is not None:
         return given
-    stored = (names_in(file.contents, file.path) for file in files)
+    stored = (names.names_in(file.contents, file.path) for file in files)
     return next((one for one in stored if one is not None), None)
 
 
 def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Settings) -> Source:
     """Two files of embeddings or of texts, possibly in different formats."""
     columns = settings.columns
-    new = ArrayFile(unlabelled, columns) if unlabelled.suffix in arrays.SUFFIXES else unlabelled
+    file, new = file_of(labelled, replace(columns, truth=None)), file_of(unlabelled, columns)
     stored = [new] if isinstance(new, ArrayFile) else []
-    if labelled.suffix in arrays.SUFFIXES:
-        file = ArrayFile(labelled, replace(columns, truth=None))
+    if isinstance(file, ArrayFile):
         given = names_of_rows(given, [file, *stored], settings)
         file.class_names = () if given is None else given.class_names
         examples = file.labelled(file.labels(required=True))
@@ -304,12 +291,9 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         opened = open_rows(new, None, settings, given, classes_of(examples, given))
         opened.examples, opened.labelled_name = examples, str(labelled)
         return opened
-    table = open_table(labelled, *settings.csv_format)
+    table = open_table(labelled, settings.separator, settings.encoding)
     own = replace(columns, label=table.label_column(columns.label, required=True))
-    notes = list(table.notes)
-    chosen = chosen_features(table, own, notes, settings.rows if given is None else "embeddings")
-    if chosen is not None:
-        given = names_of_rows(given, stored, settings)
+    chosen, given, notes = chosen_features(table, own, given, stored, settings)
     own = replace(own, name=columns.name if columns.name in table.names else None)
     rows = labelled_rows(table, own, chosen)
     examples = rows.labelled(required=given is None)
@@ -334,19 +318,20 @@ def open_rows(
     texts: bool = False,
 ) -> Source:
     """A file whose rows are all to be classified; integers in its truth mean `class_names`."""
-    columns, notes = settings.columns, list[str]()
+    columns = settings.columns
     kind = "rows" if columns.text is None else "texts"
     if isinstance(path, ArrayFile):
         path.class_names = class_names
         stored = ArraySamples(path)
         return Source(settings, kind, str(path.path), stored, given, total=len(stored))
-    table = open_table(path, *settings.csv_format)
-    notes += table.notes
+    table = open_table(path, settings.separator, settings.encoding)
+    notes = list(table.notes)
     if chosen is None and not texts:
         # The label column of another, labelled file may be missing here.
         here = settings.model is not None or columns.label in table.names
         label = table.label_column(columns.label if here else None, columns.truth, required=False)
-        chosen = chosen_features(table, replace(columns, label=label), notes, "embeddings")
+        own, asked = replace(columns, label=label), replace(settings, rows="embeddings")
+        chosen, given, notes = chosen_features(table, own, given, [], asked)
     samples = TableSamples(table, replace(columns, label=None), chosen, "all")
     return Source(settings, kind, str(path), samples, given, total=table.count or 0, notes=notes)
 
@@ -370,14 +355,10 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
 
 def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
     """One table with missing labels; with names the column of labels may be missing."""
-    table, asked = open_table(path, *settings.csv_format), settings.columns
+    table, asked = open_table(path, settings.separator, settings.encoding), settings.columns
     label = table.label_column(asked.label, asked.truth, required=given is None)
-    columns, notes = replace(asked, label=label), list(table.notes)
-    chosen = chosen_features(
-        table, columns, notes, settings.rows if given is None else "embeddings"
-    )
-    if chosen is not None:
-        given = names_of_rows(given, [], settings)
+    columns = replace(asked, label=label)
+    chosen, given, notes = chosen_features(table, columns, given, [], settings)
     samples = TableSamples(table, columns, chosen, "all" if label is None else "unlabelled")
     kind = "rows" if columns.text is None else "texts"
     opened = Source(settings, kind, str(path), samples, given, labelled_name=str(path), notes=notes)
@@ -393,7 +374,6 @@ def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
 
 
 def labelled_rows(table: Table, columns: Columns, chosen: FeatureColumns | None) -> TableSamples:
-    """The rows with a label, which is their truth."""
     rows = TableSamples(table, replace(columns, truth=columns.label), chosen, "labelled")
     if chosen is not None:
         chosen.labelled = rows
@@ -410,32 +390,31 @@ def missing_label_notes(rows: TableSamples) -> list[str]:
 
 
 def chosen_features(
-    table: Table, columns: Columns, notes: list[str], rows: str
-) -> FeatureColumns | None:
-    """The columns of features; None: the texts are embedded. `notes` receive what is used."""
+    table: Table, columns: Columns, given: Given, files: Sequence[ArrayFile], settings: Settings
+) -> tuple[FeatureColumns | None, Given, list[str]]:
+    """The columns of features, None if texts are embedded; the names of classes; and notes."""
+    notes = list(table.notes)
     if columns.text is not None and columns.features is None:
-        return None
+        return None, given, notes
+    rows = settings.rows if given is None else "embeddings"
     chosen = table.feature_columns(columns.features, columns.others(), rows)
     if len(chosen.names) > 1 or chosen.left_out:
         notes.append(f"features: {used_columns(chosen)}")
     if chosen.left_out:
         notes.append(f"columns not used: {left_out_columns(chosen)}")
-    return chosen
+    return chosen, names_of_rows(given, files, settings), notes
 
 
 def used_columns(chosen: FeatureColumns) -> str:
     first, *_, last = chosen.names * 2
     more = f" to {last}" if len(chosen.names) > 1 else ""
     if chosen.categories:
-        more += f"; categories: {', '.join(map(repr, chosen.categories[:MOST_LISTED]))}"
-        more += ", ..." * (len(chosen.categories) > MOST_LISTED)
+        more += f"; categories: {several([*map(repr, chosen.categories)], MOST_LISTED)}"
     return f"{plural(len(chosen.names), 'column')}, {first}{more}"
 
 
 def left_out_columns(chosen: FeatureColumns) -> str:
-    listed = [f"{name!r} ({why})" for name, why in chosen.left_out.items()]
-    more = f" and {len(listed) - MOST_LISTED} others" if len(listed) > MOST_LISTED else ""
-    return ", ".join(listed[:MOST_LISTED]) + more
+    return several([f"{name!r} ({why})" for name, why in chosen.left_out.items()], MOST_LISTED)
 
 
 # --- features -----------------------------------------------------------------------------------
@@ -447,9 +426,9 @@ def encode(source: Source, device: torch.device) -> None:
     samples = Grouped(source.samples, groups=source.groups, same=source.same)
     source.unlabelled = samples if change is None else Changed(samples, change)
     if source.renaming and source.settings.columns.truth is not None:
-        names = source.renaming
+        renaming = source.renaming
         source.unlabelled = Changed(
-            source.unlabelled, lambda x: x._replace(truth=renamed(x.truth or [], names))
+            source.unlabelled, lambda x: x._replace(truth=names.renamed(x.truth or [], renaming))
         )
     if source.named is not None:
         labels = matched_names(source.examples.truth or [], source.named.class_names)
@@ -489,7 +468,7 @@ def encode_rows(source: Source, device: torch.device) -> Change:
         source.notes += language_notes(first or examples.texts, settings.encoder)
     elif isinstance(given, ClassPrompts):
         encoder = open_encoder(str(settings.encoder), device)
-    source.named = embedded_names(given, encoder, texts, settings)
+    source.named = names.embedded_names(given, encoder, texts, settings)
 
     def embed(batch: Batch) -> Batch:
         assert texts is not None
@@ -498,7 +477,7 @@ def encode_rows(source: Source, device: torch.device) -> Change:
         return batch._replace(features=texts(batch.texts), texts=shown, contents=contents)
 
     if to_embed:
-        parts = rebatched([examples], TEXTS_AT_ONCE, even_end=False)
+        parts = rebatched([examples], TEXTS_AT_ONCE)
         source.examples = concatenated([embed(part) for part in parts])
     return embed if source.embeds_texts else None
 
@@ -507,7 +486,7 @@ def encode_images(source: Source, device: torch.device) -> Change:
     settings, given, examples = source.settings, source.given, source.examples
     encoder = None if settings.encoder is None else open_encoder(settings.encoder, device)
     network = open_network(settings.backbone, device) if encoder is None else encoder.images
-    source.named = embedded_names(given, encoder, None, settings)
+    source.named = names.embedded_names(given, encoder, None, settings)
     reader = PictureReader(network, settings.cache, source.unreadable, source.notes)
     if examples.names and not examples.features.shape[1]:
         notes = source.notes if source.named is None else []

@@ -7,7 +7,6 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -223,12 +222,8 @@ def encoded_images(
     return readable
 
 
-def thumbnails(paths: Sequence[str], side: int) -> list[str]:
-    """Thumbnails as data URIs, at most `side` pixels wide; empty if a file is gone."""
-    return list(in_threads(partial(thumbnail, side=side), paths))
-
-
 def thumbnail(path: str, side: int) -> str:
+    """A data URI, at most `side` pixels wide; empty if the file is gone."""
     try:
         picture = upright(read_picture_file(Path(path)))
     except Exception:  # noqa: BLE001 - unreadable by now; the page shows only its name

@@ -15,14 +15,10 @@ from torch import Tensor
 from ...groups import Groups, groups_of
 from ...integrations.columns import Columns, columns_for
 from ...labels import numbered, sorted_names
-from ...libraries import library
+from ...parquet import pyarrow
 from .cache import digest, written_digest
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
-
-
-def pyarrow() -> Any:
-    return library("pyarrow", "a table", "'paddle_ext[classify]'")
 
 
 @dataclass(frozen=True)
@@ -146,20 +142,19 @@ def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None
         )
 
 
-def rebatched(parts: Iterable[Batch], size: int, *, even_end: bool = True) -> Iterator[Batch]:
-    """The same samples in batches of `size`; with `even_end` the last two have about equal sizes.
+def rebatched(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """The same samples in batches of `size`; the last two have about equal sizes.
 
     A batch is classified as a whole, so a last one of a few samples would be classified poorly.
     """
-    waiting: list[Batch] = []
-    count, least = 0, 2 * size if even_end else size
+    waiting, count = list[Batch](), 0
     for part in parts:
         waiting.append(part)
         count += len(part.names)
-        if count < least:
+        if count < 2 * size:
             continue
         whole, start = concatenated(waiting), 0
-        while count - start >= least:
+        while count - start >= 2 * size:
             yield selected_from(whole, slice(start, start + size))
             start += size
         waiting, count = [selected_from(whole, slice(start, count))], count - start
@@ -212,7 +207,7 @@ def selected_from(batch: Batch, wanted: Sequence[bool] | slice) -> Batch:
 
 
 def no_samples() -> Batch:
-    return Batch([], torch.empty(0, 0), [], [])
+    return Batch([], torch.empty(0, 0), [], None)
 
 
 class Changed:

@@ -19,14 +19,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ... import check
+from ... import check, parquet
 from ...files import current_version, first_line, open_regular, require_unchanged
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
-from ...libraries import library
-from ...parquet import is_lists, open_parquet, record_batches, vectors, width_of
+from ...parquet import pyarrow
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
+from . import formats
 from .cache import digest, written_digest
 from .columns import (
     DECIMAL_COMMA,
@@ -44,16 +44,7 @@ from .columns import (
     why_an_id,
     why_no_feature,
 )
-from .excel_json import column_of, excel_rows, json_rows
-from .samples import Batch, concatenated, no_samples, pyarrow
-from .text_files import (
-    checked_encoding,
-    checked_separator,
-    csv_reader,
-    sniffed_encoding,
-    sniffed_separator,
-    text_of,
-)
+from .samples import Batch, concatenated, no_samples
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".json")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
@@ -65,8 +56,6 @@ LONGEST_ROW = 2**24  # bytes of a row of a CSV file
 
 
 class Part(NamedTuple):
-    """Some rows of a table."""
-
     batch: Any  # pyarrow.RecordBatch
     rows: Sequence[int]  # their numbers
 
@@ -95,7 +84,7 @@ class FeatureColumns:
             parts = self.labelled.parts(self.names)
             cells = np.concatenate([self.labelled.cells(part) for part in parts])
         places = [self.names.index(name) for name in self.categories]
-        return TableEncoder(len(self.names), places).fit(cells)
+        return TableEncoder(cells, places)
 
     @property
     def encodes(self) -> bool:
@@ -153,7 +142,7 @@ class Table(ABC):
         first = next(self.parts(self.names, size=ROWS_LOOKED_AT), None)
         self.first = {name: [] if first is None else first.cells(name) for name in self.names}
         kinds = {} if first is None else {one.name: one.type for one in first.batch.schema}
-        self.lists = [name for name, kind in kinds.items() if is_lists(kind)]
+        self.lists = [name for name, kind in kinds.items() if parquet.is_lists(kind)]
         self.numeric = [name for name in self.names if self.is_numeric(name, kinds.get(name))]
 
     def is_numeric(self, name: str, kind: Any) -> bool:
@@ -162,16 +151,13 @@ class Table(ABC):
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Part]:
         """These columns of all rows."""
-        self.check_version()
+        require_unchanged(self.path, self.version)
         start = 0
         for batch in self.batches(names):
             for first in range(0, len(batch), size):
                 part = batch.slice(first, size)
                 yield Part(part, range(start, start + len(part)))
                 start += len(part)
-        self.check_version()
-
-    def check_version(self) -> None:
         require_unchanged(self.path, self.version)
 
     def as_numbers(self, cells: list[Any]) -> list[Any]:
@@ -181,13 +167,7 @@ class Table(ABC):
         return [re.sub(DECIMAL_COMMA, r"\1.\2", x) if isinstance(x, str) else x for x in cells]
 
     def column(self, name: str, argument: str) -> str:
-        if name not in self.names:
-            shown = ", ".join(map(repr, self.names[:8])) + (", ..." * (len(self.names) > 8))
-            raise check.ArgumentValueError(
-                argument,
-                f"must be a column of {self.path} ({shown}), got {name!r}"
-                f"{check.did_you_mean(name, self.names)}",
-            )
+        parquet.check_column(argument, name, self.names, self.path)
         return name
 
     def label_column(
@@ -277,7 +257,7 @@ def open_table(path: Path, separator: str | None = None, encoding: str | None = 
 class ParquetTable(Table):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        with open_parquet(path) as file:
+        with parquet.open_parquet(path) as file:
             self.names, self.count = file.schema_arrow.names, int(file.metadata.num_rows)
         self.look()
 
@@ -285,8 +265,8 @@ class ParquetTable(Table):
         return is_number(kind)
 
     def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        with open_parquet(self.path) as file:
-            yield from record_batches(file, self.path, READ_AT_ONCE, names)
+        with parquet.open_parquet(self.path) as file:
+            yield from parquet.record_batches(file, self.path, READ_AT_ONCE, names)
 
 
 class CsvTable(Table):
@@ -294,15 +274,21 @@ class CsvTable(Table):
 
     def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
         super().__init__(path)
-        self.encoding = checked_encoding(encoding) if encoding else sniffed_encoding(path)
+        self.encoding = (
+            formats.checked_encoding(encoding) if encoding else formats.sniffed_encoding(path)
+        )
         if separator:
-            self.separator = checked_separator(separator)
+            self.separator = formats.checked_separator(separator)
         else:
-            self.separator = sniffed_separator(path, self.encoding)
+            self.separator = formats.sniffed_separator(path, self.encoding)
         # With commas as separators, "1,234" is more than a thousand.
         self.decimal_commas = self.separator != ","
-        with self.readable(), open_regular(path) as file, text_of(file, self.encoding) as text:
-            self.names = next(csv_reader(text, self.separator), [])
+        with (
+            self.readable(),
+            open_regular(path) as file,
+            formats.text_of(file, self.encoding) as text,
+        ):
+            self.names = next(formats.csv_reader(text, self.separator), [])
         self.look()
 
     @contextmanager
@@ -316,7 +302,7 @@ class CsvTable(Table):
             raise ValueError(f"{self.path} must be {what}, got: {first_line(error)}") from error
 
     def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        arrow, module = pyarrow(), library("pyarrow.csv", "a table", "'paddle_ext[classify]'")
+        arrow, module = pyarrow(), pyarrow("pyarrow.csv")
         odd: list[Any] = []
 
         def skip(row: Any) -> str:
@@ -355,12 +341,12 @@ class InMemoryTable(Table):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        read = excel_rows if path.suffix == ".xlsx" else json_rows
+        read = formats.excel_rows if path.suffix == ".xlsx" else formats.json_rows
         self.names, lines, self.notes = read(path)
         self.count = len(lines)
         cells = zip(*lines, strict=True) if lines else [()] * len(self.names)
         self.stored = pyarrow().Table.from_arrays(
-            [column_of(list(own)) for own in cells], self.names
+            [formats.column_of(list(own)) for own in cells], self.names
         )
         self.look()
 
@@ -479,11 +465,11 @@ class TableSamples:
         assert chosen is not None
         columns = [part.batch.column(name) for name in self.features]
         kind = getattr(columns[0].type, "storage_type", columns[0].type)
-        # Lists of decimals hold objects.
-        if len(columns) == 1 and is_lists(kind) and is_number(kind.value_type, decimals=False):
-            self.width = width_of(columns[0]) if self.width is None else self.width
+        lists = len(columns) == 1 and parquet.is_lists(kind)
+        if lists and is_number(kind.value_type, decimals=False):  # lists of decimals hold objects
+            self.width = parquet.width_of(columns[0]) if self.width is None else self.width
             where = f"{self.table.path}, column {self.features[0]!r},"
-            rows = vectors(columns[0], max(self.width, 1), where, part.rows)
+            rows = parquet.vectors(columns[0], max(self.width, 1), where, part.rows)
             return torch.from_numpy(np.array(rows, np.float32))
         if not chosen.categories:
             with np.errstate(over="ignore"):  # overflow is reported below
@@ -527,7 +513,7 @@ class TableSamples:
 
     def as_floats(self, column: Any) -> npt.NDArray[np.float32] | None:
         """A column of numbers or of texts that are numbers; None if a cell is not a number."""
-        arrow, compute = pyarrow(), library("pyarrow.compute", "a table", "'paddle_ext[classify]'")
+        arrow, compute = pyarrow(), pyarrow("pyarrow.compute")
         if column.null_count:
             return None
         if is_number(column.type):

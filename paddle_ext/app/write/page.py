@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
@@ -17,14 +17,14 @@ import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from torch import Tensor
 
-from ...files import replacing
+from ...files import in_threads, replacing
 from ...prevalence import RATE
 from ...text import plural, without_controls
 from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
 from ..outcome import DOUBTFUL, Outcome, ToCheck, to_check_words
 from ..read.cache import digest, written_digest
-from ..read.pictures import thumbnails
+from ..read.pictures import thumbnail
 
 HERE = Path(__file__).parent
 # What the page shows at most, by the kind of samples.
@@ -56,8 +56,6 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
     judged = int(outcome.answers.predicted().sum()) - len(outcome.answers.unjudged())
     return template().render(
         shown=Shown(outcome, folder),
-        number=number,
-        caption=caption,
         outcome=outcome,
         answers=outcome.answers,
         source=outcome.source,
@@ -69,15 +67,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         unsure_note=unsure_note(outcome.answers),
         to_check_words=to_check_words(outcome.to_check()),
         by_chance=max(1, round(RATE * judged)),
-        no_class=NO_CLASS,
         seconds=f"{seconds:.1f}",
-        unknown=UNKNOWN,
-        doubtful=DOUBTFUL,
-        labelled_at_first=LABELLED_AT_FIRST[outcome.source.kind],
-        most_unreadable=MOST_UNREADABLE,
-        most_absent=MOST_ABSENT,
-        most_offered=MOST_OFFERED,
-        most_groups=MOST_GROUPS,
     )
 
 
@@ -90,6 +80,9 @@ def template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    constants = {name: value for name, value in globals().items() if name.isupper()}
+    elsewhere = {"DOUBTFUL": DOUBTFUL, "NO_CLASS": NO_CLASS, "UNKNOWN": UNKNOWN}
+    templates.globals |= {**constants, **elsewhere, "number": number, "caption": caption}
     templates.filters |= {"comma": "{:,}".format, "plural": plural}
     templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     return templates.get_template("page.html.j2")
@@ -132,7 +125,6 @@ def digest_source(text: str) -> str:
 
 
 def unsure_note(answers: Answers) -> str:
-    """How many of the classes found are uncertain."""
     count = int(((answers.counts() > 0) & ~answers.present).sum())
     return f", {count:,} of them unsure" if count else ""
 
@@ -200,7 +192,7 @@ class Shown:
         paths += [self.examples.texts[row] for row in labelled]
         paths = list(dict.fromkeys(paths))
         side = LARGE if len(paths) <= MOST_LARGE else SMALL
-        return dict(zip(paths, thumbnails(paths, side), strict=True))
+        return dict(zip(paths, in_threads(partial(thumbnail, side=side), paths), strict=True))
 
     def link(self, path: str) -> str:
         """The image file itself, relative to the page where one path leads to the other."""

@@ -15,20 +15,18 @@ from torch import Tensor
 
 from ... import check
 from ...files import replacing
-from ...libraries import library
-from ...parquet import libraries
+from ...parquet import pyarrow
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
 from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
-from ..read.excel_json import excel_library
+from ..read.formats import excel_library
 from ..read.tables import TableSamples
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 ROW_GROUP_BYTES = 2**25  # of Parquet
 EXCEL_ROWS, EXCEL_CHARACTERS = 2**20, 32_767  # most of a sheet, and of a cell
 FOUR_DIGITS = ("probability", "doubt")  # columns of CSV
-PREDICTED = ("probability", "second", "second_probability", "doubt", "novelty", "check")
 
 
 # --- any table ----------------------------------------------------------------------------------
@@ -42,13 +40,9 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[str]]) 
         lines.writerows(map(spreadsheet_cell, row) for row in rows)
 
 
-def decimal(value: float) -> str:
-    """Four digits; empty for NaN."""
-    return "" if math.isnan(value) else f"{value:.4f}"
-
-
 def decimals(x: Tensor) -> list[str]:
-    return [decimal(value) for value in x.tolist()]
+    """Four digits; empty for NaN."""
+    return ["" if math.isnan(value) else f"{value:.4f}" for value in x.tolist()]
 
 
 def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
@@ -75,18 +69,17 @@ def csv_rows(table: Any) -> Iterator[tuple[str, ...]]:
 
 def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
     """Small tables are collected into row groups."""
-    arrow, parquet = libraries()
     waiting: list[Any] = []
     size = 0
-    with parquet.ParquetWriter(path, schema) as writer:
+    with pyarrow("pyarrow.parquet").ParquetWriter(path, schema) as writer:
         for table in tables:
             waiting.append(table)
             size += table.nbytes
             if size >= ROW_GROUP_BYTES:
-                writer.write_table(arrow.concat_tables(waiting))
+                writer.write_table(pyarrow().concat_tables(waiting))
                 waiting, size = [], 0
         if waiting:
-            writer.write_table(arrow.concat_tables(waiting))
+            writer.write_table(pyarrow().concat_tables(waiting))
     return []
 
 
@@ -129,33 +122,28 @@ def excel_cell(sheet: Any, value: Any) -> Any:
 
 def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
     """Write one row per sample, in order; the first column, `name_column`, identifies them."""
-    header = [name_column, *["text"] * texts, "label", "source", "prediction", *PREDICTED]
-    header += [] if answers.groups is None else ["group"]
-    header += [] if answers.nodes is None else ["node", "node_probability"]
-    header += ["truth"] if answers.truth else []
-    write_csv(path, header, answer_rows(answers, texts=texts))
-
-
-def answer_rows(answers: Answers, *, texts: bool) -> Iterator[list[str]]:
-    why, seconds = reasons(answers), answers.second.tolist()
-    numbers = answers.probability, answers.second_probability, answers.doubt
-    sure, less_sure, doubt = (x.tolist() for x in numbers)
-    none = [math.nan] * len(answers)
-    novelty = none if answers.novelty is None else answers.novelty.tolist()
-    node_sure = none if answers.node_probability is None else answers.node_probability.tolist()
-    for row, name in enumerate(answers.names):
-        cells = [name, *[answers.texts[row]] * texts, answers.label(row)]
-        cells.append("corrected" if row in answers.corrected else "predicted")
-        cells += [answers.prediction(row), decimal(sure[row])]
-        cells.append("" if row in answers.no_text else answers.class_names[seconds[row]])
-        cells += [*map(decimal, (less_sure[row], doubt[row], novelty[row])), why[row]]
-        if answers.groups is not None:
-            cells.append(answers.groups[row])
-        if answers.nodes is not None:
-            cells += [answers.nodes[row], decimal(node_sure[row])]
-        if answers.truth:
-            cells.append(answers.truth[row])
-        yield cells
+    rows, names, own = range(len(answers)), answers.class_names, answers.corrected
+    second = enumerate(answers.second.tolist())
+    node_sure = answers.node_probability
+    columns: list[tuple[str, Iterable[str] | None]] = [
+        (name_column, answers.names),
+        ("text", answers.texts if texts else None),
+        ("label", map(answers.label, rows)),
+        ("source", ("corrected" if row in own else "predicted" for row in rows)),
+        ("prediction", map(answers.prediction, rows)),
+        ("probability", decimals(answers.probability)),
+        ("second", ("" if row in answers.no_text else names[k] for row, k in second)),
+        ("second_probability", decimals(answers.second_probability)),
+        ("doubt", decimals(answers.doubt)),
+        ("novelty", [""] * len(rows) if answers.novelty is None else decimals(answers.novelty)),
+        ("check", reasons(answers)),
+        ("group", answers.groups),
+        ("node", answers.nodes),
+        ("node_probability", None if node_sure is None else decimals(node_sure)),
+        ("truth", answers.truth or None),
+    ]
+    header, cells = zip(*(pair for pair in columns if pair[1] is not None), strict=True)
+    write_csv(path, header, zip(*cells, strict=True))
 
 
 def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
@@ -202,7 +190,6 @@ def write_labelled(path: Path, checked: LabelledCheck, shown: str, named: str | 
 def write_suggestions(
     path: Path, answers: Answers, reasons: dict[int, str], name_column: str, *, texts: bool
 ) -> None:
-    """Write the samples to label next, the most useful first."""
     sure = decimals(answers.probability[[*reasons]])
     rows = (
         (answers.names[row], *[answers.texts[row]] * texts, answers.prediction(row), number, why)
@@ -220,7 +207,7 @@ def check_file(argument: str, path: Path, data: Sequence[Path | None]) -> None:
     if path.is_dir() or path.suffix not in SUFFIXES:
         endings = ", ".join(SUFFIXES)
         raise check.ArgumentValueError(argument, f"must be a file ending in {endings}, got {path}")
-    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
+    pyarrow()
     if path.suffix == ".xlsx":
         excel_library()
     check_no_input(argument, path, data)
@@ -248,7 +235,7 @@ def write_final(
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
     sure = [float(cell) if cell else None for cell in columns.pop()]
     header = list(compress(names, wanted))
-    write_file(path, iter([libraries()[0].table([*columns, sure], header)]))
+    write_file(path, iter([pyarrow().table([*columns, sure], header)]))
 
 
 def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ...]]:

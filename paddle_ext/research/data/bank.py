@@ -263,10 +263,8 @@ def read_contents(path: Path, mmap: bool) -> dict[str, Any]:
     arrays.refuse_pickle(path)
     if path.is_dir():
         files = [file for file in sorted(path.glob("*.npy")) if file.stem in arrays.BANK_NAMES]
-        return {
-            file.stem: arrays.read_npy(file, mmap=mmap and file.stem in arrays.FEATURES)
-            for file in files
-        }
+        mapped, kept = {x.stem: arrays.map_npy(x) for x in files}, arrays.FEATURES if mmap else ()
+        return {name: x if name in kept else np.array(x) for name, x in mapped.items()}
     if path.suffix == ".npz":
         if mmap:
             raise ValueError(

@@ -294,7 +294,7 @@ def test_five_thousand_samples(
         pattern(number % 3, number, (200, 150)).save(tmp_path / f"{number}.png")
         drawn.append(thumbnail(str(tmp_path / f"{number}.png"), 160))
     again = itertools.cycle(drawn)
-    monkeypatch.setattr(module, "thumbnails", lambda paths, _: [next(again) for _ in paths])
+    monkeypatch.setattr(module, "thumbnail", lambda path, side: next(again))
     path = tmp_path / "answers.html"
     classes = tuple(f"kind {k}" for k in range(52))
     script = """

@@ -21,8 +21,8 @@ from PIL import Image
 
 from paddle_ext.app import answering
 from paddle_ext.app.answering import answer
-from paddle_ext.app.classify import Columns
-from paddle_ext.app.read.names import ClassPrompts, embedded, read_names, with_labels
+from paddle_ext.app.classify import Columns, Settings
+from paddle_ext.app.read.names import ClassPrompts, embedded_names, read_names, with_labels
 from paddle_ext.app.read.samples import Batch, Labelled
 
 Arrays = dict[str, np.ndarray]
@@ -261,8 +261,9 @@ def test_means_of_several_phrases() -> None:
     """Unit-norm before and after, so that a phrase with a long embedding has no more weight."""
     rows = {"x a": [3.0, 4.0], "a x": [0.0, 9.0], "own": [5.0, 0.0]}
     names = ClassPrompts(("a", "b"), ((), ("own",)))
-    found = embedded(
-        names, ["x {}", "{} x"], lambda texts: torch.tensor([rows[t] for t in texts]), "here", 7.0
+    options = Settings(templates=("x {}", "{} x"), logit_scale=7.0)
+    found = embedded_names(
+        names, None, lambda texts: torch.tensor([rows[t] for t in texts]), options
     )
     mean = torch.tensor([0.3, 0.9])
     torch.testing.assert_close(found.prototypes, torch.stack([mean / mean.norm(), torch.eye(2)[0]]))

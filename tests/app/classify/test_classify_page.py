@@ -47,7 +47,7 @@ PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAA
 @pytest.fixture(autouse=True)
 def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for thumbnails of images that do not exist."""
-    monkeypatch.setattr(module, "thumbnails", lambda paths, _: [PIXEL] * len(paths))
+    monkeypatch.setattr(module, "thumbnail", lambda path, side: PIXEL)
 
 
 def written(folder: Path, text: str) -> Path:

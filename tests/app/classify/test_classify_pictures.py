@@ -258,7 +258,7 @@ def test_networks_of_timm(torchvision_operators: None, monkeypatch: pytest.Monke
 
 def test_thumbnail_of_a_missing_file(tmp_path: Path) -> None:
     pattern(0, 0, (900, 300)).save(tmp_path / "a.png")
-    there, gone = pictures_module.thumbnails([str(tmp_path / f"{name}.png") for name in "ab"], 112)
+    there, gone = (pictures_module.thumbnail(str(tmp_path / f"{name}.png"), 112) for name in "ab")
     assert there.startswith("data:image/jpeg;base64,")
     assert len(there) < 20_000
     assert gone == ""

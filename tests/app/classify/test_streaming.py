@@ -234,18 +234,18 @@ def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_pa
     output.write_bytes(b"of before")
     code = """
 import sys, threading, time
-from paddle_ext.app import streaming
+from paddle_ext.app import run
 from paddle_ext.app.classify import Settings, stream
 from paddle_ext.app.read import tables
 tables.READ_AT_ONCE = 1
-once = streaming.answer_table
+once = run.answer_table
 
 def slow(*given, **more):
     print("at work", flush=True)
     time.sleep(0.2)
     return once(*given, **more)
 
-streaming.answer_table = slow
+run.answer_table = slow
 try:
     stream(*sys.argv[1:], Settings(device="cpu", cache=None, batch=10))
 except KeyboardInterrupt:

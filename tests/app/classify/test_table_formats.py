@@ -21,7 +21,7 @@ from classify_data import (
     write_table,
 )
 
-from paddle_ext.app.read.excel_json import excel_rows
+from paddle_ext.app.read.formats import excel_rows
 
 openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")

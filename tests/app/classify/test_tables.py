@@ -9,7 +9,7 @@ import pytest
 from classify_data import refused, said, settings, write_table
 
 from paddle_ext.app.classify import Report, classify
-from paddle_ext.app.read.text_files import sniffed_encoding, sniffed_separator
+from paddle_ext.app.read.formats import sniffed_encoding, sniffed_separator
 
 ROWS = ["0.1,2.5", "0.3,2.1", "2.2,0.4", "2.6,0.2", "0.2,2.4", "2.5,0.3"]
 LABELS = ["owl", "owl", "cat", "cat", "", ""]
