@@ -36,54 +36,8 @@ struct Absorb {
     }
 };
 
-// The absorb step, one warp per row; its products with the prototypes stay in registers.
-template <int kVectors, int kWidth>
+// One warp per row, which is read from the cache after the first pass.
 __global__ void __launch_bounds__(kThreads) absorb_kernel(AbsorbParams p) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
-    if (row >= p.N) return;
-    const Absorb absorb{p};
-    float* const cross = floats(p.products, row * 2 * K);
-    const float own = floats(p.own)[row];
-    float value[kVectors][kWidth], most = kNothing, sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        const int k = class_of<kWidth>(i);
-        if (k >= K) continue;
-        const Some<kWidth> x = load<kWidth>(cross + k);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            value[i][j] = absorb.before(k + j, x.x[j], absorb.more(row * K + k + j));
-            most = fmaxf(most, value[i][j]);
-        }
-    }
-    most = warp_max(most);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        if (class_of<kWidth>(i) >= K) continue;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            value[i][j] = expf(value[i][j] - most);
-            sum += value[i][j];
-        }
-    }
-    const float share = 1.0f / warp_sum(sum);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        const int k = class_of<kWidth>(i);
-        if (k >= K) continue;
-        const Some<kWidth> all = load<kWidth>(cross + K + k);
-        Some<kWidth> z;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            const float more = absorb.more(row * K + k + j);
-            z.x[j] = absorb.after(k + j, value[i][j] * share, all.x[j], own, more);
-        }
-        *reinterpret_cast<Some<kWidth>*>(cross + k) = z;
-    }
-}
-
-// The same for any number of classes.
-__global__ void __launch_bounds__(kThreads) absorb_of_many_kernel(AbsorbParams p) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
     if (row >= p.N) return;
     const int lane = threadIdx.x % 32;
@@ -341,15 +295,7 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
 
 void run_cuda(const AbsorbParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
-    if (p.K > kTile) {
-        return launch("absorb_of_many_kernel", absorb_of_many_kernel, row_blocks(p.N), kThreads, 0,
-                      stream, p);
-    }
-    with_shape(p.K, [&](auto shape) {
-        using S = decltype(shape);
-        launch("absorb_kernel", absorb_kernel<S::kVectors, S::kWidth>, row_blocks(p.N), kThreads, 0,
-               stream, p);
-    });
+    launch("absorb_kernel", absorb_kernel, row_blocks(p.N), kThreads, 0, stream, p);
 }
 
 void run_cuda(const MoveParams& p, cudaStream_t stream) {
