@@ -415,21 +415,15 @@ void launch_adapt_few(const AdaptParams& p, cudaStream_t stream) {
     }
 }
 
-// A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
-// products at the speed of one multiprocessor.
-double seconds_at_most(const AdaptParams& p) {
-    const double iteration = 1e-5 + double(p.Q) * double(p.K) / 5e9;
-    const double rounds = double(p.B) / device_attribute(cudaDevAttrMultiProcessorCount);
-    return iteration * double(p.max_iter) * fmax(rounds, 1.0);
-}
-
 }  // namespace
 
 int64_t workspace_cuda(const AdaptParams& p) { return has_few(p) ? 0 : adapt_many_workspace(p); }
 
 void run_cuda(const AdaptParams& p, cudaStream_t stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
-    Watch watch(stream, seconds_at_most(p));
+    const int at_once = device_attribute(cudaDevAttrMultiProcessorCount);
+    const double products = double(p.Q) * double(p.K) / 5e9;
+    Watch watch(stream, seconds_at_most(p.max_iter, products, p.B, at_once));
     AdaptParams watched = p;
     watched.stop = watch.stop();
     has_few(p) ? launch_adapt_few(watched, stream) : launch_adapt_many(watched, stream);
