@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kThreads)
         }
         moved = block_max(moved, scratch);
         p.criterion[group] = moved, p.iterations[group] = steps;  // the same in all threads
-        if (steps == most || (steps > 0 && p.tol > 0 && !(moved > p.tol))) break;
+        if (steps >= most || (steps > 0 && p.tol > 0 && !(moved > p.tol))) break;
         if (is_near) {
             near_step<kPer>(int(n), int(K), float(weight), total, factor, prior, near_rows, near_u,
                             near);
