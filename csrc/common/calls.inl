@@ -345,12 +345,12 @@ CALL(Dual, dual, CPU, CUDA) {
 
 // Rows for tensor cores, which multiply halves: a row in the task's coordinates,
 //   x = length_n row scale - centre,
-// as high halves, or as high, low and again high halves; or rows that are halves already, twice. In
-// the coordinates of `adaptive` the length is 1 / norm of the row, and x is made unit-norm again.
+// as high halves, or as high, low and again high halves. In the coordinates of `adaptive` the length
+// is 1 / norm of the row, and x is made unit-norm again.
 CALL(Split, split, NO_CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows: float16, bfloat16 or float32
     MAKE(int64_t, B, N, D);
-    MAKE(int64_t, pieces);      // 1, 3 or 2
+    MAKE(int64_t, pieces);      // 1 or 3
     MAKE(bool, unit);           // the coordinates of `adaptive`
     RUN(const void*, rows);     // [B, N, D]
     RUN(const float*, length);  // [B, N], or null for 1

@@ -210,25 +210,6 @@ __global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool ali
     if (lane == 0 && p.own != nullptr) p.own[row] = own;
 }
 
-// Halves as they are, twice: 16 bytes per thread, or one number.
-template <typename Unit>
-__global__ void __launch_bounds__(kThreads)
-    repeat_kernel(const Unit* rows, int64_t count, int64_t width, Unit* out) {
-    const int64_t at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
-    if (at >= count * width) return;
-    const Unit x = rows[at];
-    Unit* const to = out + (at / width * 2) * width + at % width;
-    to[0] = x;
-    to[width] = x;
-}
-
-template <typename Unit>
-void repeat(const SplitParams& p, cudaStream_t stream) {
-    const int64_t width = p.D * int64_t(sizeof(__half)) / int64_t(sizeof(Unit));
-    launch("repeat_kernel", repeat_kernel<Unit>, ceil_div(p.B * p.N * width, kThreads), kThreads, 0,
-           stream, static_cast<const Unit*>(p.rows), p.B * p.N, width, static_cast<Unit*>(p.out));
-}
-
 // --- the end of an iteration: one block per task -------------------------------------------------
 
 constexpr int kDualThreads = 1024, kDualWarps = kDualThreads / 32;
@@ -305,13 +286,7 @@ void run_cuda(const MoveParams& p, cudaStream_t stream) {
 
 void run_cuda(const SplitParams& p, cudaStream_t stream) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
-    if (p.pieces == 2) {
-        require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
-        const auto places =
-            reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
-        const bool wide = p.D % 8 == 0 && places % 16 == 0;
-        return wide ? repeat<uint4>(p, stream) : repeat<__half>(p, stream);
-    }
+    require(p.pieces == 1 || p.pieces == 3, "pieces must be 1 or 3, got ", p.pieces);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
                          rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
     with_feature_type(p.dtype, [&](auto* feature) {
