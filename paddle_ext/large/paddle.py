@@ -197,30 +197,19 @@ def place(
 
 
 def slope_of(
-    placed: Placed,
-    total: int,
-    leads: Tensor | None,
-    scaling: str,
-    *,
-    temperature: float,
-    steepest: float,
+    placed: Placed, total: int, leads: Tensor | None, *, temperature: float, steepest: float
 ) -> tuple[Tensor, Tensor]:
     """The factor on products in logits, and the unit of distances, [B] float64 each.
 
-    `leads` [B, 2] are the outputs of `assign` that the scaling "auto" needs.
+    `leads` [B, 2] are the outputs of `assign` for the scaling "auto".
     """
-    B, double = len(placed.unit), torch.float64
-    tensors: Inputs = {
-        **alike(double, B, unit=placed.unit, spread=placed.spread),
-        "leads": (leads, double, (B, 2)),
-    }
-    scaled = {"scaling": check.SCALINGS[scaling], "total": float(total)}
-    options = {"B": B, **scaled, "temperature": temperature, "steepest": steepest}
-    outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
-    slope, unit = call_native(
-        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
-    )
-    return slope, unit
+    squared = placed.unit.square()
+    if leads is not None:
+        each = squared / total
+        gap, median = leads[:, 0] * each, (leads[:, 1] + placed.spread) * each
+        least = (native.module.AUTO_MIN_SHARE * median).clamp(min=native.module.AUTO_MIN_GAP)
+        squared = squared * torch.where(gap > least, native.module.AUTO_GAP / gap, 1.0)
+    return (temperature * squared).clamp(max=steepest), squared.sqrt()
 
 
 def form_for(queries: Queries, surveyed: Survey, transform: Transform, precision: str) -> Form:
@@ -385,7 +374,6 @@ class Paddle:
             self.placed,
             self.total,
             leads,
-            o.scaling,
             temperature=o.temperature,
             steepest=STEEPEST[queries.dtype],
         )
