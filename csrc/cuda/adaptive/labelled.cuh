@@ -17,6 +17,7 @@ struct LabelledPlan : LabelledParams {
     int64_t parts = ceil_div(S, int64_t(kPartRows));
     int* order = arena.take<int>(B * S);             // [B, S]      rows, by class
     int* start = arena.take<int>(B * (K + 1));       // [B, K + 1]  where a class begins in them
+    int* tallies = arena.take<int>(B * kWarps * K);  // [B, kWarps, K] of order_by_class
     int* chosen = arena.take<int>(B * R);            // [B, R]      calibration rows
     float* sums = arena.take<float>(B * parts * D);  // [B, parts, D] partial sums of the rows
     TeamMemory* teams = arena.take<TeamMemory>(B);   // [B]
@@ -62,52 +63,20 @@ __device__ inline int block_scan(int value, int* scratch, int& total) {
     return before + sum - value;
 }
 
-constexpr int kTile = 2048;  // labels in shared memory at once
-
-// Calls body(s) for the rows of class k, in order; all threads of the block take part.
-template <typename Body>
-__device__ void for_each_row(const LabelledPlan& p, int64_t task, int64_t k, int* tile,
-                             const Body& body) {
-    for (int64_t first = 0; first < p.S; first += kTile) {
-        const int size = int(min(p.S - first, int64_t(kTile)));
-        __syncthreads();  // the previous tile has been read
-        for (int i = threadIdx.x; i < size; i += kThreads) {
-            tile[i] = load_label(p.labels + task * p.S, first + i, p.K);
-        }
-        __syncthreads();
-        if (k >= p.K) continue;
-        for (int i = 0; i < size; ++i) {
-            if (tile[i] == k) body(int(first) + i);
-        }
-    }
-}
-
 // By one block.
 __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
     __shared__ int scratch[kWarps];
-    __shared__ int tile[kTile];
     const int64_t S = p.S, K = p.K;
     const int64_t* const labels = p.labels + task * S;
     float* const shots = floats(p.shots, task * K);
     int* const start = p.start + task * (K + 1);
-    int* const order = p.order + task * S;
-    int done = 0;
+    order_by_class(labels, S, K, p.tallies + task * kWarps * K, p.order + task * S, start);
+    const int done = start[K];
     bool empty = false;  // whether a class of this thread is empty
-    for (int64_t first = 0; first < K; first += kThreads) {
-        const int64_t k = first + threadIdx.x;
-        int count = 0;
-        for_each_row(p, task, k, tile, [&](int) { ++count; });
-        int total;
-        int at = done + block_scan(count, scratch, total);
-        done += total;
-        if (k < K) {
-            start[k] = at;
-            shots[k] = float(count);
-            empty |= count == 0;
-        }
-        for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
+        shots[k] = float(start[k + 1] - start[k]);
+        empty |= start[k + 1] == start[k];
     }
-    if (threadIdx.x == 0) start[K] = done;
     if (done < S) {  // no other kernel writes the factors of a row without a class
         for (int64_t s = threadIdx.x; s < S; s += kThreads) {
             if (load_label(labels, s, K) >= 0) continue;

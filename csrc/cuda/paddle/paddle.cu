@@ -44,7 +44,7 @@ int64_t chunk_tasks(const ChunkSetup& c) {
 ChunkSetup make_setup(const PaddleParams& params) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    return {params, make_plan(params), group_plan(params.size), multiprocessors, nullptr, nullptr};
+    return {params, make_plan(params), multiprocessors, nullptr, nullptr};
 }
 
 }  // namespace

@@ -139,64 +139,10 @@ __global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool 
     for (int64_t d = threadIdx.x; d < D; d += 32) out[at * D + d] = to_float(row[d]) * norm;
 }
 
-// Groups the support rows of a task by class, in order: a counting sort by one block. Every warp
-// counts and places its own stretch.
-__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c) {
-    extern __shared__ int shared_counts[];
-    const int64_t at = blockIdx.x, S = c.call.size.S, K = c.call.size.K;
-    const int64_t task = c.call.size.support_shared ? 0 : c.first + at;
-    const int64_t* const labels = c.call.support_labels + task * S;
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int* const counts = c.groups.shared ? shared_counts : c.histogram + at * warps * K;
-    int* const own = counts + warp * K;
-    int* const start = c.start + at * (K + 1);
-    const int64_t stretch = round_up(ceil_div(S, int64_t(warps)), int64_t(32));
-    const int64_t begin = warp * stretch, end = min(begin + stretch, S);
-
-    for (int64_t k = lane; k < K; k += 32) own[k] = 0;
-    __syncwarp();
-    const auto each_row = [&](const auto& body) {
-        for (int64_t s = begin; s < end; s += 32) {
-            const int label = s + lane < end ? load_label(labels, s + lane, K) : -1;
-            const bool valid = label >= 0;  // otherwise the row is in no group
-            const unsigned peers = __match_any_sync(kAllLanes, label);
-            if (valid) body(s + lane, label, __popc(peers & ((1u << lane) - 1)));
-            __syncwarp();  // all have read the count
-            if (valid && (peers >> lane) == 1u) own[label] += __popc(peers);
-            __syncwarp();
-        }
-    };
-    each_row([](int64_t, int, int) {});
-    __syncthreads();
-
-    // Where each warp's rows of each class begin.
-    if (warp == 0) {
-        int total = 0;
-        for (int64_t base = 0; base < K; base += 32) {
-            const int64_t k = base + lane;
-            int mine = 0;
-            for (int w = 0; k < K && w < warps; ++w) mine += counts[w * K + k];
-            int before = mine;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int other = __shfl_up_sync(kAllLanes, before, step);
-                if (lane >= step) before += other;
-            }
-            const int all = __shfl_sync(kAllLanes, before, 31);
-            int place = total + before - mine;
-            if (k < K) start[k] = place;
-            for (int w = 0; k < K && w < warps; ++w) {
-                const int count = counts[w * K + k];
-                counts[w * K + k] = place;
-                place += count;
-            }
-            total += all;
-        }
-        if (lane == 0) start[K] = total;
-    }
-    __syncthreads();
-    int* const order = c.order + at * S;
-    each_row([&](int64_t s, int label, int rank) { order[own[label] + rank] = int(s); });
+__global__ void __launch_bounds__(32 * kOrderWarps) order_support_kernel(Chunk c) {
+    const int64_t at = blockIdx.x, task = c.one_support ? 0 : c.first + at;
+    order_by_class(c.call.support_labels + task * c.S, c.S, c.K, c.tallies + at * kOrderWarps * c.K,
+                   c.order + at * c.S, c.start + at * (c.K + 1));
 }
 
 struct SumsOut {
@@ -385,11 +331,9 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     }
 }
 
-void launch_groups(const Chunk& c) {
-    const GroupPlan& plan = c.groups;
-    const int64_t bytes = plan.shared ? plan.warps * c.K * int64_t(sizeof(int)) : 0;
-    launch("group_support_kernel", group_support_kernel, c.one_support ? 1 : c.tasks,
-           32 * plan.warps, bytes, c.stream, c);
+void launch_order(const Chunk& c) {
+    launch("order_support_kernel", order_support_kernel, c.one_support ? 1 : c.tasks,
+           32 * kOrderWarps, 0, c.stream, c);
 }
 
 template <typename Feature, int Pieces>
@@ -420,27 +364,20 @@ void launch_scale_queries(const Chunk& c) {
     });
 }
 
-GroupPlan group_plan(const TaskSizes& size) {
-    // Each warp counts all classes; a histogram too large for the shared memory of every block goes
-    // to the workspace.
-    const int64_t fitting = 48 * 1024 / (size.K * int64_t(sizeof(int)));
-    return {int(std::min<int64_t>(std::max<int64_t>(fitting, 1), kWarps)), fitting >= 1};
-}
-
 void launch_class_sums(const Chunk& c) {
     const TaskSizes& n = c.call.size;
     const bool unit_norm = c.call.scaling == Scaling::kAuto;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
         if (!n.support_shared) {
-            launch_groups(c);
+            launch_order(c);
             launch_sums<Feature>(c, {c.mean, n.D, c.scale, c.sums, c.count, unit_norm});
             return;
         }
         if (c.first == 0) {
             launch("first_row_kernel", first_row_kernel<Feature>, 1, 32, 0, c.stream, c, true,
                    unit_norm, rows_aligned(c), c.shift);
-            launch_groups(c);
+            launch_order(c);
             launch_sums<Feature>(c, {c.shift, 0, nullptr, c.shared_sums, c.count, unit_norm});
         }
         launch("move_sums_kernel", move_sums_kernel, c.tasks * n.K, 128, 0, c.stream, c);
