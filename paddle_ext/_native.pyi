@@ -49,7 +49,6 @@ VALUES_ROWS: int
 def paddle_call(
     *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], lam: float,
     scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float,
-    wants_prototypes: bool,
 ) -> PaddleCall: ...
 
 @final

@@ -21,8 +21,7 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     MAKE(Scaling, scaling);
     MAKE(double, temperature, epsilon);
     MAKE(int, max_iter);
-    MAKE(double, tol);  // mean shift of the prototypes
-    MAKE(bool, wants_prototypes);
+    MAKE(double, tol);                    // mean shift of the prototypes
     RUN(const void*, support);            // [B, S, D], [S, D] when shared, or the bank [N, D]
     RUN(const int64_t*, support_labels);  // [B, S], or [S] when shared
     RUN(const void*, query);              // [B, Q, D], or the bank [N, D]
@@ -34,7 +33,7 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     RUN(void*, dual);                     // out [B, K]    real
     RUN(int32_t*, iterations);            // out [B]
     RUN(void*, criterion);                // out [B]       real
-    RUN(void*, prototypes);               // out [B, K, D] real, if they are wanted
+    RUN(void*, prototypes);               // out [B, K, D] real, or null
     MEMORY();
 };
 

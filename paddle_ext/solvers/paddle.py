@@ -293,7 +293,6 @@ def call_paddle(
         "epsilon": epsilon,
         "max_iter": max_iter,
         "tol": tol,
-        "wants_prototypes": prototypes,
     }
     inputs = {
         "support": (support, dtype, (N, D) if N else (*of_support, D)),

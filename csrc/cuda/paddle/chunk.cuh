@@ -37,7 +37,7 @@ struct Chunk : ChunkSetup {
     Arena* arena;
     int64_t T;  // room for so many tasks
     bool one_support = call.size.support_shared;
-    int64_t U = one_support ? 1 : T, prototypes = call.wants_prototypes ? U : 0;  // support sets
+    int64_t U = one_support ? 1 : T;  // support sets
     int64_t Q = call.size.Q, S = call.size.S, K = call.size.K, D = call.size.D;
     int64_t Qp = plan.Qp, Dp = plan.Dp;
     int64_t first = 0, tasks = T;
@@ -45,9 +45,6 @@ struct Chunk : ChunkSetup {
     float* shift = arena->take<float>(one_support ? D : 0);
     float* shared_sums = arena->take<float>(one_support ? K * Dp : 0);  // of its rows - shift
     float* count = arena->take<float>(U * K);                           // shots
-    float* raw_shift = arena->take<float>(prototypes * D);
-    float* raw_sums = arena->take<float>(prototypes * K * Dp);
-    float* raw_count = arena->take<float>(prototypes * K);
     int* order = arena->take<int>(U * S);                  // support rows grouped by class
     int* start = arena->take<int>(U * (K + 1));            // where the rows of a class begin in it
     int* tallies = arena->take<int>(U * kOrderWarps * K);  // of order_by_class

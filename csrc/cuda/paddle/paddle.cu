@@ -73,7 +73,7 @@ void run_cuda(const PaddleParams& params, cudaStream_t stream) {
         launch_class_sums(c);
         launch_products(c);
         launch_blocks(c);
-        if (params.wants_prototypes) launch_prototypes(c);
+        if (params.prototypes != nullptr) launch_prototypes(c);
         if (watch.active() && watch.wait()) return;
     }
 }
