@@ -51,9 +51,6 @@ py::tuple gamma_functions(double x) {
 
 // Numbers that Python shares.
 void add_constants(py::module_& module) {
-    module.attr("AUTO_GAP") = kAutoGap;
-    module.attr("AUTO_MIN_GAP") = kAutoMinGap;
-    module.attr("AUTO_MIN_SHARE") = kAutoMinShare;
     module.attr("COVARIANCE_ROWS") = kCovarianceRows;
     module.attr("FACTOR_BLOCK") = kFactorBlock;
     module.attr("FIRST_CONCENTRATION") = kFirstConcentration;

@@ -435,6 +435,19 @@ CALL(Place, place, CPU, CUDA) {
     MEMORY();
 };
 
+// The factor of the logits on products in these coordinates.
+CALL(Slope, slope, CPU, CUDA) {
+    MAKE(int64_t, B);
+    MAKE(double, total);  // number of queries
+    MAKE(double, temperature);
+    MAKE(double, steepest);       // limit on the slope
+    RUN(const double*, unit);     // [B]
+    RUN(const double*, spread);   // [B]
+    RUN(const double*, leads);    // [B, 2] as summed by Assign, for unit-norm rows; or null
+    RUN(double*, slope);          // out [B]
+    RUN(double*, distance_unit);  // out [B] the size of 1, in units of the scaling
+};
+
 // Prototypes of large tasks: moved by the sums of an iteration, or as they are without sums; as
 // factors of products, and with their part of the logits' bias. A stopped task keeps its own.
 CALL(Move, move, CPU, CUDA) {

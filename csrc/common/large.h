@@ -46,6 +46,18 @@ PADDLE_EXT_HD FeaturePlace place_feature(const PlaceParams& p, int64_t at) {
     return {width, centre, fmax(most / width - centre, centre - least / width)};
 }
 
+// The slope of task `at`, and the unit of its distances.
+PADDLE_EXT_HD void find_slope(const SlopeParams& p, int64_t at) {
+    double squared = p.unit[at] * p.unit[at];
+    if (p.leads != nullptr) {
+        const double each = squared / p.total;
+        squared *= auto_factor_squared(p.leads[2 * at] * each,
+                                       (p.leads[2 * at + 1] + p.spread[at]) * each);
+    }
+    p.distance_unit[at] = ::sqrt(squared);
+    p.slope[at] = fmin(p.temperature * squared, p.steepest);
+}
+
 // The bias of the next logits of class `at`, counted over all tasks.
 PADDLE_EXT_HD void set_bias(const DualParams& p, int64_t at) {
     const double bias = p.base[at] + p.dual_weight * p.dual[at];

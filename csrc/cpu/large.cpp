@@ -451,6 +451,10 @@ void run_cpu(const PlaceParams& p, int threads) {
     });
 }
 
+void run_cpu(const SlopeParams& p, int) {
+    for (int64_t task = 0; task < p.B; ++task) find_slope(p, task);
+}
+
 void run_cpu(const MoveParams& p, int threads) {
     require(
         p.pieces == 0 && p.parts == 1 && p.width == p.D && p.rest == nullptr && p.scale == nullptr,

@@ -203,13 +203,17 @@ def slope_of(
 
     `leads` [B, 2] are the outputs of `assign` for the scaling "auto".
     """
-    squared = placed.unit.square()
-    if leads is not None:
-        each = squared / total
-        gap, median = leads[:, 0] * each, (leads[:, 1] + placed.spread) * each
-        least = (native.module.AUTO_MIN_SHARE * median).clamp(min=native.module.AUTO_MIN_GAP)
-        squared = squared * torch.where(gap > least, native.module.AUTO_GAP / gap, 1.0)
-    return (temperature * squared).clamp(max=steepest), squared.sqrt()
+    B, double = len(placed.unit), torch.float64
+    tensors: Inputs = {
+        **alike(double, B, unit=placed.unit, spread=placed.spread),
+        "leads": (leads, double, (B, 2)),
+    }
+    options = {"B": B, "total": float(total), "temperature": temperature, "steepest": steepest}
+    outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
+    slope, unit = call_native(
+        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
+    )
+    return slope, unit
 
 
 def form_for(queries: Queries, surveyed: Survey, transform: Transform, precision: str) -> Form:

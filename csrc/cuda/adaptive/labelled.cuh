@@ -43,24 +43,20 @@ inline int rows_held(int64_t D) { return D <= 128 ? 1 : D <= 512 ? 4 : D <= 1024
 
 // --- which rows ----------------------------------------------------------------------------------
 
-// The sum of `value` over the threads before this one; `total` over all. Has two barriers.
-__device__ inline int block_scan(int value, int* scratch, int& total) {
+// How many threads before this one have the flag; `total` of all. Has two barriers.
+__device__ inline int block_rank(bool flag, int* scratch, int& total) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = value;
-    for (int step = 1; step < 32; step *= 2) {
-        const int below = __shfl_up_sync(kAllLanes, sum, step);
-        if (lane >= step) sum += below;
-    }
-    if (lane == 31) scratch[warp] = sum;
+    const unsigned flags = __ballot_sync(kAllLanes, flag);
+    if (lane == 0) scratch[warp] = __popc(flags);
     __syncthreads();
-    int before = 0;
+    int before = __popc(flags & ((1u << lane) - 1));
     total = 0;
     for (int other = 0; other < kWarps; ++other) {
         before += other < warp ? scratch[other] : 0;
         total += scratch[other];
     }
     __syncthreads();
-    return before + sum - value;
+    return before;
 }
 
 // By one block.
@@ -100,9 +96,7 @@ __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
     };
     int total = 0;
     for (int64_t first = 0; first < S; first += kThreads) {
-        int here;
-        block_scan(eligible(first + threadIdx.x), scratch, here);
-        total += here;
+        total += __syncthreads_count(eligible(first + threadIdx.x));
     }
     const int64_t count = min(int64_t(total), p.R);
     if (threadIdx.x == 0) p.count[task] = count;
@@ -111,7 +105,7 @@ __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
         const int64_t s = first + threadIdx.x;
         const bool is = eligible(s);
         int here;
-        const int rank = ranked + block_scan(is, scratch, here);
+        const int rank = ranked + block_rank(is, scratch, here);
         ranked += here;
         const int64_t place = is ? place_of(rank, total, count) : -1;
         if (place < 0) continue;

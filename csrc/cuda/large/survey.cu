@@ -168,6 +168,11 @@ __global__ void __launch_bounds__(kThreads) place_kernel(PlacePlan all) {
     p.spread[task] = (p.squares[task] - p.total * square) / unit / unit;
 }
 
+__global__ void __launch_bounds__(kThreads) slope_kernel(SlopeParams p) {
+    const int64_t task = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+    if (task < p.B) find_slope(p, task);
+}
+
 }  // namespace
 
 int64_t workspace_cuda(const SurveyParams& p) { return SurveyPlan{p}.arena.used(); }
@@ -211,6 +216,10 @@ void run_cuda(const PlaceParams& p, cudaStream_t stream) {
                all);
     });
     launch("place_kernel", place_kernel, p.B * p.K, kThreads, 0, stream, all);
+}
+
+void run_cuda(const SlopeParams& p, cudaStream_t stream) {
+    launch("slope_kernel", slope_kernel, ceil_div(p.B, kThreads), kThreads, 0, stream, p);
 }
 
 }  // namespace paddle_ext
