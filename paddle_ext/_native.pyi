@@ -30,9 +30,6 @@ class Target:
     @property
     def stream(self) -> int: ...
 
-AUTO_GAP: float
-AUTO_MIN_GAP: float
-AUTO_MIN_SHARE: float
 COVARIANCE_ROWS: float
 FACTOR_BLOCK: int
 FIRST_CONCENTRATION: float
@@ -300,6 +297,17 @@ class PlaceCall:
         self, *, support: int, order: int, start: int, sums: int, squares: int, least: int,
         most: int, means: int, shots: int, scale: int, centre: int, unit: int, spread: int,
         workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def slope_call(
+    *, target: Target, B: int, total: float, temperature: float, steepest: float,
+) -> SlopeCall: ...
+
+@final
+class SlopeCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, unit: int, spread: int, leads: int, slope: int, distance_unit: int,
     ) -> None: ...
 
 def move_call(
