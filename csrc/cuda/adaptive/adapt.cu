@@ -19,24 +19,20 @@ constexpr int64_t kNearby = 8192;  // numbers of a row or a column that fit in s
 // rest in the workspace.
 struct ManyTask {
     const AdaptParams& p;
-    Logits logits;
-    float* likelihood;  // [Q, K]
-    float* counts;      // [K]
-    float* share;       // [Q] 1 / s; 0 for a row that is recomputed from its logits ...
-    float* row_log;     // [Q] ... with this normaliser
-    float* offset;      // [Q] largest logit of a row
-    float* dual;        // [K] minus its shift, ...
-    float* g;           // [K] ... and its exponential
-    float* before;      // [K]
-    float* best;        // [K] dual under the best measure
+    int64_t task;
+    Logits logits{p, task};
+    float* likelihood = floats(p.probabilities, task* p.Q* p.K);  // [Q, K]
+    float* counts = floats(p.proportions, task* p.K);             // [K]
+    // [Q] 1 / s; 0 for a row that is recomputed from its logits ...
+    float* share = floats(p.workspace, task* numbers(p));
+    float* row_log = share + p.Q;   // [Q] ... with this normaliser
+    float* offset = row_log + p.Q;  // [Q] largest logit of a row
+    float* dual = offset + p.Q;     // [K] minus its shift, ...
+    float* g = dual + p.K;          // [K] ... and its exponential
+    float* before = g + p.K;        // [K]
+    float* best = before + p.K;     // [K] dual under the best measure
 
-    __device__ ManyTask(const AdaptParams& p, int64_t task)
-        : p(p), logits(p, task),
-          likelihood(static_cast<float*>(p.probabilities) + task * p.Q * p.K),
-          counts(static_cast<float*>(p.proportions) + task * p.K),
-          share(static_cast<float*>(p.workspace) + task * numbers(p)), row_log(share + p.Q),
-          offset(row_log + p.Q), dual(offset + p.Q), g(dual + p.K), before(g + p.K),
-          best(before + p.K) {
+    __device__ ManyTask(const AdaptParams& p, int64_t task) : p(p), task(task) {
         extern __shared__ float nearby[];  // the most-read data of an iteration
         if (p.Q <= kNearby) share = nearby;
         if (p.K <= kNearby) g = nearby + (p.Q <= kNearby ? p.Q : 0);
