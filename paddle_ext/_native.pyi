@@ -46,7 +46,6 @@ VALUES_ROWS: int
 def paddle_call(
     *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], lam: float,
     scaling: int, temperature: float, epsilon: float, max_iter: int, tol: float,
-    wants_prototypes: bool,
 ) -> PaddleCall: ...
 
 @final
@@ -301,7 +300,7 @@ class PlaceCall:
     ) -> None: ...
 
 def slope_call(
-    *, target: Target, B: int, scaling: int, total: float, temperature: float, steepest: float,
+    *, target: Target, B: int, total: float, temperature: float, steepest: float,
 ) -> SlopeCall: ...
 
 @final

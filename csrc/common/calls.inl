@@ -21,8 +21,7 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     MAKE(Scaling, scaling);
     MAKE(double, temperature, epsilon);
     MAKE(int, max_iter);
-    MAKE(double, tol);  // mean shift of the prototypes
-    MAKE(bool, wants_prototypes);
+    MAKE(double, tol);                    // mean shift of the prototypes
     RUN(const void*, support);            // [B, S, D], [S, D] when shared, or the bank [N, D]
     RUN(const int64_t*, support_labels);  // [B, S], or [S] when shared
     RUN(const void*, query);              // [B, Q, D], or the bank [N, D]
@@ -34,7 +33,7 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     RUN(void*, dual);                     // out [B, K]    real
     RUN(int32_t*, iterations);            // out [B]
     RUN(void*, criterion);                // out [B]       real
-    RUN(void*, prototypes);               // out [B, K, D] real, if they are wanted
+    RUN(void*, prototypes);               // out [B, K, D] real, or null
     MEMORY();
 };
 
@@ -224,9 +223,9 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     RUN(void*, factor);     // out [B, M', M'] null unless full, like the next two
     RUN(void*, solved);     // out [B, K, M'] Z of the scaled means
     RUN(void*, shares);     // out [B, 3] weight of the full metric in the mixture, plain, projected
-    RUN(void*,
-        left_out);  // out [B, S, K] squared distances of every row, left out of its class, up
-                    // to a constant per row; or null
+    // out [B, S, K] squared distances of every row, left out of its class, up to a constant per row;
+    // or null
+    RUN(void*, left_out);
     MEMORY();
 };
 
@@ -291,9 +290,9 @@ CALL(Assign, assign, CPU, CUDA) {
     RUN(double*, log_sums);     // [B] incremented by the sums of the log normalisers of the rows
     RUN(void*, top_probabilities);  // [B, N, top]
     RUN(int64_t*, top_classes);     // [B, N, top]
-    RUN(double*,
-        leads);  // [B, 2] incremented by the lead of the nearest class over the median one,
-                 // and by the distance of the median one minus the row's squared norm
+    // [B, 2] incremented by the lead of the nearest class over the median one, and by the distance of
+    // the median one minus the row's squared norm
+    RUN(double*, leads);
     MEMORY();
 };
 
@@ -322,8 +321,8 @@ CALL(Dual, dual, CPU, CUDA) {
     MAKE(double, dual_weight);  // of the dual in the logits
     MAKE(double, least);        // concentration
     RUN(double*, held);         // [B, K] sums of the queries' probabilities; then 0
-    RUN(const double*,
-        away);  // [B, K] how far prototypes moved, or null: the largest change of a count
+    // [B, K] how far prototypes moved, or null: the largest change of a count
+    RUN(const double*, away);
     RUN(const double*, unit);     // [B] of these distances; the criterion is their mean
     RUN(const double*, base);     // [B, K] the bias without the dual, or null
     RUN(const double*, measure);  // [B, K] of the Dirichlet prior; null: 1 for all classes
@@ -345,12 +344,12 @@ CALL(Dual, dual, CPU, CUDA) {
 
 // Rows for tensor cores, which multiply halves: a row in the task's coordinates,
 //   x = length_n row scale - centre,
-// as high halves, or as high, low and again high halves; or rows that are halves already, twice. In
-// the coordinates of `adaptive` the length is 1 / norm of the row, and x is made unit-norm again.
+// as high halves, or as high, low and again high halves. In the coordinates of `adaptive` the length
+// is 1 / norm of the row, and x is made unit-norm again.
 CALL(Split, split, NO_CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows: float16, bfloat16 or float32
     MAKE(int64_t, B, N, D);
-    MAKE(int64_t, pieces);      // 1, 3 or 2
+    MAKE(int64_t, pieces);      // 1 or 3
     MAKE(bool, unit);           // the coordinates of `adaptive`
     RUN(const void*, rows);     // [B, N, D]
     RUN(const float*, length);  // [B, N], or null for 1
@@ -370,8 +369,7 @@ CALL(Sums, sums, CPU, NO_CUDA) {
     RUN(const void*, probabilities);  // [N, K]
     RUN(const void*, rows);           // [N, D]
     RUN(void*, sums);                 // [K, D] added to
-    RUN(int64_t*,
-        found);  // out [1] entries above the threshold; if more than `most`, a lower bound
+    RUN(int64_t*, found);  // out [1] entries above the threshold; a lower bound if over `most`
     MEMORY();
 };
 
@@ -440,13 +438,12 @@ CALL(Place, place, CPU, CUDA) {
 // The factor of the logits on products in these coordinates.
 CALL(Slope, slope, CPU, CUDA) {
     MAKE(int64_t, B);
-    MAKE(Scaling, scaling);
     MAKE(double, total);  // number of queries
     MAKE(double, temperature);
     MAKE(double, steepest);       // limit on the slope
     RUN(const double*, unit);     // [B]
     RUN(const double*, spread);   // [B]
-    RUN(const double*, leads);    // [B, 2] as summed by Assign, for unit-norm rows
+    RUN(const double*, leads);    // [B, 2] as summed by Assign, for unit-norm rows; or null
     RUN(double*, slope);          // out [B]
     RUN(double*, distance_unit);  // out [B] the size of 1, in units of the scaling
 };
@@ -456,10 +453,9 @@ CALL(Slope, slope, CPU, CUDA) {
 CALL(Move, move, CPU, CUDA) {
     MAKE(DType, dtype);  // real
     MAKE(int64_t, B, K, D);
-    MAKE(int64_t, parts);  // of the sums of a task
-    MAKE(int64_t, width);  // numbers per class in `sums`: D, or 2 D, which are added
-    MAKE(int64_t,
-         pieces);  // halves per number of a factor: high; high, low; high, high, low; 0: none
+    MAKE(int64_t, parts);        // of the sums of a task
+    MAKE(int64_t, width);        // numbers per class in `sums`: D, or 2 D, which are added
+    MAKE(int64_t, pieces);       // halves of a factor: high; high, low; high, high, low; 0: none
     MAKE(const void*, start);    // [B, K, D] means of the labelled rows
     MAKE(const double*, shots);  // [B, K]
     // Rows that were multiplied as they are, row = (x + centre) / scale: the sums are of these, and

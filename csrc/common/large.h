@@ -49,7 +49,7 @@ PADDLE_EXT_HD FeaturePlace place_feature(const PlaceParams& p, int64_t at) {
 // The slope of task `at`, and the unit of its distances.
 PADDLE_EXT_HD void find_slope(const SlopeParams& p, int64_t at) {
     double squared = p.unit[at] * p.unit[at];
-    if (p.scaling == Scaling::kAuto) {
+    if (p.leads != nullptr) {
         const double each = squared / p.total;
         squared *= auto_factor_squared(p.leads[2 * at] * each,
                                        (p.leads[2 * at + 1] + p.spread[at]) * each);

@@ -342,7 +342,8 @@ static void paddle_task(const PaddleParams& p, int64_t task_number, void* scratc
     const auto outcome = iterate_gram(p, task.count, temperature, p.tol / unit, state);
     if (interrupted()) return;
     write_result(p, task_number, state.u, Qp, outcome, outcome.criterion * unit);
-    if (p.wants_prototypes) write_prototypes(p, task_number, state.u, Qp, task.mean, task.count);
+    if (p.prototypes == nullptr) return;
+    write_prototypes(p, task_number, state.u, Qp, task.mean, task.count);
 }
 
 template <typename T>

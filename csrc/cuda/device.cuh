@@ -143,6 +143,12 @@ int64_t tasks_that_fit(const Setup& setup, int64_t bytes, int64_t most) {
 // A call that may take more seconds than this is watched.
 constexpr double kLongCall = 0.5;
 
+// A rough upper bound on the time of iterative tasks, so many at once: a few microseconds per
+// iteration, plus its products at the speed of one multiprocessor, in seconds.
+inline double seconds_at_most(int max_iter, double products, int64_t tasks, int64_t at_once) {
+    return (1e-5 + products) * double(max_iter) * std::ceil(double(tasks) / double(at_once));
+}
+
 class Watch {
   public:
     // `seconds` is a rough upper bound on the call's time. A captured call is not running yet.

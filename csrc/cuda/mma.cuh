@@ -110,11 +110,11 @@ __device__ inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], uns
 // The products of one group of numbers of 16 Tiles rows with 8 Columns others. `a_at` and `b_at` are
 // the addresses in shared memory of a lane's row of the first 8 x 8 matrix; the other pieces of that
 // row differ in three bits of the address. With two buffers, the others are loaded one pair of
-// columns ahead.
-template <int Buffers, int Tiles, int Columns>
+// columns ahead. Rows have RowGroups groups.
+template <int Buffers, int RowGroups = 1, int Tiles, int Columns>
 __device__ inline void multiply_group(float (&sum)[Tiles][Columns][4], unsigned a_at,
                                       unsigned b_at) {
-    constexpr int kStep = 16 * kGroupHalves * int(sizeof(__half));  // 16 rows
+    constexpr int kStep = 16 * RowGroups * kGroupHalves * int(sizeof(__half));  // 16 rows
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
         unsigned a[Tiles][2][4];  // high, low

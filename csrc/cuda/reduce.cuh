@@ -216,6 +216,58 @@ __device__ inline int load_label(const int64_t* labels, int64_t row, int64_t K) 
     return label >= 0 && label < K ? int(label) : -1;
 }
 
+// The rows of a task grouped by class, in order, and where each class begins in `order`: a counting
+// sort by one block. Every warp counts and places its own stretch. `tallies` has K for each warp.
+__device__ inline void order_by_class(const int64_t* labels, int64_t S, int64_t K, int* tallies,
+                                      int* order, int* start) {
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int* const own = tallies + warp * K;
+    const int64_t stretch = (S + blockDim.x - 1) / blockDim.x * 32;
+    const int64_t begin = warp * stretch, end = min(begin + stretch, S);
+    for (int64_t k = lane; k < K; k += 32) own[k] = 0;
+    __syncwarp();
+    const auto each_row = [&](const auto& body) {
+        for (int64_t s = begin; s < end; s += 32) {
+            const int label = s + lane < end ? load_label(labels, s + lane, K) : -1;
+            const bool valid = label >= 0;  // otherwise the row is in no group
+            const unsigned peers = __match_any_sync(kAllLanes, label);
+            if (valid) body(s + lane, label, __popc(peers & ((1u << lane) - 1)));
+            __syncwarp();  // all have read the count
+            if (valid && (peers >> lane) == 1u) own[label] += __popc(peers);
+            __syncwarp();
+        }
+    };
+    each_row([](int64_t, int, int) {});
+    __syncthreads();
+
+    // Where each warp's rows of each class begin.
+    if (warp == 0) {
+        int total = 0;
+        for (int64_t base = 0; base < K; base += 32) {
+            const int64_t k = base + lane;
+            int mine = 0;
+            for (int w = 0; k < K && w < warps; ++w) mine += tallies[w * K + k];
+            int before = mine;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const int other = __shfl_up_sync(kAllLanes, before, step);
+                if (lane >= step) before += other;
+            }
+            int place = total + before - mine;
+            if (k < K) start[k] = place;
+            for (int w = 0; k < K && w < warps; ++w) {
+                const int count = tallies[w * K + k];
+                tallies[w * K + k] = place;
+                place += count;
+            }
+            total += __shfl_sync(kAllLanes, before, 31);
+        }
+        if (lane == 0) start[K] = total;
+    }
+    __syncthreads();
+    each_row([&](int64_t s, int label, int rank) { order[own[label] + rank] = int(s); });
+}
+
 // 1 / ||row|| by one warp; 0 for a zero row, which therefore stays zero.
 template <typename Feature>
 __device__ inline float inverse_norm(const Feature* row, int64_t D, bool aligned, float squared) {

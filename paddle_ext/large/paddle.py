@@ -189,7 +189,7 @@ def place(
 def slope_of(placed: Placed, total: int, leads: Tensor | None, o: Options) -> tuple[Tensor, Tensor]:
     """The factor on products in logits, and the unit of distances, [B] float64 each.
 
-    `leads` [B, 2] are the outputs of `assign_call` that the scaling "auto" needs.
+    `leads` [B, 2] are the outputs of `assign_call` for the scaling "auto".
     """
     B, double = len(placed.unit), torch.float64
     tensors: Inputs = {
@@ -198,7 +198,6 @@ def slope_of(placed: Placed, total: int, leads: Tensor | None, o: Options) -> tu
     }
     options = {
         "B": B,
-        "scaling": check.SCALINGS[o.scaling],
         "total": float(total),
         "temperature": o.temperature,
         "steepest": STEEPEST[placed.means.dtype],

@@ -223,7 +223,7 @@ class RowsAsTheyAre(Halves):
         self.on_prototypes = transform.scale, transform.centre, on_prototypes
 
     def operand(self, rows: Tensor, part: slice) -> Tensor:
-        return super().operand(rows, part) if self.pieces == 2 else rows
+        return torch.cat([rows, rows], -1) if self.pieces == 2 else rows
 
     def total(self, sums: list[Tensor], held: Tensor) -> Tensor:
         scale, centre = (x.unsqueeze(1) for x in (self.transform.scale, self.transform.centre))

@@ -181,9 +181,9 @@ def split(
     """Rows [B, N, D] as float16 pieces [B, N, pieces D] for tensor cores, on CUDA.
 
     With ``x = length rows scale - centre``, one piece is x rounded; three are x rounded, the
-    rounding error, and x rounded again. Two are float16 rows unchanged, twice. Length [B, N], scale
-    and centre [B, D] are float32. With a metric [B, D], rows are first made unit-norm, centred, and
-    made unit-norm again, and `own` [B, N] receives their squares ``sum_d metric_d x_d^2``.
+    rounding error, and x rounded again. Length [B, N], scale and centre [B, D] are float32. With a
+    metric [B, D], rows are first made unit-norm, centred, and made unit-norm again, and `own`
+    [B, N] receives their squares ``sum_d metric_d x_d^2``.
     """
     (B, N, D), single, half = rows.shape, torch.float32, torch.float16
     tensors: Inputs = {

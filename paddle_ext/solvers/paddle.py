@@ -271,7 +271,6 @@ def call_paddle(
         "epsilon": o.epsilon,
         "max_iter": o.max_iter,
         "tol": o.tol,
-        "wants_prototypes": o.prototypes,
     }
     inputs = {
         "support": (support, dtype, (N, D) if N else (*of_support, D)),

@@ -19,24 +19,20 @@ constexpr int64_t kNearby = 8192;  // numbers of a row or a column that fit in s
 // rest in the workspace.
 struct ManyTask {
     const AdaptParams& p;
-    Logits logits;
-    float* likelihood;  // [Q, K]
-    float* counts;      // [K]
-    float* share;       // [Q] 1 / s; 0 for a row that is recomputed from its logits ...
-    float* row_log;     // [Q] ... with this normaliser
-    float* offset;      // [Q] largest logit of a row
-    float* dual;        // [K] minus its shift, ...
-    float* g;           // [K] ... and its exponential
-    float* before;      // [K]
-    float* best;        // [K] dual under the best measure
+    int64_t task;
+    Logits logits{p, task};
+    float* likelihood = floats(p.probabilities, task* p.Q* p.K);  // [Q, K]
+    float* counts = floats(p.proportions, task* p.K);             // [K]
+    // [Q] 1 / s; 0 for a row that is recomputed from its logits ...
+    float* share = floats(p.workspace, task* numbers(p));
+    float* row_log = share + p.Q;   // [Q] ... with this normaliser
+    float* offset = row_log + p.Q;  // [Q] largest logit of a row
+    float* dual = offset + p.Q;     // [K] minus its shift, ...
+    float* g = dual + p.K;          // [K] ... and its exponential
+    float* before = g + p.K;        // [K]
+    float* best = before + p.K;     // [K] dual under the best measure
 
-    __device__ ManyTask(const AdaptParams& p, int64_t task)
-        : p(p), logits(p, task),
-          likelihood(static_cast<float*>(p.probabilities) + task * p.Q * p.K),
-          counts(static_cast<float*>(p.proportions) + task * p.K),
-          share(static_cast<float*>(p.workspace) + task * numbers(p)), row_log(share + p.Q),
-          offset(row_log + p.Q), dual(offset + p.Q), g(dual + p.K), before(g + p.K),
-          best(before + p.K) {
+    __device__ ManyTask(const AdaptParams& p, int64_t task) : p(p), task(task) {
         extern __shared__ float nearby[];  // the most-read data of an iteration
         if (p.Q <= kNearby) share = nearby;
         if (p.K <= kNearby) g = nearby + (p.Q <= kNearby ? p.Q : 0);
@@ -415,21 +411,15 @@ void launch_adapt_few(const AdaptParams& p, cudaStream_t stream) {
     }
 }
 
-// A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
-// products at the speed of one multiprocessor.
-double seconds_at_most(const AdaptParams& p) {
-    const double iteration = 1e-5 + double(p.Q) * double(p.K) / 5e9;
-    const double rounds = double(p.B) / device_attribute(cudaDevAttrMultiProcessorCount);
-    return iteration * double(p.max_iter) * fmax(rounds, 1.0);
-}
-
 }  // namespace
 
 int64_t workspace_cuda(const AdaptParams& p) { return has_few(p) ? 0 : adapt_many_workspace(p); }
 
 void run_cuda(const AdaptParams& p, cudaStream_t stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
-    Watch watch(stream, seconds_at_most(p));
+    const int at_once = device_attribute(cudaDevAttrMultiProcessorCount);
+    const double products = double(p.Q) * double(p.K) / 5e9;
+    Watch watch(stream, seconds_at_most(p.max_iter, products, p.B, at_once));
     AdaptParams watched = p;
     watched.stop = watch.stop();
     has_few(p) ? launch_adapt_few(watched, stream) : launch_adapt_many(watched, stream);

@@ -21,7 +21,7 @@ constexpr int kRowsTogether = kCalibrateThreads / kRowLanes;
 
 // Exchange between the threads of a block.
 struct CalibrateShared {
-    double2 sums[kCalibrateWarps];
+    double sums[kCalibrateWarps];
     double prior;
     float sharpness;
     bool goes_on;
@@ -112,16 +112,8 @@ struct CalibrateTask {
             first += moments[i].x;
             second += moments[i].y;
         }
-        first = warp_sum(first);
-        second = warp_sum(second);
-        if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = make_double2(first, second);
-        __syncthreads();
-        first = second = 0;
-        for (const double2 of_warp : shared.sums) {
-            first += of_warp.x;
-            second += of_warp.y;
-        }
-        return make_double2(first, second);
+        first = block_sum(first, shared.sums);
+        return make_double2(first, block_sum(second, shared.sums));
     }
 
     // Lag and variance of all rows at a sharpness.

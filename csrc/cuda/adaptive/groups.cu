@@ -19,14 +19,12 @@ constexpr int64_t kNearBytes = 72 << 10, kNearRows = 64;
 // classes of a lane that are read before one is written.
 constexpr int kAtOnce = 8, kEach = 32 / kAtOnce, kAhead = 4;
 
-struct GroupsWorkspace {
-    Arena arena;
-    float *total, *factor;  // [B, K] as in cpu/groups_task.inl
-    float* share;           // [Q] 1 / sum over the classes of a row
-
-    explicit GroupsWorkspace(const GroupsParams& p)
-        : arena(p.workspace), total(arena.take<float>(p.B * p.K)),
-          factor(arena.take<float>(p.B * p.K)), share(arena.take<float>(p.Q)) {}
+struct GroupsPlan {
+    GroupsParams p;
+    Arena arena{p.workspace};
+    float* total = arena.take<float>(p.B * p.K);   // [B, K] as in cpu/groups_task.inl, ...
+    float* factor = arena.take<float>(p.B * p.K);  // [B, K] ... like this
+    float* share = arena.take<float>(p.Q);         // [Q] 1 / sum over the classes of a row
 };
 
 __global__ void __launch_bounds__(kThreads) compare_pairs_kernel(GroupsParams p) {
@@ -85,19 +83,17 @@ __global__ void __launch_bounds__(kThreads) compare_pairs_kernel(GroupsParams p)
     if (lane < p.C) p.likely[group * p.C + lane] = exp(sum - best);
 }
 
-struct MixtureWorkspace {
-    Arena arena;
-    TeamMemory* team;
-    double* sums;  // [2, most blocks, 32] of the blocks, in this step and the one before
-
-    explicit MixtureWorkspace(const MixtureParams& p)
-        : arena(p.workspace), team(arena.take<TeamMemory>(1)),
-          sums(arena.take<double>(2 * kMostTeamBlocks * kMostChances)) {}
+struct MixturePlan {
+    MixtureParams p;
+    Arena arena{p.workspace};
+    TeamMemory* team = arena.take<TeamMemory>(1);
+    // [2, most blocks, 32] of the blocks, in this step and the one before
+    double* sums = arena.take<double>(2 * kMostTeamBlocks * kMostChances);
 };
 
 // A warp weighs the chances of one group at a time.
-__global__ void __launch_bounds__(kThreads)
-    mixture_kernel(MixtureParams p, MixtureWorkspace memory, int blocks) {
+__global__ void __launch_bounds__(kThreads) mixture_kernel(MixturePlan memory, int blocks) {
+    const MixtureParams& p = memory.p;
     __shared__ double sums[kWarps][kMostChances];
     Team team(memory.team, int(blockIdx.x), blocks);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -189,8 +185,8 @@ __device__ void near_step(int n, int K, float weight, const float* total, const 
 
 // Groups that have at most `numbers` numbers, and 32 kPer classes, stay in shared memory.
 template <int kPer>
-__global__ void __launch_bounds__(kThreads)
-    group_kernel(GroupsParams p, GroupsWorkspace memory, int64_t numbers) {
+__global__ void __launch_bounds__(kThreads) group_kernel(GroupsPlan memory, int64_t numbers) {
+    const GroupsParams& p = memory.p;
     extern __shared__ float near[];
     __shared__ double scratch[kWarps];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -233,7 +229,7 @@ __global__ void __launch_bounds__(kThreads)
         }
         moved = block_max(moved, scratch);
         p.criterion[group] = moved, p.iterations[group] = steps;  // the same in all threads
-        if (steps == most || (steps > 0 && p.tol > 0 && !(moved > p.tol))) break;
+        if (steps >= most || (steps > 0 && p.tol > 0 && !(moved > p.tol))) break;
         if (is_near) {
             near_step<kPer>(int(n), int(K), float(weight), total, factor, prior, near_rows, near_u,
                             near);
@@ -269,7 +265,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t workspace_cuda(const GroupsParams& p) { return GroupsWorkspace(p).arena.used(); }
+int64_t workspace_cuda(const GroupsParams& p) { return GroupsPlan{p}.arena.used(); }
 
 void run_cuda(const GroupsParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "rows on CUDA must be float32 for the native code");
@@ -278,25 +274,25 @@ void run_cuda(const GroupsParams& p, cudaStream_t stream) {
         launch("compare_pairs_kernel", compare_pairs_kernel, p.B, kThreads, 0, stream, p);
         return;
     }
-    const GroupsWorkspace memory(p);
+    const GroupsPlan memory{p};
     require_workspace(p.workspace_bytes, memory.arena.used());
     const int64_t bytes = min(kNearBytes, near_numbers(kNearRows, p.K) * int64_t(sizeof(float)));
     const auto kernel = p.K <= 64    ? group_kernel<2>
                         : p.K <= 160 ? group_kernel<5>
                                      : group_kernel<8>;
     allow_all_shared(kernel);
-    launch("group_kernel", kernel, p.B, kThreads, bytes, stream, p, memory,
+    launch("group_kernel", kernel, p.B, kThreads, bytes, stream, memory,
            bytes / int64_t(sizeof(float)));
 }
 
-int64_t workspace_cuda(const MixtureParams& p) { return MixtureWorkspace(p).arena.used(); }
+int64_t workspace_cuda(const MixtureParams& p) { return MixturePlan{p}.arena.used(); }
 
 void run_cuda(const MixtureParams& p, cudaStream_t stream) {
     require(p.C <= kMostChances, "too many chances: ", p.C);
-    const MixtureWorkspace memory(p);
+    const MixturePlan memory{p};
     require_workspace(p.workspace_bytes, memory.arena.used());
     launch_teams("mixture_kernel", mixture_kernel, 1, (p.N + kWarps - 1) / kWarps, kThreads, 0,
-                 memory.team, stream, p, memory);
+                 memory.team, stream, memory);
 }
 
 void run_cuda(const MeanParams& p, cudaStream_t stream) {

@@ -17,6 +17,7 @@ struct LabelledPlan : LabelledParams {
     int64_t parts = ceil_div(S, int64_t(kPartRows));
     int* order = arena.take<int>(B * S);             // [B, S]      rows, by class
     int* start = arena.take<int>(B * (K + 1));       // [B, K + 1]  where a class begins in them
+    int* tallies = arena.take<int>(B * kWarps * K);  // [B, kWarps, K] of order_by_class
     int* chosen = arena.take<int>(B * R);            // [B, R]      calibration rows
     float* sums = arena.take<float>(B * parts * D);  // [B, parts, D] partial sums of the rows
     TeamMemory* teams = arena.take<TeamMemory>(B);   // [B]
@@ -42,72 +43,36 @@ inline int rows_held(int64_t D) { return D <= 128 ? 1 : D <= 512 ? 4 : D <= 1024
 
 // --- which rows ----------------------------------------------------------------------------------
 
-// The sum of `value` over the threads before this one; `total` over all. Has two barriers.
-__device__ inline int block_scan(int value, int* scratch, int& total) {
+// How many threads before this one have the flag; `total` of all. Has two barriers.
+__device__ inline int block_rank(bool flag, int* scratch, int& total) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = value;
-    for (int step = 1; step < 32; step *= 2) {
-        const int below = __shfl_up_sync(kAllLanes, sum, step);
-        if (lane >= step) sum += below;
-    }
-    if (lane == 31) scratch[warp] = sum;
+    const unsigned flags = __ballot_sync(kAllLanes, flag);
+    if (lane == 0) scratch[warp] = __popc(flags);
     __syncthreads();
-    int before = 0;
+    int before = __popc(flags & ((1u << lane) - 1));
     total = 0;
     for (int other = 0; other < kWarps; ++other) {
         before += other < warp ? scratch[other] : 0;
         total += scratch[other];
     }
     __syncthreads();
-    return before + sum - value;
-}
-
-constexpr int kTile = 2048;  // labels in shared memory at once
-
-// Calls body(s) for the rows of class k, in order; all threads of the block take part.
-template <typename Body>
-__device__ void for_each_row(const LabelledPlan& p, int64_t task, int64_t k, int* tile,
-                             const Body& body) {
-    for (int64_t first = 0; first < p.S; first += kTile) {
-        const int size = int(min(p.S - first, int64_t(kTile)));
-        __syncthreads();  // the previous tile has been read
-        for (int i = threadIdx.x; i < size; i += kThreads) {
-            tile[i] = load_label(p.labels + task * p.S, first + i, p.K);
-        }
-        __syncthreads();
-        if (k >= p.K) continue;
-        for (int i = 0; i < size; ++i) {
-            if (tile[i] == k) body(int(first) + i);
-        }
-    }
+    return before;
 }
 
 // By one block.
 __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
     __shared__ int scratch[kWarps];
-    __shared__ int tile[kTile];
     const int64_t S = p.S, K = p.K;
     const int64_t* const labels = p.labels + task * S;
     float* const shots = floats(p.shots, task * K);
     int* const start = p.start + task * (K + 1);
-    int* const order = p.order + task * S;
-    int done = 0;
+    order_by_class(labels, S, K, p.tallies + task * kWarps * K, p.order + task * S, start);
+    const int done = start[K];
     bool empty = false;  // whether a class of this thread is empty
-    for (int64_t first = 0; first < K; first += kThreads) {
-        const int64_t k = first + threadIdx.x;
-        int count = 0;
-        for_each_row(p, task, k, tile, [&](int) { ++count; });
-        int total;
-        int at = done + block_scan(count, scratch, total);
-        done += total;
-        if (k < K) {
-            start[k] = at;
-            shots[k] = float(count);
-            empty |= count == 0;
-        }
-        for_each_row(p, task, k, tile, [&](int s) { order[at++] = s; });
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
+        shots[k] = float(start[k + 1] - start[k]);
+        empty |= start[k + 1] == start[k];
     }
-    if (threadIdx.x == 0) start[K] = done;
     if (done < S) {  // no other kernel writes the factors of a row without a class
         for (int64_t s = threadIdx.x; s < S; s += kThreads) {
             if (load_label(labels, s, K) >= 0) continue;
@@ -131,9 +96,7 @@ __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
     };
     int total = 0;
     for (int64_t first = 0; first < S; first += kThreads) {
-        int here;
-        block_scan(eligible(first + threadIdx.x), scratch, here);
-        total += here;
+        total += __syncthreads_count(eligible(first + threadIdx.x));
     }
     const int64_t count = min(int64_t(total), p.R);
     if (threadIdx.x == 0) p.count[task] = count;
@@ -142,7 +105,7 @@ __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
         const int64_t s = first + threadIdx.x;
         const bool is = eligible(s);
         int here;
-        const int rank = ranked + block_scan(is, scratch, here);
+        const int rank = ranked + block_rank(is, scratch, here);
         ranked += here;
         const int64_t place = is ? place_of(rank, total, count) : -1;
         if (place < 0) continue;

@@ -49,7 +49,7 @@ struct Tile {
     // Adds left right^T, rows of kWidth numbers, aligned to groups.
     template <int kWidth>
     __device__ void multiply(const __half* left, const __half* right) {
-        constexpr unsigned kRowBytes = 4 * kWidth, kLow = 4 * 16;  // to the low parts of a piece
+        constexpr unsigned kRowBytes = 4 * kWidth, kGroupBytes = 4 * kGroup;
         const int lane = threadIdx.x % 32;
         // What this lane reads for four matrices of 8 x 8: the upper and lower rows, twice; and twice
         // a piece and the next one.
@@ -60,31 +60,9 @@ struct Tile {
                                  piece_offset(lane, lane / 8 % 2);
         float part[kM][kN][4] = {};  // see flush_sums
 #pragma unroll
-        for (int k = 0; k < kWidth; k += 16) {
-            const unsigned group = unsigned(k / kGroup * 4 * kGroup),
-                           flip = unsigned(k % kGroup * 2);
-            unsigned b[2][kN / 2][4];  // high, low
-#pragma unroll
-            for (int n = 0; n < kN / 2; ++n) {
-                const unsigned at = (columns ^ flip) + group + 16 * n * kRowBytes;
-                load_matrices(b[0][n], at);
-                load_matrices(b[1][n], at ^ kLow);
-            }
-#pragma unroll
-            for (int m = 0; m < kM; ++m) {
-                const unsigned at = (rows ^ flip) + group + 16 * m * kRowBytes;
-                unsigned a[2][4];
-                load_matrices(a[0], at);
-                load_matrices(a[1], at ^ kLow);
-#pragma unroll
-                for (int product = 0; product < 3; ++product) {  // kN sums are in flight
-#pragma unroll
-                    for (int n = 0; n < kN; ++n) {
-                        const unsigned* const of_b = b[product == 1][n / 2] + n % 2 * 2;
-                        multiply_add(part[m][n], a[product == 0], of_b[0], of_b[1]);
-                    }
-                }
-            }
+        for (int group = 0; group < kWidth / kGroup; ++group) {
+            multiply_group<1, kWidth / kGroup>(part, rows + group * kGroupBytes,
+                                               columns + group * kGroupBytes);
         }
         each_sum(sum, [&](float& value, int m, int n, int i) {
             value = fmaf(part[m][n][i], kProductFactor, value);

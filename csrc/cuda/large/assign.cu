@@ -189,11 +189,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     if (p.log_sums != nullptr && at.first_class == 0) {
         __shared__ double sums[kWarps];
-        if (lane == 0) sums[warp] = log_sum;
-        __syncthreads();
-        if (threadIdx.x != 0) return;
-        for (int other = 1; other < kWarps; ++other) log_sum += sums[other];
-        all.log_parts[part] = log_sum;
+        log_sum = block_sum(lane == 0 ? log_sum : 0.0, sums);
+        if (threadIdx.x == 0) all.log_parts[part] = log_sum;
     }
 }
 
@@ -357,12 +354,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int64_t part = at.task * all.blocks + at.block;
     write_sums(held, staged, all.parts + part * p.K + at.first_class, classes);
     if (at.first_class != 0) return;
-    __shared__ int counts[kWarps];
-    if (lane == 0) counts[warp] = faint;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int other = 1; other < kWarps; ++other) faint += counts[other];
-    all.log_parts[part] = double(faint);
+    __shared__ double counts[kWarps];
+    const double rows = block_sum(lane == 0 ? double(faint) : 0.0, counts);
+    if (threadIdx.x == 0) all.log_parts[part] = rows;
 }
 
 }  // namespace

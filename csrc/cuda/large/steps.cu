@@ -36,54 +36,8 @@ struct Absorb {
     }
 };
 
-// The absorb step, one warp per row; its products with the prototypes stay in registers.
-template <int kVectors, int kWidth>
+// One warp per row, which is read from the cache after the first pass.
 __global__ void __launch_bounds__(kThreads) absorb_kernel(AbsorbParams p) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
-    if (row >= p.N) return;
-    const Absorb absorb{p};
-    float* const cross = floats(p.products, row * 2 * K);
-    const float own = floats(p.own)[row];
-    float value[kVectors][kWidth], most = kNothing, sum = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        const int k = class_of<kWidth>(i);
-        if (k >= K) continue;
-        const Some<kWidth> x = load<kWidth>(cross + k);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            value[i][j] = absorb.before(k + j, x.x[j], absorb.more(row * K + k + j));
-            most = fmaxf(most, value[i][j]);
-        }
-    }
-    most = warp_max(most);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        if (class_of<kWidth>(i) >= K) continue;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            value[i][j] = expf(value[i][j] - most);
-            sum += value[i][j];
-        }
-    }
-    const float share = 1.0f / warp_sum(sum);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        const int k = class_of<kWidth>(i);
-        if (k >= K) continue;
-        const Some<kWidth> all = load<kWidth>(cross + K + k);
-        Some<kWidth> z;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            const float more = absorb.more(row * K + k + j);
-            z.x[j] = absorb.after(k + j, value[i][j] * share, all.x[j], own, more);
-        }
-        *reinterpret_cast<Some<kWidth>*>(cross + k) = z;
-    }
-}
-
-// The same for any number of classes.
-__global__ void __launch_bounds__(kThreads) absorb_of_many_kernel(AbsorbParams p) {
     const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
     if (row >= p.N) return;
     const int lane = threadIdx.x % 32;
@@ -256,25 +210,6 @@ __global__ void __launch_bounds__(kThreads) split_kernel(SplitParams p, bool ali
     if (lane == 0 && p.own != nullptr) p.own[row] = own;
 }
 
-// Halves as they are, twice: 16 bytes per thread, or one number.
-template <typename Unit>
-__global__ void __launch_bounds__(kThreads)
-    repeat_kernel(const Unit* rows, int64_t count, int64_t width, Unit* out) {
-    const int64_t at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
-    if (at >= count * width) return;
-    const Unit x = rows[at];
-    Unit* const to = out + (at / width * 2) * width + at % width;
-    to[0] = x;
-    to[width] = x;
-}
-
-template <typename Unit>
-void repeat(const SplitParams& p, cudaStream_t stream) {
-    const int64_t width = p.D * int64_t(sizeof(__half)) / int64_t(sizeof(Unit));
-    launch("repeat_kernel", repeat_kernel<Unit>, ceil_div(p.B * p.N * width, kThreads), kThreads, 0,
-           stream, static_cast<const Unit*>(p.rows), p.B * p.N, width, static_cast<Unit*>(p.out));
-}
-
 // --- the end of an iteration: one block per task -------------------------------------------------
 
 constexpr int kDualThreads = 1024, kDualWarps = kDualThreads / 32;
@@ -341,15 +276,7 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
 
 void run_cuda(const AbsorbParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
-    if (p.K > kTile) {
-        return launch("absorb_of_many_kernel", absorb_of_many_kernel, row_blocks(p.N), kThreads, 0,
-                      stream, p);
-    }
-    with_shape(p.K, [&](auto shape) {
-        using S = decltype(shape);
-        launch("absorb_kernel", absorb_kernel<S::kVectors, S::kWidth>, row_blocks(p.N), kThreads, 0,
-               stream, p);
-    });
+    launch("absorb_kernel", absorb_kernel, row_blocks(p.N), kThreads, 0, stream, p);
 }
 
 void run_cuda(const MoveParams& p, cudaStream_t stream) {
@@ -359,13 +286,7 @@ void run_cuda(const MoveParams& p, cudaStream_t stream) {
 
 void run_cuda(const SplitParams& p, cudaStream_t stream) {
     require(p.dtype != DType::kFloat64, "rows must be of half or single precision");
-    if (p.pieces == 2) {
-        require(p.dtype == DType::kFloat16, "rows in two pieces must be float16");
-        const auto places =
-            reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.out);
-        const bool wide = p.D % 8 == 0 && places % 16 == 0;
-        return wide ? repeat<uint4>(p, stream) : repeat<__half>(p, stream);
-    }
+    require(p.pieces == 1 || p.pieces == 3, "pieces must be 1 or 3, got ", p.pieces);
     const bool aligned = rows_aligned(p.dtype, p.D, {p.rows, p.out}) &&
                          rows_aligned(DType::kFloat32, p.D, {p.scale, p.centre, p.metric});
     with_feature_type(p.dtype, [&](auto* feature) {

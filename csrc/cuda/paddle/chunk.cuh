@@ -13,6 +13,7 @@ namespace paddle_ext {
 
 constexpr int kRowsPerWarp = 16;  // queries owned by one warp of the block solver
 constexpr int kFewClasses = 32;   // kept in registers, one per lane
+constexpr int kOrderWarps = 8;    // that order a support by class
 
 // Which solver to use; depends on the shape of a task only, so that its result does not depend on
 // the batch.
@@ -23,18 +24,10 @@ struct CudaPlan {
     int shared_bytes;  // of the block solver
 };
 
-// How group_support_kernel counts; `shared`: in shared memory.
-struct GroupPlan {
-    int warps;
-    bool shared;
-};
-GroupPlan group_plan(const TaskSizes& size);
-
 // What the chunks of a call share.
 struct ChunkSetup {
     PaddleParams call;
     CudaPlan plan;
-    GroupPlan groups;
     int multiprocessors;
     cudaStream_t stream;
     const volatile int* stop;  // 1 once the call is cancelled; null if it is not watched
@@ -44,7 +37,7 @@ struct Chunk : ChunkSetup {
     Arena* arena;
     int64_t T;  // room for so many tasks
     bool one_support = call.size.support_shared;
-    int64_t U = one_support ? 1 : T, prototypes = call.wants_prototypes ? U : 0;  // support sets
+    int64_t U = one_support ? 1 : T;  // support sets
     int64_t Q = call.size.Q, S = call.size.S, K = call.size.K, D = call.size.D;
     int64_t Qp = plan.Qp, Dp = plan.Dp;
     int64_t first = 0, tasks = T;
@@ -52,19 +45,16 @@ struct Chunk : ChunkSetup {
     float* shift = arena->take<float>(one_support ? D : 0);
     float* shared_sums = arena->take<float>(one_support ? K * Dp : 0);  // of its rows - shift
     float* count = arena->take<float>(U * K);                           // shots
-    float* raw_shift = arena->take<float>(prototypes * D);
-    float* raw_sums = arena->take<float>(prototypes * K * Dp);
-    float* raw_count = arena->take<float>(prototypes * K);
-    int* order = arena->take<int>(U * S);        // support rows grouped by class
-    int* start = arena->take<int>(U * (K + 1));  // where the rows of a class begin in it
-    int* histogram = arena->take<int>(groups.shared ? 0 : U * groups.warps * K);
-    float* sums = arena->take<float>(T * K * Dp);  // class sums in scaled coordinates
-    float* mean = arena->take<float>(T * D);       // of the queries, unit-norm ones for "auto"
-    float* scale = arena->take<float>(T * D);      // factor on a centred row
-    int* exponent = arena->take<int>(T);           // the task is scaled down by 2^exponent
-    int* far = arena->take<int>(T);                // whether a prototype is beyond kFarAway
-    float* norms = arena->take<float>(T * Q);      // inverse norms of the queries ("auto")
-    float* z = arena->take<float>(T * Q * Dp);     // scaled, centred queries
+    int* order = arena->take<int>(U * S);                  // support rows grouped by class
+    int* start = arena->take<int>(U * (K + 1));            // where the rows of a class begin in it
+    int* tallies = arena->take<int>(U * kOrderWarps * K);  // of order_by_class
+    float* sums = arena->take<float>(T * K * Dp);          // class sums in scaled coordinates
+    float* mean = arena->take<float>(T * D);    // of the queries, unit-norm ones for "auto"
+    float* scale = arena->take<float>(T * D);   // factor on a centred row
+    int* exponent = arena->take<int>(T);        // the task is scaled down by 2^exponent
+    int* far = arena->take<int>(T);             // whether a prototype is beyond kFarAway
+    float* norms = arena->take<float>(T * Q);   // inverse norms of the queries ("auto")
+    float* z = arena->take<float>(T * Q * Dp);  // scaled, centred queries
     // Gram form
     float* gram = arena->take<float>(T * Q * Qp);
     // The same as two halves each, if shared memory is too small.

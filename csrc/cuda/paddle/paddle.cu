@@ -1,7 +1,6 @@
 // Plans a call, splits it into chunks that fit the workspace, and runs the stages of each chunk.
 
 #include <algorithm>
-#include <cmath>
 
 #include "cuda/paddle/chunk.cuh"
 
@@ -42,18 +41,10 @@ int64_t chunk_tasks(const ChunkSetup& c) {
     return std::min(tasks_that_fit<Chunk>(c, kWorkspaceBytes, kMostTasks), c.call.size.B);
 }
 
-// A rough upper bound on the time of a call: a few microseconds per iteration of a task, plus its
-// products at the speed of one multiprocessor.
-double seconds_at_most(const PaddleParams& p, int multiprocessors) {
-    const TaskSizes& n = p.size;
-    const double iteration = 1e-5 + double(n.Q) * double(n.Q) * double(n.K) / 5e10;
-    return iteration * double(p.max_iter) * std::ceil(double(n.B) / double(multiprocessors));
-}
-
 ChunkSetup make_setup(const PaddleParams& params) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    return {params, make_plan(params), group_plan(params.size), multiprocessors, nullptr, nullptr};
+    return {params, make_plan(params), multiprocessors, nullptr, nullptr};
 }
 
 }  // namespace
@@ -68,19 +59,21 @@ void run_cuda(const PaddleParams& params, cudaStream_t stream) {
     ChunkSetup setup = make_setup(params);
     require(setup.plan.fits, "a task is too large for this solver");
     setup.stream = stream;
-    Watch watch(setup.stream, seconds_at_most(params, setup.multiprocessors));
+    const TaskSizes& n = params.size;
+    const double products = double(n.Q) * double(n.Q) * double(n.K) / 5e10;
+    Watch watch(stream, seconds_at_most(params.max_iter, products, n.B, setup.multiprocessors));
     setup.stop = watch.stop();
     const int64_t step = chunk_tasks(setup);
     Arena arena(params.workspace);
     Chunk c{setup, &arena, step};
     require_workspace(params.workspace_bytes, arena.used());
-    for (c.first = 0; c.first < params.size.B; c.first += step) {
-        c.tasks = std::min(step, params.size.B - c.first);
+    for (c.first = 0; c.first < n.B; c.first += step) {
+        c.tasks = std::min(step, n.B - c.first);
         launch_scale_queries(c);
         launch_class_sums(c);
         launch_products(c);
         launch_blocks(c);
-        if (params.wants_prototypes) launch_prototypes(c);
+        if (params.prototypes != nullptr) launch_prototypes(c);
         if (watch.active() && watch.wait()) return;
     }
 }

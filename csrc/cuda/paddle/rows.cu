@@ -128,85 +128,20 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
 //
 // The memory pass that dominates the solve; each row is read once.
 
-// The first row of the support (shared by all tasks) or of each task's query, used to shift sums.
+// The first row of a support that all tasks share, used to shift its sums.
 template <typename Feature>
-__global__ void first_row_kernel(Chunk c, bool of_support, bool unit_norm, bool aligned,
-                                 float* out) {
-    const int64_t at = blockIdx.x, D = c.call.size.D;
-    const Feature* row = of_support ? support_rows<Feature>(c.call, 0)(0)
-                                    : query_rows<Feature>(c.call, c.first + at)(0);
-    const float norm = unit_norm ? warp_inverse_norm(row, D, aligned) : 1.0f;
-    for (int64_t d = threadIdx.x; d < D; d += 32) out[at * D + d] = to_float(row[d]) * norm;
+__global__ void first_row_kernel(Chunk c, bool aligned) {
+    const Feature* const row = support_rows<Feature>(c.call, 0)(0);
+    const bool unit_norm = c.call.scaling == Scaling::kAuto;
+    const float norm = unit_norm ? warp_inverse_norm(row, c.D, aligned) : 1.0f;
+    for (int64_t d = threadIdx.x; d < c.D; d += 32) c.shift[d] = to_float(row[d]) * norm;
 }
 
-// Groups the support rows of a task by class, in order: a counting sort by one block. Every warp
-// counts and places its own stretch.
-__global__ void __launch_bounds__(kThreads) group_support_kernel(Chunk c) {
-    extern __shared__ int shared_counts[];
-    const int64_t at = blockIdx.x, S = c.call.size.S, K = c.call.size.K;
-    const int64_t task = c.call.size.support_shared ? 0 : c.first + at;
-    const int64_t* const labels = c.call.support_labels + task * S;
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int* const counts = c.groups.shared ? shared_counts : c.histogram + at * warps * K;
-    int* const own = counts + warp * K;
-    int* const start = c.start + at * (K + 1);
-    const int64_t stretch = round_up(ceil_div(S, int64_t(warps)), int64_t(32));
-    const int64_t begin = warp * stretch, end = min(begin + stretch, S);
-
-    for (int64_t k = lane; k < K; k += 32) own[k] = 0;
-    __syncwarp();
-    const auto each_row = [&](const auto& body) {
-        for (int64_t s = begin; s < end; s += 32) {
-            const int label = s + lane < end ? load_label(labels, s + lane, K) : -1;
-            const bool valid = label >= 0;  // otherwise the row is in no group
-            const unsigned peers = __match_any_sync(kAllLanes, label);
-            if (valid) body(s + lane, label, __popc(peers & ((1u << lane) - 1)));
-            __syncwarp();  // all have read the count
-            if (valid && (peers >> lane) == 1u) own[label] += __popc(peers);
-            __syncwarp();
-        }
-    };
-    each_row([](int64_t, int, int) {});
-    __syncthreads();
-
-    // Where each warp's rows of each class begin.
-    if (warp == 0) {
-        int total = 0;
-        for (int64_t base = 0; base < K; base += 32) {
-            const int64_t k = base + lane;
-            int mine = 0;
-            for (int w = 0; k < K && w < warps; ++w) mine += counts[w * K + k];
-            int before = mine;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int other = __shfl_up_sync(kAllLanes, before, step);
-                if (lane >= step) before += other;
-            }
-            const int all = __shfl_sync(kAllLanes, before, 31);
-            int place = total + before - mine;
-            if (k < K) start[k] = place;
-            for (int w = 0; k < K && w < warps; ++w) {
-                const int count = counts[w * K + k];
-                counts[w * K + k] = place;
-                place += count;
-            }
-            total += all;
-        }
-        if (lane == 0) start[K] = total;
-    }
-    __syncthreads();
-    int* const order = c.order + at * S;
-    each_row([&](int64_t s, int label, int rank) { order[own[label] + rank] = int(s); });
+__global__ void __launch_bounds__(32 * kOrderWarps) order_support_kernel(Chunk c) {
+    const int64_t at = blockIdx.x, task = c.one_support ? 0 : c.first + at;
+    order_by_class(c.call.support_labels + task * c.S, c.S, c.K, c.tallies + at * kOrderWarps * c.K,
+                   c.order + at * c.S, c.start + at * (c.K + 1));
 }
-
-struct SumsOut {
-    const float* shift;    // [D] or [T, D]
-    int64_t shift_stride;  // 0 or D
-    const float* scale;    // [T, D], or null for unscaled sums
-    float* sums;           // [U, K, Dp]
-    float* count;          // [U, K]
-    bool unit_norm;
-};
 
 // Returns the number, and sets a flag if it is beyond kFarAway.
 __device__ float keep_finite(float sum, float shots, int* far) {
@@ -222,10 +157,12 @@ __device__ void add_row(float4 (&sum)[Pieces], const float4 (&value)[Pieces], fl
     for (int i = 0; i < Pieces; ++i) sum[i] = sum[i] + (value[i] * norm - shift[i]);
 }
 
-// One warp per class and slice of 128 * Pieces features, two rows in flight.
+// One warp per class and slice of 128 * Pieces features, two rows in flight. The sums of a shared
+// support are not scaled.
 template <typename Feature, int Pieces>
-__global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut out, bool aligned) {
+__global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, bool aligned) {
     const TaskSizes& n = c.call.size;
+    const bool unit_norm = c.call.scaling == Scaling::kAuto;
     const int lane = threadIdx.x % 32;
     const int64_t slices = ceil_div(c.plan.Dp, int64_t(128 * Pieces));
     const int64_t unit = (blockIdx.x * int64_t(kWarps) + threadIdx.x / 32);
@@ -241,7 +178,8 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
     float4 shift[Pieces], sum[Pieces];
 #pragma unroll
     for (int i = 0; i < Pieces; ++i) {
-        shift[i] = load_row4(out.shift + at * out.shift_stride, begin + 128 * i, n.D, aligned);
+        const float* const from = c.one_support ? c.shift : c.mean + at * n.D;
+        shift[i] = load_row4(from, begin + 128 * i, n.D, aligned);
         sum[i] = make_float4(0, 0, 0, 0);
     }
     const auto fetch = [&](const Feature* x, float4(&value)[Pieces]) {
@@ -249,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
         for (int i = 0; i < Pieces; ++i) value[i] = load_row4(x, begin + 128 * i, n.D, aligned);
     };
     const auto norm_of = [&](const Feature* x, const float4(&value)[Pieces]) {
-        if (!out.unit_norm) return 1.0f;
+        if (!unit_norm) return 1.0f;
         if (slices > 1) return warp_inverse_norm(x, n.D, aligned);
         float squared = 0.0f;
 #pragma unroll
@@ -272,13 +210,13 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
             if (pair) add_row(sum, b, norm_of(y, b), shift);
         }
     }
-    float* const to = out.sums + (at * n.K + k) * c.plan.Dp;
+    float* const to = (c.one_support ? c.shared_sums : c.sums) + (at * n.K + k) * c.plan.Dp;
 #pragma unroll
     for (int i = 0; i < Pieces; ++i) {
         const int64_t d = begin + 128 * i;
         if (d >= c.plan.Dp) continue;
-        if (out.scale != nullptr) {
-            const float4 scale = load_row4(out.scale + at * n.D, d, n.D, aligned);
+        if (!c.one_support) {
+            const float4 scale = load_row4(c.scale + at * n.D, d, n.D, aligned);
             sum[i].x = keep_finite(sum[i].x * scale.x, shots, c.far + at);
             sum[i].y = keep_finite(sum[i].y * scale.y, shots, c.far + at);
             sum[i].z = keep_finite(sum[i].z * scale.z, shots, c.far + at);
@@ -286,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) class_sums_kernel(Chunk c, SumsOut o
         }
         *reinterpret_cast<float4*>(to + d) = sum[i];
     }
-    if (lane == 0 && slice == 0) out.count[at * n.K + k] = shots;
+    if (lane == 0 && slice == 0) c.count[at * n.K + k] = shots;
 }
 
 // The sums of a shared support in the coordinates of each task: one block per task and class.
@@ -353,14 +291,14 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
     const TaskSizes& n = c.call.size;
     const int64_t at = blockIdx.x / n.K, k = blockIdx.x % n.K, task = c.first + at;
     const int64_t own = n.support_shared ? 0 : at;
-    const auto row = query_rows<Feature>(c.call, task);
+    const auto row = query_rows<Feature>(c.call, task), known = support_rows<Feature>(c.call, task);
     const float* const u = floats(c.call.probabilities, task * n.Q * n.K + k);
-    const float* const shift = c.raw_shift + own * n.D;
-    const float* const sums = c.raw_sums + (own * n.K + k) * c.plan.Dp;
+    const int* const order = c.order + own * n.S;
+    const int first = c.start[own * (n.K + 1) + k], last = c.start[own * (n.K + 1) + k + 1];
     float* const out = floats(c.call.prototypes, (task * n.K + k) * n.D);
     for (int64_t d0 = 0; d0 < n.D; d0 += kThreads) {
         const int64_t d = d0 + threadIdx.x;
-        const float from = d < n.D ? shift[d] : 0.0f;
+        const float from = d < n.D ? to_float(row(0)[d]) : 0.0f;
         // Thousands of queries may each hold next to nothing but together something. Added to the
         // support one by one they would be lost in rounding: so partial sums first, and the support
         // last.
@@ -380,34 +318,29 @@ __global__ void __launch_bounds__(kThreads) prototypes_kernel(Chunk c) {
             sum += some;
             mass += some_mass;
         }
-        mass += c.raw_count[own * n.K + k];
-        if (d < n.D) out[d] = from + (sum + sums[d]) / safe_mass(mass);
+        float labelled = 0.0f;
+        for (int i = first; d < n.D && i < last; ++i)
+            labelled += to_float(known(order[i])[d]) - from;
+        if (d < n.D) out[d] = from + (sum + labelled) / safe_mass(mass + float(last - first));
     }
 }
 
-void launch_groups(const Chunk& c) {
-    const GroupPlan& plan = c.groups;
-    const int64_t bytes = plan.shared ? plan.warps * c.K * int64_t(sizeof(int)) : 0;
-    launch("group_support_kernel", group_support_kernel, c.one_support ? 1 : c.tasks,
-           32 * plan.warps, bytes, c.stream, c);
-}
-
 template <typename Feature, int Pieces>
-void launch_pieces(const Chunk& c, const SumsOut& out) {
+void launch_pieces(const Chunk& c) {
     const int64_t slices = ceil_div(c.plan.Dp, 128 * Pieces);
     const int64_t warps = (c.call.size.support_shared ? 1 : c.tasks) * slices * c.call.size.K;
     launch("class_sums_kernel", class_sums_kernel<Feature, Pieces>, ceil_div(warps, kWarps),
-           kThreads, 0, c.stream, c, out, rows_aligned(c));
+           kThreads, 0, c.stream, c, rows_aligned(c));
 }
 
 template <typename Feature>
-void launch_sums(const Chunk& c, const SumsOut& out) {
+void launch_sums(const Chunk& c) {
     const int64_t pieces = ceil_div(c.plan.Dp, int64_t(128));
-    if (pieces <= 1) return launch_pieces<Feature, 1>(c, out);
-    if (pieces <= 2) return launch_pieces<Feature, 2>(c, out);
-    if (pieces <= 4) return launch_pieces<Feature, 4>(c, out);
-    if (pieces <= 6) return launch_pieces<Feature, 6>(c, out);
-    launch_pieces<Feature, 8>(c, out);
+    if (pieces <= 1) return launch_pieces<Feature, 1>(c);
+    if (pieces <= 2) return launch_pieces<Feature, 2>(c);
+    if (pieces <= 4) return launch_pieces<Feature, 4>(c);
+    if (pieces <= 6) return launch_pieces<Feature, 6>(c);
+    launch_pieces<Feature, 8>(c);
 }
 
 }  // namespace
@@ -420,46 +353,30 @@ void launch_scale_queries(const Chunk& c) {
     });
 }
 
-GroupPlan group_plan(const TaskSizes& size) {
-    // Each warp counts all classes; a histogram too large for the shared memory of every block goes
-    // to the workspace.
-    const int64_t fitting = 48 * 1024 / (size.K * int64_t(sizeof(int)));
-    return {int(std::min<int64_t>(std::max<int64_t>(fitting, 1), kWarps)), fitting >= 1};
-}
-
 void launch_class_sums(const Chunk& c) {
-    const TaskSizes& n = c.call.size;
-    const bool unit_norm = c.call.scaling == Scaling::kAuto;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
-        if (!n.support_shared) {
-            launch_groups(c);
-            launch_sums<Feature>(c, {c.mean, n.D, c.scale, c.sums, c.count, unit_norm});
-            return;
+        if (!c.one_support || c.first == 0) {
+            if (c.one_support) {
+                launch("first_row_kernel", first_row_kernel<Feature>, 1, 32, 0, c.stream, c,
+                       rows_aligned(c));
+            }
+            launch("order_support_kernel", order_support_kernel, c.one_support ? 1 : c.tasks,
+                   32 * kOrderWarps, 0, c.stream, c);
+            launch_sums<Feature>(c);
         }
-        if (c.first == 0) {
-            launch("first_row_kernel", first_row_kernel<Feature>, 1, 32, 0, c.stream, c, true,
-                   unit_norm, rows_aligned(c), c.shift);
-            launch_groups(c);
-            launch_sums<Feature>(c, {c.shift, 0, nullptr, c.shared_sums, c.count, unit_norm});
-        }
-        launch("move_sums_kernel", move_sums_kernel, c.tasks * n.K, 128, 0, c.stream, c);
     });
-    if (unit_norm) return;  // nothing is far
+    if (c.one_support) {
+        launch("move_sums_kernel", move_sums_kernel, c.tasks * c.K, 128, 0, c.stream, c);
+    }
+    if (c.call.scaling == Scaling::kAuto) return;  // nothing is far
     launch("bound_sums_kernel", bound_sums_kernel, c.tasks, kThreads, 0, c.stream, c);
 }
 
 void launch_prototypes(const Chunk& c) {
-    const TaskSizes& n = c.call.size;
     with_feature_type(c.call.dtype, [&](auto* type) {
         using Feature = std::remove_pointer_t<decltype(type)>;
-        if (!n.support_shared || c.first == 0) {
-            launch("first_row_kernel", first_row_kernel<Feature>, n.support_shared ? 1 : c.tasks,
-                   32, 0, c.stream, c, n.support_shared, false, rows_aligned(c), c.raw_shift);
-            const int64_t stride = n.support_shared ? 0 : n.D;
-            launch_sums<Feature>(c, {c.raw_shift, stride, nullptr, c.raw_sums, c.raw_count, false});
-        }
-        launch("prototypes_kernel", prototypes_kernel<Feature>, c.tasks * n.K, kThreads, 0,
+        launch("prototypes_kernel", prototypes_kernel<Feature>, c.tasks * c.K, kThreads, 0,
                c.stream, c);
     });
 }

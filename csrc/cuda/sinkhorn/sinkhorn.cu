@@ -2,7 +2,6 @@
 // result does not depend on the batch.
 
 #include <algorithm>
-#include <cmath>
 
 #include "cuda/sinkhorn/tile.cuh"
 
@@ -84,17 +83,6 @@ LaunchPlan make_plan(const SinkhornParams& p) {
     return plan;
 }
 
-// A rough upper bound on the time of a call's tasks: a few microseconds per iteration of a block,
-// plus its products at the speed of one multiprocessor.
-double seconds_at_most(const SinkhornParams& p, const LaunchPlan& plan) {
-    const bool alone = plan.tile != nullptr || plan.shared;
-    const double blocks = alone ? 1 : plan.teams.blocks;
-    const double iteration = 1e-5 + double(p.Q) * double(p.K) / 2e10 / blocks;
-    const double multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    const double at_once = alone ? multiprocessors : plan.teams.teams;
-    return iteration * double(p.max_iter) * std::ceil(double(p.B) / at_once);
-}
-
 }  // namespace
 
 int64_t workspace_cuda(const SinkhornParams& params) { return make_plan(params).teams.bytes; }
@@ -104,7 +92,10 @@ void run_cuda(const SinkhornParams& p, cudaStream_t stream) {
     require(p.Q <= INT32_MAX && p.K <= INT32_MAX && p.B <= INT32_MAX,
             "tasks, rows and columns must each be fewer than 2^31");
     const LaunchPlan plan = make_plan(p);
-    Watch watch(stream, seconds_at_most(p, plan));
+    const bool alone = plan.tile != nullptr || plan.shared;
+    const int at_once = alone ? device_attribute(cudaDevAttrMultiProcessorCount) : plan.teams.teams;
+    const double products = double(p.Q) * double(p.K) / 2e10 / (alone ? 1 : plan.teams.blocks);
+    Watch watch(stream, seconds_at_most(p.max_iter, products, p.B, at_once));
     if (plan.tile != nullptr) {
         allow_all_shared(plan.tile->run);
         launch("sinkhorn_tile_kernel", plan.tile->run, p.B, 32 * plan.warps, plan.bytes, stream, p,

@@ -309,9 +309,8 @@ void run_cuda(const TimParams& params, cudaStream_t stream) {
     Arena arena(params.workspace);
     TimChunk c{setup, &arena, step};
     require_workspace(params.workspace_bytes, arena.used());
-    const double chunks = std::ceil(double(params.size.B) / double(step));
-    const double all = double(params.max_iter) * iteration_seconds(params.size, step) * chunks;
-    Watch watch(c.stream, all);
+    const double iteration = iteration_seconds(params.size, step);
+    Watch watch(stream, seconds_at_most(params.max_iter, iteration, params.size.B, step));
     for (c.first = 0; c.first < params.size.B; c.first += step) {
         c.tasks = std::min(step, params.size.B - c.first);
         iterate(c, watch);
