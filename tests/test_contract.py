@@ -455,11 +455,10 @@ def test_wrong_tensors(name: str) -> None:
 
 
 @every_call
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e35])
-def test_wrong_numbers(name: str, bad: float) -> None:
+def test_wrong_numbers(name: str) -> None:
     call = CALLS[name]
     given = call.make(2)
-    for argument, x in given.items():
+    for (argument, x), bad in product(given.items(), (math.nan, math.inf, -math.inf, 1e35)):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             continue
         if argument == "logits" and bad in (-math.inf, 1e35):  # an impossible class, or a sure one
