@@ -275,7 +275,7 @@ def test_options_are_documented(name: str) -> None:
 
 @cache
 def predicted(method: Method, D: int) -> Tensor:
-    problem = hard(6, D=D)
+    problem = hard(2, D=D)
     got = method.predict(*problem.inputs())
     assert_prediction(got, problem)
     return got.probabilities
