@@ -131,14 +131,12 @@ def test_base_mean_of_another_precision() -> None:
 # --- layout of tasks, preprocessing, chunks -------------------------------------------------------
 
 
-def task_of(
-    B: int = 3, *, shared: bool = False, base_mean: torch.Tensor | None = None, device: str = "cpu"
-) -> Task:
+def task_of(B: int = 3, *, shared: bool = False, device: str = "cpu") -> Task:
     problem = make_problem(B=B, Q=7, K=4, D=5, shared=shared).to(device)
     support, labels, query = problem.inputs()
     if shared:
         support, labels = support.unsqueeze(0), labels.unsqueeze(0)
-    return Task(support, labels, query, 4, base_mean)
+    return Task(support, labels, query, 4)
 
 
 # --- layout ---------------------------------------------------------------------------------------
