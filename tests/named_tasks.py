@@ -47,7 +47,6 @@ def make_named(
     without: int = 0,
     k_eff: int | None = None,
     noise: float = 1.0,
-    gap: float = 0.3,
     shared: bool = False,
     seed: int = 0,
 ) -> Named:
@@ -70,7 +69,7 @@ def make_named(
         support_labels = support_labels.expand(*batch, -1).contiguous()
     query = centres[labels] + common + noise * normal(*batch, Q, D)
     support = centres[support_labels] + common + noise * normal(*support_labels.shape, D)
-    prototypes = centres + common + gap * 3 * normal(D) + 0.5 * normal(K, D)
+    prototypes = centres + common + 0.9 * normal(D) + 0.5 * normal(K, D)
     return Named(support.float(), support_labels, query.float(), prototypes.float())
 
 

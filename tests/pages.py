@@ -21,19 +21,36 @@ from paddle_ext.app.write.page import digest_source, page
 
 ODD = '<b onmouseover="x()">bold & "quoted"</b>'
 CLASSES = ("plain", ODD, "a_very_long_name_without_any_space_" * 4, "absent")
-# Reports what only a browser knows: the page calls `report` with a JSON object.
+# Reports what only a browser knows: a script fills `report`.
 PROBE = """<script>window.addEventListener("load", async () => {{
 const report = {{}};
 const at = (id) => document.getElementById(id);
 const type = (key) => document.activeElement.dispatchEvent(
   new KeyboardEvent("keydown", {{ key, bubbles: true, cancelable: true }}));
 {0}
-document.body.dataset.shown = JSON.stringify(report);
+parent.postMessage(report, "*");
 }});</script></body>"""
-# A window of this width for the page inside.html, which posts what it has to report.
-FRAME = """<!doctype html><body style="margin:0"><script>
-addEventListener("message", (e) => {{ document.body.dataset.shown = JSON.stringify(e.data); }});
-</script><iframe src="inside.html" style="width:{0}px;height:800px;border:0"></iframe></body>"""
+# Shows pages one after the other, each in a frame of its width until it posts something.
+FRAMES = """<!doctype html><meta charset="utf-8"><body><script>
+const posted = [];
+let frame;
+function next() {
+  const [page, width] = VIEWS[posted.length] ?? [];
+  if (!page) return;
+  localStorage.clear();
+  frame?.remove();
+  frame = document.body.appendChild(document.createElement("iframe"));
+  frame.style = `width: ${width}px; height: 900px; border: 0`;
+  frame.src = page;
+}
+addEventListener("message", (e) => {
+  if (e.source !== frame.contentWindow) return;
+  posted.push(e.data);
+  document.body.dataset.posted = JSON.stringify(posted);
+  next();
+});
+next();
+</script></body>"""
 
 
 def made(kind: str, count: int = 90, classes: tuple[str, ...] = CLASSES, shots: int = 1) -> str:
@@ -73,33 +90,31 @@ def with_probe(text: str, probe: str) -> str:
     return text.replace("</body>", probe)
 
 
-def dumped(browser: str, path: Path, width: int, *, real_time: bool = False) -> str:
-    """The final document in the browser, whose clock stands still while it works by default."""
+def posted(
+    browser: str, folder: Path, *views: tuple[str, int], real_time: bool = False
+) -> list[Any]:
+    """What pages post; in real time, of one of them, else a clock stands still while they work."""
+    outside = folder / "frames.html"
+    pages = [(f"inside-{number}.html", width) for number, (_, width) in enumerate(views)]
+    for (name, _), (text, _) in zip(pages, views, strict=True):
+        (folder / name).write_text(text, encoding="utf-8")
+    outside.write_text(FRAMES.replace("VIEWS", json.dumps(pages)), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    options += ["--hide-scrollbars", "--incognito", f"--window-size={width},900"]
-    options += [] if real_time else ["--virtual-time-budget=3000"]
-    profile = f"--user-data-dir={path.parent / 'profile'}"
-    command = [browser, *options, profile, "--dump-dom", path.as_uri()]
+    options += ["--hide-scrollbars", "--incognito", "--window-size=1500,950"]
+    options += [] if real_time else ["--virtual-time-budget=10000"]
+    profile = f"--user-data-dir={folder / 'profile'}"
+    command = [browser, *options, profile, "--dump-dom", outside.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
-
-
-def shown_by(browser: str, path: Path, width: int, *, real_time: bool = False) -> dict[str, Any]:
-    """The output of the probe of a page."""
-    return json.loads(told(dumped(browser, path, width, real_time=real_time)))
+    found = re.search(r'<body[^>]* data-posted="([^"]*)"', done.stdout)
+    return json.loads(unescape(found[1])) if found else []
 
 
 def probed(
-    browser: str, path: Path, script: str, width: int = 1440, *, real_time: bool = False
-) -> dict[str, Any]:
-    """What a script fills into `report` on a page."""
-    other = path.with_name(f"probed-{path.name}")
-    text = path.read_text(encoding="utf-8")
-    other.write_text(with_probe(text, PROBE.format(script)), encoding="utf-8")
-    return shown_by(browser, other, width, real_time=real_time)
-
-
-def told(text: str) -> str:
-    """What a script wrote to the body of a document."""
-    found = re.search(r'<body[^>]* data-shown="([^"]*)"', text)
-    return unescape(found[1]) if found else ""
+    browser: str, *views: tuple[Path, str], width: int = 1440, real_time: bool = False
+) -> list[dict[str, Any]]:
+    """What scripts fill into `report` on pages; files are found from the folder of the first."""
+    texts = (
+        with_probe(path.read_text(encoding="utf-8"), PROBE.format(script)) for path, script in views
+    )
+    folder = views[0][0].parent
+    return posted(browser, folder, *((text, width) for text in texts), real_time=real_time)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,11 +23,11 @@ def script(path: str) -> ModuleType:
     return module
 
 
-def run_code(
+def ended(
     code: str, *arguments: object, cwd: Path | None = None, timeout: float = 120, **variables: str
-) -> list[str]:
-    """The lines that Python code prints; it must succeed."""
-    done = subprocess.run(
+) -> subprocess.CompletedProcess[str]:
+    """A process that ran Python code."""
+    return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=cwd,
         env=os.environ | variables,
@@ -35,5 +36,10 @@ def run_code(
         timeout=timeout,
         check=False,
     )
+
+
+def run_code(code: str, *arguments: object, **options: Any) -> list[str]:
+    """The lines that Python code prints; it must succeed."""
+    done = ended(code, *arguments, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

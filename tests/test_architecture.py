@@ -148,20 +148,20 @@ for module in ("sklearn", "easyfsl"):
     assert "pip install easyfsl" in easyfsl
 
 
-@pytest.mark.parametrize("command", ["--help", "classify --help"])
-def test_help_does_not_import_torch(command: str) -> None:
+def test_help_does_not_import_torch() -> None:
     pytest.importorskip("cyclopts", reason="needs cyclopts")
-    code = f"""
+    code = """
 import sys
-sys.argv = ["paddle-ext", *{command.split()}]
 from paddle_ext.app.cli import main
-try:
-    main()
-except SystemExit:
-    pass
-assert "torch" not in sys.modules
+for words in (["--help"], ["classify", "--help"]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit:
+        pass
+    assert "torch" not in sys.modules
 """
-    assert "Usage" in "".join(run_code(code))
+    assert "".join(run_code(code)).count("Usage") == 2
 
 
 def test_public_names() -> None:

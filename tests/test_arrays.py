@@ -87,10 +87,10 @@ def test_changed_bytes(tmp_path: Path) -> None:
     refused(path, "must be a complete .npz file .* Bad CRC")
 
 
-def npy(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> bytes:
+def npy(shape: tuple[int, ...], data: bytes) -> bytes:
     """A file whose header claims any shape."""
     file = io.BytesIO()
-    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue() + data
 

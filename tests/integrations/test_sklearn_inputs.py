@@ -140,19 +140,19 @@ def test_weights_of_any_size(shots: int, dtype: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "options", "message"),
+    ("weights", "message"),
     [
-        ([1.0, 2.0], {}, r"^sample_weight must be numbers of shape \[\d+\], .* of shape \[2\]$"),
-        (-1.0, {}, r"^sample_weight must be 0 or between 1e-30 and 1e\+30, got -1\.0 in row 0$"),
-        (np.nan, {}, r"^sample_weight must be 0 or between .*, got nan in row 0$"),
-        (1e31, {}, r"^sample_weight must be 0 or between .*, got 1e\+31 in row 0$"),
-        (1e-31, {}, r"^sample_weight must be 0 or between .*, got 1e-31 in row 0$"),
-        (0.0, {}, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
-        ("heavy", {}, r"^sample_weight must be numbers of shape"),
+        ([1.0, 2.0], r"^sample_weight must be numbers of shape \[\d+\], .* of shape \[2\]$"),
+        (-1.0, r"^sample_weight must be 0 or between 1e-30 and 1e\+30, got -1\.0 in row 0$"),
+        (np.nan, r"^sample_weight must be 0 or between .*, got nan in row 0$"),
+        (1e31, r"^sample_weight must be 0 or between .*, got 1e\+31 in row 0$"),
+        (1e-31, r"^sample_weight must be 0 or between .*, got 1e-31 in row 0$"),
+        (0.0, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
+        ("heavy", r"^sample_weight must be numbers of shape"),
     ],
 )
-def test_bad_weights(weights: Any, options: dict[str, Any], message: str) -> None:
+def test_bad_weights(weights: Any, message: str) -> None:
     X, y, _ = batch()
     given = weights if isinstance(weights, list) else [weights] * len(y)
     with pytest.raises(ValueError, match=message):
-        PaddleClassifier(**options).fit(X, y, sample_weight=given)
+        PaddleClassifier().fit(X, y, sample_weight=given)

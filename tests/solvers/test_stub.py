@@ -40,6 +40,7 @@ def test_stub_is_up_to_date(stub: str) -> None:
     assert stub == make_stub.stub(), "run python tools/make_stub.py"
 
 
+@pytest.mark.slow
 def test_stub_is_exact(tmp_path: Path, stub: str) -> None:
     done = stubtest(tmp_path, stub)
     assert done.returncode == 0, done.stdout + done.stderr

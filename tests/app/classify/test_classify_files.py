@@ -4,8 +4,6 @@ import csv
 import errno
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +20,7 @@ from classify_data import (
     table,
     table_with_gaps,
 )
+from scripts import ended
 
 ESCAPE = "\x1b[31m"
 
@@ -192,13 +191,7 @@ def test_an_interruption_during_start_up(library: str) -> None:
         "sys.argv[1:] = ['classify', 'nothing.npz', 'nothing.npz']\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    done = ended(code)
     assert done.returncode == 130, done.stderr
     assert done.stderr.startswith("paddle-ext: interrupted")
     assert len(done.stderr.splitlines()) == 1

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classify_data import STRANGE, pattern, picture_folders, settings, strange_files
-from pages import FRAME, made, probed, shown_by, with_probe
+from classify_data import STRANGE, pattern, picture_folders, settings
+from pages import made, posted, probed, with_probe
 
 from paddle_ext.app.classify import classify
 from paddle_ext.app.corrections import read_corrections
 from paddle_ext.app.read.pictures import thumbnail
 from paddle_ext.app.write import page as module
-from paddle_ext.app.write.page import caption
 
 FILE = """
 const exportedFile = async () => {
@@ -53,7 +52,7 @@ def test_the_loop_in_a_browser(strange: tuple[Path, Path], tmp_path: Path, brows
     report.file = await exportedFile();
     """
     )
-    first = probed(browser, out / "answers.html", script)
+    (first,) = probed(browser, (out / "answers.html", script))
     assert first["asked"] == "New class 'yew'?"
     assert first["marked"] == 5
     assert first["said"] == "labelled date palm, probably birch"
@@ -88,7 +87,7 @@ def test_the_loop_in_a_browser(strange: tuple[Path, Path], tmp_path: Path, brows
     report.file = await exportedFile();
     """
     )
-    second = probed(browser, report.page, script)
+    (second,) = probed(browser, (report.page, script))
     assert second["shown"][:5] == ["changed to yew"] * 5
     count = 5 + len(changed)
     assert second["button"] == f"Export {count} corrected labels"
@@ -106,121 +105,100 @@ def test_the_loop_in_a_browser(strange: tuple[Path, Path], tmp_path: Path, brows
     assert {"40", "42", second["name"]} <= kept
 
 
-@pytest.fixture(scope="module")
-def strange_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("strange")
-    return classify(*strange_files(folder), folder / "out", settings()).page
+# A new class is asked about; a group keeps the labels of single samples.
+BY_CLICKS = """
+const first = document.querySelector("[id^=class-] > .samples > .sample");
+const say = (label) => {
+  first.click();
+  at("look-class").value = label;
+  at("look-save").click();
+  return at("ask").open ? at("ask-text").textContent : "";
+};
+report.near = say("birhc");
+at("ask-back").click();
+report.none = first.classList.contains("corrected");
+report.far = say("Zanthoxylum");
+at("ask-new").click();
+report.again = say("Zanthoxylum");
+report.known = say("birch");
+at("look-close").click();
+const group = document.querySelector(".group");
+group.querySelector(".sample").click();
+at("look-unknown").click();
+at("look-close").click();
+const name = (label) => {
+  group.querySelector("input").value = label;
+  group.querySelector("button").click();
+  at("ask-new").click();
+  return [...group.querySelectorAll(".mine")].map((one) => one.textContent);
+};
+report.first = name("yaw");
+report.second = name("yew");
+"""
+CLICKED = {
+    "near": "New class 'birhc', or did you mean 'birch'?",
+    "none": False,
+    "far": "New class 'Zanthoxylum'?",
+    "again": "",
+    "known": "",
+    "first": ["changed to unknown", *["changed to yaw"] * 4],
+    "second": ["changed to unknown", *["changed to yew"] * 4],
+}
+
+# All that a click does can be done with keys, and the focus comes back.
+BY_KEYS = """
+const first = document.querySelector("#review .sample");
+first.focus();
+type("Enter");
+report.open = at("look").open;
+type("c");
+report.field = document.activeElement.id;
+document.activeElement.value = "fri";
+report.answered = type("Enter");  // the question that it opens, by the same key press
+report.asked = document.activeElement.textContent;
+at("ask-back").click();
+document.activeElement.value = "fir";
+type("Enter");
+report.marked = first.classList.contains("corrected");
+at("look-close").focus();
+document.activeElement.click();  // what Enter does on a button
+report.back = document.activeElement.classList.contains("sample");
+const focusable = [...document.querySelectorAll(".sample, button, input, a, summary")];
+report.all = focusable.every((one) => one.tabIndex === 0);
+report.clickable = [...document.querySelectorAll("img")].every(
+  (one) => one.closest(".sample, dialog"));
+"""
+KEYED = {
+    "open": True,
+    "field": "look-class",
+    "answered": False,
+    "asked": "Use 'fir'",
+    "marked": True,
+    "back": True,
+    "all": True,
+    "clickable": True,
+}
+NO_NEW_CLASS = """
+document.querySelector(".sample").click();
+at("look-class").value = "oka";
+at("look-save").click();
+report.asked = at("ask-text").textContent;
+report.offered = !at("ask-new").hidden;
+"""
+NOT_OFFERED = {
+    "asked": "'oka' is not among the names of the classes: did you mean 'oak'?",
+    "offered": False,
+}
 
 
-def test_new_classes_and_groups(strange_page: Path, browser: str) -> None:
-    """A new class is asked about; a group keeps the labels of single samples."""
-    script = """
-    const first = document.querySelector("[id^=class-] > .samples > .sample");
-    const say = (label) => {
-      first.click();
-      at("look-class").value = label;
-      at("look-save").click();
-      return at("ask").open ? at("ask-text").textContent : "";
-    };
-    report.near = say("birhc");
-    at("ask-back").click();
-    report.none = first.classList.contains("corrected");
-    report.far = say("Zanthoxylum");
-    at("ask-new").click();
-    report.again = say("Zanthoxylum");
-    report.known = say("birch");
-    at("look-close").click();
-    const group = document.querySelector(".group");
-    group.querySelector(".sample").click();
-    at("look-unknown").click();
-    at("look-close").click();
-    const name = (label) => {
-      group.querySelector("input").value = label;
-      group.querySelector("button").click();
-      at("ask-new").click();
-      return [...group.querySelectorAll(".mine")].map((one) => one.textContent);
-    };
-    report.first = name("yaw");
-    report.second = name("yew");
-    """
-    assert probed(browser, strange_page, script) == {
-        "near": "New class 'birhc', or did you mean 'birch'?",
-        "none": False,
-        "far": "New class 'Zanthoxylum'?",
-        "again": "",
-        "known": "",
-        "first": ["changed to unknown", *["changed to yaw"] * 4],
-        "second": ["changed to unknown", *["changed to yew"] * 4],
-    }
-
-
-def test_a_long_text_can_be_read(tmp_path: Path, browser: str) -> None:
-    """Its tile has a few lines, and the opened sample all of it."""
-    path = tmp_path / "answers.html"
-    long = caption("texts", "number 9", f"{'many words ' * 150}end of")
-    path.write_text(made("texts").replace("number 9 of", long))
-    script = """
-    const long = document.querySelector('[data-name="number 9"]');
-    report.lines = long.querySelector(".who").getBoundingClientRect().height / 23;
-    long.click();
-    report.text = at("look-text").textContent;
-    """
-    shown = probed(browser, path, script)
-    assert shown["lines"] < 6
-    assert "end of" in shown["text"]
-
-
-def test_names_allow_no_new_class(tmp_path: Path, browser: str) -> None:
+def test_clicks_keys_and_names(strange: tuple[Path, Path], tmp_path: Path, browser: str) -> None:
+    page = classify(*strange, tmp_path / "out", settings()).page
     np.savez(tmp_path / "text.npz", text=np.eye(4)[:3], class_names=["oak", "elm", "fir"])
-    np.savez(tmp_path / "new.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
+    np.savez(tmp_path / "some.npz", features=np.eye(4)[[0, 2, 2, 1]] + 0.1)
     names = settings(names=tmp_path / "text.npz")
-    report = classify(tmp_path / "new.npz", None, tmp_path / "out", names)
-    script = """
-    document.querySelector(".sample").click();
-    at("look-class").value = "oka";
-    at("look-save").click();
-    report.asked = at("ask-text").textContent;
-    report.offered = !at("ask-new").hidden;
-    """
-    shown = probed(browser, report.page, script)
-    assert shown["asked"] == "'oka' is not among the names of the classes: did you mean 'oak'?"
-    assert shown["offered"] is False
-
-
-def test_by_keyboard_alone(strange_page: Path, browser: str) -> None:
-    """All that a click does can be done with keys, and the focus comes back."""
-    script = """
-    const first = document.querySelector("#review .sample");
-    first.focus();
-    type("Enter");
-    report.open = at("look").open;
-    type("c");
-    report.field = document.activeElement.id;
-    document.activeElement.value = "fri";
-    report.answered = type("Enter");  // the question that it opens, by the same key press
-    report.asked = document.activeElement.textContent;
-    at("ask-back").click();
-    document.activeElement.value = "fir";
-    type("Enter");
-    report.marked = first.classList.contains("corrected");
-    at("look-close").focus();
-    document.activeElement.click();  // what Enter does on a button
-    report.back = document.activeElement.classList.contains("sample");
-    const focusable = [...document.querySelectorAll(".sample, button, input, a, summary")];
-    report.all = focusable.every((one) => one.tabIndex === 0);
-    report.clickable = [...document.querySelectorAll("img")].every(
-      (one) => one.closest(".sample, dialog"));
-    """
-    assert probed(browser, strange_page, script) == {
-        "open": True,
-        "field": "look-class",
-        "answered": False,
-        "asked": "Use 'fir'",
-        "marked": True,
-        "back": True,
-        "all": True,
-        "clickable": True,
-    }
+    named = classify(tmp_path / "some.npz", None, tmp_path / "named", names).page
+    views = (page, BY_CLICKS), (page, BY_KEYS), (named, NO_NEW_CLASS)
+    assert probed(browser, *views) == [CLICKED, KEYED, NOT_OFFERED]
 
 
 @pytest.mark.usefixtures("quick_network")
@@ -252,7 +230,7 @@ def test_keys_and_a_reload(tmp_path: Path, browser: str) -> None:
     report.choices = [...at("look-likeliest").children].map((one) => one.textContent[0]);
     report.steps = ["n", "ArrowRight", "b", "ArrowLeft"].map((key) => (type(key), current));
     """
-    shown = probed(browser, report.page, script)
+    (shown,) = probed(browser, (report.page, script))
     one, two, three, four = shown["steps"]
     assert four < one == three < two
     assert shown["labels"][:2] == [f"changed to {shown['second']}", "changed to unknown"]
@@ -262,24 +240,28 @@ def test_keys_and_a_reload(tmp_path: Path, browser: str) -> None:
     assert shown["button"] == "Export 3 corrected labels"
 
 
-WIDTH = """<style>section.class { content-visibility: visible !important; }</style><script>
+WIDTHS = """<style>section.class { content-visibility: visible !important; }</style><script>
 window.addEventListener("load", () => { document.querySelectorAll(".all").forEach((b) => b.click());
-parent.postMessage({width: document.documentElement.scrollWidth, inner: window.innerWidth}, "*");
+const width = (one) => Math.round(one.getBoundingClientRect().width);
+const tracks = [...document.querySelectorAll(".bars .track")].map(width);
+parent.postMessage([window.innerWidth, document.documentElement.scrollWidth, tracks], "*");
 });</script></body>"""
 
 
 def test_all_sections_on_phones_and_desktops(
     strange: tuple[Path, Path], tmp_path: Path, browser: str
 ) -> None:
+    """None is too wide; the bars of all classes have one length, whatever the counts and names."""
     (tmp_path / "a.csv").write_text(f"name,label\n40,{'a_long_name_' * 9}\n3,unknown\n")
     report = classify(*strange, tmp_path, settings(corrected=tmp_path / "a.csv"))
-    text = report.page.read_text()
+    text, rows = report.page.read_text(), made("rows", 3001)
     assert all(f'id="{name}"' in text for name in ("review", "corrected", "suspects"))
-    frame = tmp_path / "frame.html"
-    for content, width in ((text, 390), (text, 1440), (made("pictures"), 390)):
-        (tmp_path / "inside.html").write_text(with_probe(content, WIDTH), encoding="utf-8")
-        frame.write_text(FRAME.format(width), encoding="utf-8")
-        assert shown_by(browser, frame, 1500) == {"width": width, "inner": width}
+    views = (text, 390), (text, 1440), (made("pictures"), 390), (rows, 1200), (rows, 500)
+    shown = posted(browser, tmp_path, *((with_probe(page, WIDTHS), wide) for page, wide in views))
+    for (_, wide), (inner, needed, tracks) in zip(views, shown, strict=True):
+        assert inner == needed == wide
+        (track,) = set(tracks)
+        assert track > (0.8 if wide < 600 else 0.1) * wide
 
 
 def test_five_thousand_samples(
@@ -295,7 +277,6 @@ def test_five_thousand_samples(
         drawn.append(thumbnail(str(tmp_path / f"{number}.png"), 160))
     again = itertools.cycle(drawn)
     monkeypatch.setattr(module, "thumbnail", lambda path, side: next(again))
-    path = tmp_path / "answers.html"
     classes = tuple(f"kind {k}" for k in range(52))
     script = """
     report.load = performance.now();
@@ -314,8 +295,9 @@ def test_five_thousand_samples(
     """
     found = []
     for count, shots in ((250, 1), (5000, 20)):
+        path = tmp_path / f"{count}.html"
         path.write_text(made("pictures", count, classes, shots=shots), encoding="utf-8")
-        found.append(probed(browser, path, script, real_time=True))
+        found += probed(browser, (path, script), real_time=True)
     few, many = found
     more = many["samples"] / few["samples"]
     assert more > 4

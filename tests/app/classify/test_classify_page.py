@@ -5,14 +5,15 @@ import http.server
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from classify_data import refused, said
-from pages import CLASSES, dumped, made, probed, told
+from pages import CLASSES, made, posted, probed
 
 from paddle_ext.app.corrections import read_corrections
 from paddle_ext.app.write import page as module
-from paddle_ext.app.write.page import MOST_OF_A_CLASS, MOST_TO_CHECK
+from paddle_ext.app.write.page import MOST_OF_A_CLASS, MOST_TO_CHECK, caption
 
 # What only a browser knows.
 LOOK = """
@@ -44,21 +45,22 @@ report.doubtful = visible();
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 
 
-@pytest.fixture(autouse=True)
-def one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for thumbnails of images that do not exist."""
-    monkeypatch.setattr(module, "thumbnail", lambda path, side: PIXEL)
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory, browser: str) -> list[dict[str, Any]]:
+    """Of the scripts, each on a page from disk."""
+    folder = tmp_path_factory.mktemp("pages")
+    pictures, texts = folder / "pictures.html", folder / "texts.html"
+    with pytest.MonkeyPatch.context() as patch:  # the images do not exist
+        patch.setattr(module, "thumbnail", lambda path, side: PIXEL)
+        pictures.write_text(made("pictures"), encoding="utf-8")
+    long = caption("texts", "number 9", f"{'many words ' * 150}end of")
+    texts.write_text(made("texts").replace("number 9 of", long), encoding="utf-8")
+    return probed(browser, (pictures, LOOK), (pictures, CORRECT), (texts, READ), width=1200)
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "answers.html"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_in_a_browser(tmp_path: Path, browser: str) -> None:
-    """From disk: the classes, the counts, the search; nothing is loaded; names are not markup."""
-    shown = probed(browser, written(tmp_path, made("pictures")), LOOK, 1200)
+def test_in_a_browser(reports: list[dict[str, Any]]) -> None:
+    """The classes, the counts, the search; nothing is loaded; names are not markup."""
+    shown = reports[0]
     assert shown["titles"] == ["Most likely wrong first", *CLASSES[:3], "Classes without a sample"]
     assert shown["counts"] == ["30", "30", "30"]
     assert (shown["sections"], shown["samples"]) == (5, 94)  # and a labelled one of each class
@@ -102,9 +104,9 @@ report.how = !at("how").hidden;
 """
 
 
-def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str) -> None:
+def test_labels_are_corrected_and_exported(reports: list[dict[str, Any]], tmp_path: Path) -> None:
     """A sample is enlarged; its new label is exported to a file for `--corrected`."""
-    shown = probed(browser, written(tmp_path, made("pictures")), CORRECT, 1200)
+    shown = reports[1]
     for name in ("open", "large", "disabled", "marked", "same", "how"):
         assert shown[name] is True, name
     assert shown["offered"] == len(CLASSES) + 1  # and unknown
@@ -120,18 +122,19 @@ def test_labels_are_corrected_and_exported(tmp_path: Path, browser: str) -> None
     assert list(found) == [("number 0", "new", "x0"), ("number 10", "new", "x10")]
 
 
-def test_bars_have_one_length_and_a_phone_has_wide_ones(tmp_path: Path, browser: str) -> None:
-    """The tracks of all classes are equally wide, whatever their counts and names."""
-    script = """
-    const tracks = [...document.querySelectorAll(".bars .track")];
-    report.widths = tracks.map((t) => Math.round(t.getBoundingClientRect().width));
-    report.inner = window.innerWidth;
-    """
-    path = written(tmp_path, made("rows", 3001))
-    for width, share in ((1200, 0.1), (500, 0.8)):
-        shown = probed(browser, path, script, width)
-        assert len(set(shown["widths"])) == 1
-        assert shown["widths"][0] > share * shown["inner"]
+READ = """
+const long = document.querySelector('[data-name="number 9"]');
+report.lines = long.querySelector(".who").getBoundingClientRect().height / 23;
+long.click();
+report.text = at("look-text").textContent;
+"""
+
+
+def test_a_long_text_can_be_read(reports: list[dict[str, Any]]) -> None:
+    """Its tile has a few lines, and the opened sample all of it."""
+    shown = reports[2]
+    assert shown["lines"] < 6
+    assert "end of" in shown["text"]
 
 
 def test_markup_that_got_into_the_page_does_nothing(tmp_path: Path, browser: str) -> None:
@@ -148,16 +151,16 @@ def test_markup_that_got_into_the_page_does_nothing(tmp_path: Path, browser: str
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    run = "document.body.dataset.shown = 'obeyed'"
+    run = "parent.postMessage('obeyed', '*')"
     smuggled = f'<script>{run}</script><img src="data:," onerror="{run}">'
     smuggled += f'<img src="http://127.0.0.1:{server.server_port}/leak"></body>'
     ours = made("rows").replace("</body>", smuggled)
     free = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", ours)
     assert free != ours
     try:
-        for text, done, requests in ((ours, "", []), (free, "obeyed", ["/leak"])):
-            assert told(dumped(browser, written(tmp_path, text), 800)) == done
-            assert asked == requests
+        views = (free.replace("/leak", "/free"), 800), (ours, 800)
+        assert posted(browser, tmp_path, *views) == ["obeyed"]
+        assert asked == ["/free"]
     finally:
         server.shutdown()
         server.server_close()

@@ -65,7 +65,7 @@ def test_they_get_no_class(tmp_path: Path, browser: str) -> None:
     silent[0].click();
     report.said = at("look-said").textContent;
     """
-    shown = probed(browser, out / "answers.html", script)
+    (shown,) = probed(browser, (out / "answers.html", script))
     assert shown == {"names": ["T9", "T11"], "why": ["no text"] * 2, "said": "no text"}
 
 

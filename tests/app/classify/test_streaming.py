@@ -1,10 +1,9 @@
 """From one Parquet file to another, in batches of rows: the same labels as for the whole file."""
 
+import itertools
 import os
 import signal
-import subprocess
-import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from classify_data import (
     table,
 )
 
+from paddle_ext.app import run
 from paddle_ext.app.classify import Columns, classify, stream
 from paddle_ext.app.read import tables
 from paddle_ext.app.write import tables as written
@@ -225,43 +225,27 @@ def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     assert not output.exists()
 
 
-# --- processes of their own ---------------------------------------------------------------------
+# --- interruptions ------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_interruption_leaves_no_half_file(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_interruption_leaves_no_half_file(
+    files: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known, new, output = files
     output.write_bytes(b"of before")
-    code = """
-import sys, threading, time
-from paddle_ext.app import run
-from paddle_ext.app.classify import Settings, stream
-from paddle_ext.app.read import tables
-tables.READ_AT_ONCE = 1
-once = run.answer_table
+    once, calls = run.answer_table, itertools.count()
 
-def slow(*given, **more):
-    print("at work", flush=True)
-    time.sleep(0.2)
-    return once(*given, **more)
+    def interrupted(*given: Any, **more: Any) -> Any:
+        if next(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return once(*given, **more)
 
-run.answer_table = slow
-try:
-    stream(*sys.argv[1:], Settings(device="cpu", cache=None, batch=10))
-except KeyboardInterrupt:
-    print([thread.name for thread in threading.enumerate() if "ahead" in thread.name], flush=True)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, files)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(3):
-            assert process.stdout.readline() == "at work\n"
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        lines = process.stdout.read().splitlines()
-        assert process.wait(20) == 0
-    assert time.monotonic() - began < 15  # the rest takes longer, however idle the machine is
-    assert lines[-1] == "[]"
+    monkeypatch.setattr(tables, "READ_AT_ONCE", 1)
+    monkeypatch.setattr(run, "answer_table", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream(*files, settings(batch=10))
+    assert next(calls) == 3
+    assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
     assert output.read_bytes() == b"of before"
     assert sorted(tmp_path.iterdir()) == sorted([known, new, output])

@@ -74,15 +74,6 @@ def test_a_single_column_is_a_feature_whatever_its_name(tmp_path: Path) -> None:
     assert answers(run(tmp_path, text, save=tmp_path / "m.npz")) == ["x", "y"]
 
 
-def test_the_unit_of_a_column_does_not_matter(tmp_path: Path) -> None:
-    salary, found = (512, 487, 501, 493, 704, 301), []
-    for unit in (1, 100):
-        report = run(tmp_path, table("salary,a,b,label", [str(unit * x) for x in salary]))
-        assert report.notes[0] == "features: 3 columns, salary to b"
-        found.append(report.answers.probability)
-    assert found[0].tolist() == pytest.approx(found[1].tolist(), abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("cell", "row"),
     [

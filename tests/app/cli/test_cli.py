@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from banks import gaussian_bank
+from scripts import ended
 
 pytest.importorskip("cyclopts", reason="needs cyclopts")
 
@@ -339,9 +340,7 @@ def test_without_cyclopts() -> None:
         "import sys, paddle_ext; assert not {'cyclopts', 'rich'} & set(sys.modules); "
         "sys.modules['cyclopts'] = None; from paddle_ext.app.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended(code)
     assert done.returncode == 1
     assert done.stderr == (
         "the command needs cyclopts, which is not installed: pip install 'paddle_ext[cli]'\n"

@@ -4,13 +4,12 @@ import errno
 import json
 import os
 import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_code
 from toy_images import one_thread, pattern_images  # noqa: F401
 
 pytest.importorskip("cyclopts", reason="needs cyclopts")
@@ -133,14 +132,6 @@ def test_kills(whole: Path, tmp_path: Path) -> None:
     """The same command continues, or starts over; a folder `.partial-*` may stay."""
     folders = tmp_path / "first", tmp_path / "again"
     words = [each for folder in folders for each in commands(whole, folder).values()]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, json.dumps(words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert done.returncode == 0, done.stderr
-    assert min(json.loads(done.stdout.splitlines()[-1])) > 0
+    assert min(json.loads(run_code(KILLED, json.dumps(words), timeout=300)[-1])) > 0
     for name in RESULTS.values():
         assert result(tmp_path / "again" / name) == result(whole / name)

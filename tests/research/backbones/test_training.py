@@ -111,8 +111,8 @@ def test_on_cuda(precision: str) -> None:
 # --- one step ------------------------------------------------------------------------------------
 
 
-def classifier(turns: bool = False, seed: int = 0) -> Classifier:
-    torch.manual_seed(seed)
+def classifier(turns: bool = False) -> Classifier:
+    torch.manual_seed(0)
     return Classifier(create("small"), nn.Linear(128, 4), turns)
 
 
@@ -293,20 +293,20 @@ COLOUR = pattern_images(3, 8, channels=3)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ({"architecture": "vgg"}, ValueError, "architecture must be one of"),
-        ({"validation": COLOUR}, ValueError, "validation must have as many channels as base, 1"),
-        ({"validation": pattern_images(3, 5)}, ValueError, "with more than 5 images each, got 3"),
-        ({"validation": pattern_images(1, 9)}, ValueError, "at least 2 classes"),
-        ({"base": pattern_images(1, 1)}, ValueError, "base must have at least 2 images, got 1"),
-        ({"device": "meta"}, ValueError, "device must be the CPU or a CUDA device, got 'meta'"),
-        ({"validate_every": 0}, ValueError, r"validate_every must be .* in \[1, \d+\], got 0"),
+        ({"architecture": "vgg"}, "architecture must be one of"),
+        ({"validation": COLOUR}, "validation must have as many channels as base, 1"),
+        ({"validation": pattern_images(3, 5)}, "with more than 5 images each, got 3"),
+        ({"validation": pattern_images(1, 9)}, "at least 2 classes"),
+        ({"base": pattern_images(1, 1)}, "base must have at least 2 images, got 1"),
+        ({"device": "meta"}, "device must be the CPU or a CUDA device, got 'meta'"),
+        ({"validate_every": 0}, r"validate_every must be .* in \[1, \d+\], got 0"),
     ],
 )  # fmt: skip
-def test_bad_arguments(arguments: dict, error: type[Exception], message: str) -> None:
+def test_bad_arguments(arguments: dict, message: str) -> None:
     defaults = {"architecture": "small", "base": BASE, "recipe": QUICK, "device": "cpu"}
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         train(**(defaults | {"progress": False} | arguments))
 
 
