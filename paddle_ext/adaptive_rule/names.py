@@ -370,11 +370,14 @@ def last_logits(
     start, added, measures = start_of(rows, names), names.query, task.measures
     (Q, K), M = added.shape[-2:], max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
     logits, likely, enough = first_logits(start, names), rows.shots, TELLING * K
-    most = FIRST_ITERATIONS
+    most, count = FIRST_ITERATIONS, float(enough)
+    if start.sums is not None:  # prototypes have seen rows, and queries count as in `adaptive`
+        known = 2 * (start.count - Q + ANCHOR_ROWS * K)
+        most, count = ROUND_ITERATIONS, min(enough, known * Q / (known + Q))
     for joint in [False] * ROUNDS + [True] * (ROUNDS * (enough < Q)):
         steps = {"max_iter": min(most, max_iter), "tol": tol}
-        found = proportions(logits, enough, measures, groups, **steps)
-        u, most = found.probabilities, ROUND_ITERATIONS
+        found = proportions(logits, count, measures, groups, **steps)
+        u, most, count = found.probabilities, ROUND_ITERATIONS, enough
         if u.shape[-1] > M:
             order = u.mean(1)
             order += counts_of(found.labels, torch.zeros_like(order)).add_(rows.shots) > 0
@@ -390,7 +393,7 @@ def last_logits(
 
 @on_cpu_without_gpu_code
 def proportions(
-    logits: Tensor, enough: int, measures: Tensor | None, groups: Groups | None, **steps: Any
+    logits: Tensor, enough: float, measures: Tensor | None, groups: Groups | None, **steps: Any
 ) -> Solution:
     """`adapt` with queries of which no more than `enough` count, or the same for each group."""
     if groups is None:

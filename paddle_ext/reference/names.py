@@ -153,15 +153,18 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
     names = NameLogits(task, logit_scale)
     rows, (Q, K) = centred_rows(task, names), names.query.shape
 
-    def adapted(logits: Tensor, most: int, prior: Tensor | None) -> Tensor:
+    def adapted(logits: Tensor, enough: float, most: int, prior: Tensor | None) -> Tensor:
         steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
         if task.groups is None:
-            return adapt(logits, weight=min(1.0, 8 * K / Q), prior=prior, **steps).probabilities
+            return adapt(logits, weight=min(1.0, enough / Q), prior=prior, **steps).probabilities
         own = Members.of(task.groups)
-        weights = (8 * K / own.sizes).clamp(max=1)
-        return shared(logits, own, weights, 4 * K, prior, **steps)[0].u
+        weights = (enough / own.sizes).clamp(max=1)
+        return shared(logits, own, weights, enough / 2, prior, **steps)[0].u
 
-    u = adapted(names.query + first_logits(rows), 3, task.prior)
+    S = len(rows.known)
+    known = 2 * (S + ANCHOR_ROWS * K)
+    enough, most = (min(8 * K, known * Q / (known + Q)), 10) if S else (8 * K, 3)
+    u = adapted(names.query + first_logits(rows), enough, most, task.prior)
     found = torch.nn.functional.one_hot(u.argmax(1), K).sum(0)
     order = u.mean(0) + (found + rows.known.sum(0) > 0)
     kept = order.topk(min(K, max(128, len(rows.every)))).indices.sort().values
@@ -170,7 +173,7 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
     prior = None if task.prior is None else task.prior[..., kept]
     for joint in [False] * 2 + [True] * (2 if Q > 8 * K else 0):
         logits = names.query[:, kept] + round_logits(rows, u, joint)
-        u = adapted(logits, 10, prior)
+        u = adapted(logits, 8 * K, 10, prior)
     probabilities = torch.zeros(Q, K).double()
     probabilities[:, kept] = u
     return probabilities
