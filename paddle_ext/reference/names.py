@@ -94,9 +94,8 @@ class Rows(NamedTuple):
 
 
 def centred_rows(task: NamedTask, names: NameLogits) -> Rows:
-    z, s = unit_rows(task.query), unit_rows(task.support)
-    every = torch.cat([z, s])
-    anchors = torch.zeros(task.num_classes, z.shape[1]).double()
+    every = unit_rows(torch.cat([task.query, task.support]))
+    anchors = torch.zeros(task.num_classes, every.shape[1]).double()
     if task.prototypes is not None:
         directions = centred(task.prototypes, unit_rows(task.prototypes).mean(0))
         anchors = ANCHOR * names.factor * names.deviation * directions
@@ -233,9 +232,7 @@ def names(
 
     def own(x: Tensor | None, b: int, rank: int) -> Any:
         """The tensor of task b, in float64; one without a batch dimension is shared."""
-        if x is None or x.dim() < rank:
-            return None if x is None else x.detach().double()
-        return x[b].detach().double()
+        return None if x is None else (x if x.dim() < rank else x[b]).detach().double()
 
     results = []
     for b in range(len(query) if query.dim() == 3 else 1):
