@@ -268,9 +268,8 @@ class Start:
             # Both are symmetric; this is the memory order that is fastest.
             inverted, both = torch.linalg.inv_ex(covariance).inverse.mT, torch.cat([y, scores], 1)
             solved = torch.bmm(both, inverted)
-            own, offset = (
-                torch.linalg.vecdot(solved, both).unsqueeze(-1).split_with_sizes((Q, K), 1)
-            )
+            squared = torch.linalg.vecdot(solved, both).unsqueeze(-1)
+            own, offset = squared.split_with_sizes((Q, K), 1)
             solved, mixture = solved.split_with_sizes((Q, K), 1)
             offset = offset.mT
             distances = torch.baddbmm(own + offset, solved, scores, alpha=-2)
@@ -370,11 +369,14 @@ def last_logits(
     start, added, measures = start_of(rows, names), names.query, task.measures
     (Q, K), M = added.shape[-2:], max(MOST_LIKELY_CLASSES, start.count)  # no more can have a row
     logits, likely, enough = first_logits(start, names), rows.shots, TELLING * K
-    most = FIRST_ITERATIONS
+    most, count = FIRST_ITERATIONS, float(enough)
+    if start.sums is not None:  # prototypes have seen rows, and queries count as in `adaptive`
+        known = 2 * (start.count - Q + ANCHOR_ROWS * K)
+        most, count = ROUND_ITERATIONS, min(enough, known * Q / (known + Q))
     for joint in [False] * ROUNDS + [True] * (ROUNDS * (enough < Q)):
         steps = {"max_iter": min(most, max_iter), "tol": tol}
-        found = proportions(logits, enough, measures, groups, **steps)
-        u, most = found.probabilities, ROUND_ITERATIONS
+        found = proportions(logits, count, measures, groups, **steps)
+        u, most, count = found.probabilities, ROUND_ITERATIONS, enough
         if u.shape[-1] > M:
             order = u.mean(1)
             order += counts_of(found.labels, torch.zeros_like(order)).add_(rows.shots) > 0
@@ -390,7 +392,7 @@ def last_logits(
 
 @on_cpu_without_gpu_code
 def proportions(
-    logits: Tensor, enough: int, measures: Tensor | None, groups: Groups | None, **steps: Any
+    logits: Tensor, enough: float, measures: Tensor | None, groups: Groups | None, **steps: Any
 ) -> Solution:
     """`adapt` with queries of which no more than `enough` count, or the same for each group."""
     if groups is None:
@@ -410,14 +412,12 @@ def narrowed(x: Tensor, likely: Tensor) -> Tensor:
 
 def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
     """The solution for all K classes, from that for the likely; others have probability 0."""
-    u = solution.probabilities
-    B, Q, M = u.shape
-    place = likely.unsqueeze(1).expand(B, Q, M)
-    shares, dual = solution.proportions, solution.dual
+    u, shares, dual = solution.probabilities, solution.proportions, solution.dual
+    place = likely.unsqueeze(1).expand_as(u)
     labels, likely = likely.gather(-1, solution.labels), likely.expand_as(shares)  # of groups
     return solution._replace(
         labels=labels,
-        probabilities=u.new_zeros(B, Q, K).scatter_(-1, place, u),
+        probabilities=u.new_zeros(*u.shape[:2], K).scatter_(-1, place, u),
         proportions=u.new_zeros(len(shares), K).scatter_(-1, likely, shares),
         dual=dual.amin(-1, keepdim=True).repeat(1, K).scatter_(-1, likely, dual),
     )
@@ -442,9 +442,9 @@ def fitted_name_share(
     task: Task, rows: UnitRows, likelihood: Likelihood, names: NameLogits
 ) -> tuple[Tensor, Tensor]:
     """The share of names that fits the calibration rows best, and a factor <= 1; [B] each."""
-    one = names.query.new_ones(len(names.query))
+    share = names.query.new_ones(len(names.query))
     if names.calibration is None:
-        return one, one
+        return share, share
     own = rows.calibration(rows.labels)
     x = likelihood.centred(rows.calibration(task.support))
     sharpness = column(likelihood.sharpness)
@@ -456,7 +456,6 @@ def fitted_name_share(
     logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
     counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class carries no information
     factor, best = fitted((logits + names.calibration) * counts, rows)
-    share = one
     for other in NAME_SHARES:
         mixed = torch.add(logits, names.calibration, alpha=other)
         other_factor, objective = fitted(mixed * counts, rows)

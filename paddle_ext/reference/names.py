@@ -94,9 +94,8 @@ class Rows(NamedTuple):
 
 
 def centred_rows(task: NamedTask, names: NameLogits) -> Rows:
-    z, s = unit_rows(task.query), unit_rows(task.support)
-    every = torch.cat([z, s])
-    anchors = torch.zeros(task.num_classes, z.shape[1]).double()
+    every = unit_rows(torch.cat([task.query, task.support]))
+    anchors = torch.zeros(task.num_classes, every.shape[1]).double()
     if task.prototypes is not None:
         directions = centred(task.prototypes, unit_rows(task.prototypes).mean(0))
         anchors = ANCHOR * names.factor * names.deviation * directions
@@ -153,15 +152,18 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
     names = NameLogits(task, logit_scale)
     rows, (Q, K) = centred_rows(task, names), names.query.shape
 
-    def adapted(logits: Tensor, most: int, prior: Tensor | None) -> Tensor:
+    def adapted(logits: Tensor, enough: float, most: int, prior: Tensor | None) -> Tensor:
         steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
         if task.groups is None:
-            return adapt(logits, weight=min(1.0, 8 * K / Q), prior=prior, **steps).probabilities
+            return adapt(logits, weight=min(1.0, enough / Q), prior=prior, **steps).probabilities
         own = Members.of(task.groups)
-        weights = (8 * K / own.sizes).clamp(max=1)
-        return shared(logits, own, weights, 4 * K, prior, **steps)[0].u
+        weights = (enough / own.sizes).clamp(max=1)
+        return shared(logits, own, weights, enough / 2, prior, **steps)[0].u
 
-    u = adapted(names.query + first_logits(rows), 3, task.prior)
+    S = len(rows.known)
+    known = 2 * (S + ANCHOR_ROWS * K)
+    enough, most = (min(8 * K, known * Q / (known + Q)), 10) if S else (8 * K, 3)
+    u = adapted(names.query + first_logits(rows), enough, most, task.prior)
     found = torch.nn.functional.one_hot(u.argmax(1), K).sum(0)
     order = u.mean(0) + (found + rows.known.sum(0) > 0)
     kept = order.topk(min(K, max(128, len(rows.every)))).indices.sort().values
@@ -170,7 +172,7 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
     prior = None if task.prior is None else task.prior[..., kept]
     for joint in [False] * 2 + [True] * (2 if Q > 8 * K else 0):
         logits = names.query[:, kept] + round_logits(rows, u, joint)
-        u = adapted(logits, 10, prior)
+        u = adapted(logits, 8 * K, 10, prior)
     probabilities = torch.zeros(Q, K).double()
     probabilities[:, kept] = u
     return probabilities
@@ -230,9 +232,7 @@ def names(
 
     def own(x: Tensor | None, b: int, rank: int) -> Any:
         """The tensor of task b, in float64; one without a batch dimension is shared."""
-        if x is None or x.dim() < rank:
-            return None if x is None else x.detach().double()
-        return x[b].detach().double()
+        return None if x is None else (x if x.dim() < rank else x[b]).detach().double()
 
     results = []
     for b in range(len(query) if query.dim() == 3 else 1):
