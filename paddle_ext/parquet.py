@@ -137,7 +137,7 @@ def row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
     """Open a file with a small read buffer: by default pyarrow fetches a whole row group."""
-    module = pyarrow("pyarrow.parquet")
+    module = library("pyarrow.parquet", "a .parquet file", "pyarrow")
     check_regular(path)
     with readable(path, WHOLE):
         table = module.ParquetFile(

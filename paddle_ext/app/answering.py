@@ -172,11 +172,11 @@ def solver(
 
     If it is given the samples too, they are one batch of groups or things.
     """
-    K, C = len(labelled.class_names), labelled.columns.inverse_regularisation
-    support, tied = labelled.rows(place), labelled.things(place)
+    K, tied = len(labelled.class_names), labelled.things(place)
+    support, labels = labelled.rows(place), labelled.labels.to(place)
     sure = None if labelled.trusted is None else labelled.trusted.to(place)
-    known = support, labelled.labels.to(place), K
-    examples = Examples(*known, trusted=sure, inverse_regularisation=C)
+    C = labelled.columns.inverse_regularisation
+    examples = Examples(support, labels, K, trusted=sure, inverse_regularisation=C)
 
     def measures_for(groups: Groups | None) -> Tensor | None:
         if isinstance(prior, dict) and groups is not None:
@@ -197,8 +197,8 @@ def solver(
         measures = measures_for(groups)
         if likelihood is not None:
             return classify(likelihood, rows, measures=measures, **options)[0]
-        own = examples.support[None], examples.labels[None], rows, K
-        task = Task(*own, prototypes=names, measures=measures)
+        support, labels = examples.support[None], examples.labels[None]
+        task = Task(support, labels, rows, K, prototypes=names, measures=measures)
         return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)
 
     return solve

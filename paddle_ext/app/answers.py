@@ -74,8 +74,9 @@ class Answers:
         """Indices of these labels, [N]; -1: unknown."""
         final = self.labels.clone()
         final[list(self.no_text)] = -1
+        place = {name: k for k, name in enumerate(self.class_names)}
         for row, label in self.corrected.items():
-            final[row] = -1 if label == UNKNOWN else self.class_names.index(label)
+            final[row] = -1 if label == UNKNOWN else place[label]
         return final
 
     def predicted(self) -> Tensor:

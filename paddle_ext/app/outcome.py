@@ -211,9 +211,9 @@ def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccu
     if checked is None or checked.labelled.prototypes is not None:
         return None
     labels, K = checked.labelled.labels, len(checked.labelled.class_names)
-    several = torch.bincount(labels, minlength=K) > 1
+    repeated = torch.bincount(labels, minlength=K) > 1
     labels = labels[:given]
-    tested = several[labels]
+    tested = repeated[labels]
     right = tested & (checked.suggestion[:given] == labels)
     return ExpectedAccuracy(
         torch.bincount(labels[right], minlength=K), torch.bincount(labels[tested], minlength=K)
@@ -252,12 +252,9 @@ class Outcome:
         """What is in each group; empty without groups."""
         return classes_by_group(self.answers)
 
-    def to_check(self) -> list[ToCheck]:
-        return to_check(self.answers)
-
     def to_check_of_class(self) -> Tensor:
         """How many samples of each class are to be checked, [K]."""
-        classes = self.answers.final()[[one.row for one in self.to_check()]]
+        classes = self.answers.final()[[one.row for one in to_check(self.answers)]]
         return torch.bincount(classes[classes >= 0], minlength=len(self.answers.class_names))
 
     def expected(self, k: int | None = None) -> Expected | None:

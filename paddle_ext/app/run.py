@@ -153,8 +153,8 @@ def classify(
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
     if (tied := source.labelled.things(device)) is not None:
-        of_all = f"{len(tied.names):,} of {plural(len(tied.of_row), 'sample')}"
-        notes.append(f"labelled things: {of_all}, each counted once")
+        of_all = plural(len(tied.of_row), "labelled sample")
+        notes.append(f"labelled things: {len(tied.names):,} in {of_all}, each counted once")
     if source.same is not None:
         notes.append(f"things: {len(set(source.same)):,}, each with one label, and counted once")
     if answers.groups is not None:

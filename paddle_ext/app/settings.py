@@ -51,7 +51,7 @@ class Columns:
     """Column of times, for --group-gap."""
     same: Annotated[str | None, TABLES] = None
     """Column of things, such as a burst or a track: the samples of a thing get one label, and
-    labelled ones count as one. All are one batch then, without groups; for images: folder."""
+    labelled ones count as one; for images: folder. Without groups, all samples are one batch."""
 
     def others(self) -> set[str]:
         """The columns that are not features."""

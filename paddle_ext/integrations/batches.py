@@ -265,8 +265,10 @@ class BatchClassifier:
             labels = self.classes[array(solution.labels)]
         return dict(zip(self._added, (labels, probability, doubt), strict=True))
 
-    def _solve(self, rows: Tensor, groups: Groups | None, **prior: Any) -> Solution:
-        options = self._options | {"groups": groups} | prior
+    def _solve(self, rows: Tensor, groups: Groups | None, prior: Any = None) -> Solution:
+        options = self._options | {"groups": groups}
+        if prior is not None:
+            options["prior"] = prior
         if self._here is None or self._here[0] != rows.device:  # moved there once per process
             self._here = rows.device, self._fitted.to(rows.device)
         return self._here[1].solve(rows, options)
@@ -278,7 +280,7 @@ class BatchClassifier:
         labelled = known.likelihood.rows if isinstance(known, FittedAdaptive) else math.inf
         best, bound, kept, believes = None, -math.inf, None, False
         for held in self._memory:
-            found = self._solve(rows, groups, prior=mean_proportions(held, labelled))
+            found = self._solve(rows, groups, mean_proportions(held, labelled))
             assert found.bound is not None
             assert found.prior_used is not None
             if best is None or float(found.bound.sum()) > bound:

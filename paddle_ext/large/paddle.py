@@ -22,15 +22,7 @@ from ..native.call import DTYPES, Inputs, alike, allocate, call_native, packed, 
 from ..rows import class_sums, computing_dtype, laid_out, power_of_two
 from ..solution import output_table
 from ..task import batched
-from .passes import (
-    ClassSums,
-    Part,
-    Queries,
-    RowResults,
-    assign_all,
-    check_summable,
-    classify_rows,
-)
+from .passes import ClassSums, Part, Queries, RowResults, assign_all, check_summable, classify_rows
 from .products import MANY_ROWS, Form, OneHalf, Plain, RowsAsTheyAre, Transform, TwoHalves
 from .sources import IndexedRows, Rows, TensorRows
 from .steps import Moved, State, is_captured
@@ -196,12 +188,8 @@ def slope_of(placed: Placed, total: int, leads: Tensor | None, o: Options) -> tu
         **alike(double, B, unit=placed.unit, spread=placed.spread),
         "leads": (leads, double, (B, 2)),
     }
-    options = {
-        "B": B,
-        "total": float(total),
-        "temperature": o.temperature,
-        "steepest": STEEPEST[placed.means.dtype],
-    }
+    limits = {"temperature": o.temperature, "steepest": STEEPEST[placed.means.dtype]}
+    options = {"B": B, "total": float(total), **limits}
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
     slope, unit = call_native(
         native.module.slope_call, options, placed.unit, tensors, outputs, typed=False

@@ -306,34 +306,22 @@ def best_prior(
     fits = size <= MOST_STORED_LIKELIHOODS and not is_captured(scores.slope)
     counter = StoredLikelihoods(scores) if fits else RecomputedLikelihoods(scores)
 
-    def new_state(measure: Tensor | None, first: float, least: float) -> State:
-        return State(
-            1,
-            K,
-            scores.bias.device,
-            prior=check.PRIORS["dirichlet"],
-            total=total,
-            weight=weight,
-            epsilon=1.0,
-            tol=tol,
-            measure=None if measure is None else measure.double().unsqueeze(0),
-            first=first,
-            least=least,
-        )
+    fixed: Any = {"prior": check.PRIORS["dirichlet"], "total": total, "weight": weight, "tol": tol}
+    new_state = partial(State, 1, K, scores.bias.device, epsilon=1.0, **fixed)
 
     def bound_of(state: State) -> float:
         held, log_sums = torch.zeros_like(scores.bias), torch.zeros_like(scores.bias[:, 0])
         assign_all(scores, state.dual, held=held, log_sums=log_sums)
         return float(state.bound(held, log_sums))
 
-    first, least = native.module.FIRST_CONCENTRATION, native.module.MIN_CONCENTRATION
-    best, chosen = new_state(None if measures is None else measures[0], first, least), 0
+    best, chosen = new_state(measure=None if measures is None else measures[:1].double()), 0
     counter.iterate(best, max_iter, lambda done: False)
     if measures is None or len(measures) == 1:
         return counter, best, 0
     least, most = float(best.concentration), bound_of(best)
-    for number, measure in enumerate(measures[1:], 1):
-        state = new_state(measure, native.module.MAX_CONCENTRATION, least)
+    most_even = native.module.MAX_CONCENTRATION
+    for number, measure in enumerate(measures[1:].double(), 1):
+        state = new_state(measure=measure[None], first=most_even, least=least)
         counter.iterate(state, max_iter, Race(partial(bound_of, state), most))
         bound = bound_of(state)
         if bound > most:

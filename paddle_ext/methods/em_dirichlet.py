@@ -25,8 +25,10 @@ ITERATIONS = {"soft": 20, "hard": 10}
 def check_schedule(name: str, schedule: object) -> None:
     """Accept one or more pairs of a weight >= 0 and a temperature > 0."""
     pairs: Any = schedule if isinstance(schedule, Sequence) else ()
-    if not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-        raise check.ArgumentTypeError(name, f"must be pairs of numbers, got {schedule!r}")
+    bad = [pair for pair in pairs if not isinstance(pair, Sequence) or len(pair) != 2]
+    if bad or not pairs:
+        got = f"the item {bad[0]!r}" if bad else check.kind(schedule)
+        raise check.ArgumentTypeError(name, f"must be pairs of numbers, got {got}")
     for weight, temperature in pairs:
         check.real(name, weight)
         check.real(name, temperature, positive=True)

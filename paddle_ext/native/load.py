@@ -66,6 +66,9 @@ def load() -> ModuleType:
             f"the native module of paddle_ext cannot be loaded ({error}): rebuild it on this "
             "machine with `pip install .`, or use paddle_ext.reference"
         ) from error
+    finally:
+        if hidden is not None:  # nothing else is to come from there
+            sys.modules["paddle_ext"].__path__.pop()
 
 
 def installed_file() -> Path | None:

@@ -207,15 +207,8 @@ def call_adapt(
     logits, priors = packed_features(logits), 0
     if measures is not None:
         measures, priors = packed(measures.expand(B, -1, K)), measures.shape[1]
-    options = {
-        "B": B,
-        "Q": Q,
-        "K": K,
-        "weight": weight,
-        "max_iter": max_iter,
-        "tol": tol,
-        "priors": priors,
-    }
+    sizes = {"B": B, "Q": Q, "K": K, "priors": priors}
+    options = {**sizes, "weight": weight, "max_iter": max_iter, "tol": tol}
     inputs = {
         "logits": (logits, logits.dtype, (*batch, Q, K)),
         "measures": (measures, computing_dtype(logits), (B, priors, K)),

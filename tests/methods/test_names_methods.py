@@ -123,8 +123,8 @@ def test_logits_do_not_suffice(name: str, shots: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ((), r"schedule must be pairs of numbers, got \(\)"),
-        ("12", "schedule must be pairs of numbers, got '12'"),
+        ((), "schedule must be pairs of numbers, got tuple"),
+        ("12", "schedule must be pairs of numbers, got the item '1'"),
         ((1.0,), "schedule must be pairs of numbers"),
         (((1.0, 0.0),), "schedule must be finite and > 0"),
     ],

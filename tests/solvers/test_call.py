@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -234,15 +235,17 @@ for count in counts:
 """
 
 
-def fuzz(folder: Path, seed: int, **counts: int) -> dict[str, int]:
+def fuzz(folder: Path, seed: int, **counts: int) -> Counter[str]:
     """Outcomes of random calls, counted; the process that makes them must survive."""
     scripts = [f"{script}={count}" for script, count in counts.items()]
     timeout = 60 + sum(counts.values()) // 20
     told = run_code(
         CODE, FUZZ, seed, *scripts, cwd=folder, timeout=timeout, PYTHONWARNINGS="ignore"
     )
-    lines = [line.split(maxsplit=1) for line in told]
-    return {outcome: int(number) for number, outcome in lines}
+    outcomes = Counter[str]()  # of all scripts
+    for number, outcome in (line.split(maxsplit=1) for line in told):
+        outcomes[outcome] += int(number)
+    return outcomes
 
 
 def test_random_calls(tmp_path: Path) -> None:

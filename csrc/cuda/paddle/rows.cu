@@ -1,8 +1,6 @@
 // Scaled and centred queries: one block per task; the features come from cache after the first
 // pass.
 
-#include <algorithm>
-
 #include "cuda/paddle/chunk.cuh"
 
 namespace paddle_ext {

@@ -179,7 +179,7 @@ def show_unreadable(unreadable: Mapping[str, str], where: str) -> None:
 
 
 def show_trust(report: Report) -> None:
-    from ..outcome import to_check_words
+    from ..outcome import to_check, to_check_words
     from ..run import LABELLED
 
     answers, outcome = report.answers, report.outcome
@@ -196,7 +196,7 @@ def show_trust(report: Report) -> None:
             f"{expected.samples} labelled samples, each classified by the others"
             f"{outcome.accuracy.caution}"
         )
-    check, suspects = outcome.to_check(), outcome.suspects()
+    check, suspects = to_check(outcome.answers), outcome.suspects()
     if check:
         words = to_check_words(check)
         show.say(f"to check: {plural(len(check), 'sample')}, see the page: {words}")

@@ -285,7 +285,7 @@ def open_clip_encoder(
     """A folder with a configuration, or a known architecture and its weights."""
     # Some configurations refer to files on a hub, of which only the local cache is used. The hub's
     # library reads this once, as it is loaded.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ["HF_HUB_OFFLINE"] = "1"
     module = library("open_clip", f"the encoder {name}", "'paddle_ext[open-clip]'")
     model, _, prepare = module.create_model_and_transforms(
         model_name, pretrained=None if weights is None else str(weights), device=device

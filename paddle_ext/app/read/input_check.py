@@ -88,11 +88,11 @@ def to_classify(opened: Source, others: Sequence[str]) -> Iterator[Finding]:
     empty = empty_texts(names, [text for _, text in first]) if texts else []
     if empty:
         yield Finding("empty texts to classify", listed_as_they_are(empty), "they get no class")
-    several = repeated([*others, *names])
-    if several:
+    shared = repeated([*others, *names])
+    if shared:
         yield Finding(
             "names of several samples",
-            listed(several),
+            listed(shared),
             "a correction by name alone counts for all of them",
         )
 
@@ -110,9 +110,9 @@ def contents_of(opened: Source) -> list[Hashable]:
         return [digest(row.tobytes()) for row in examples.features.numpy()]
     paths = [Path(text) for text in examples.texts]
     sizes = [path.stat().st_size if path.is_file() else -1 for path in paths]
-    several = {size for size, count in Counter(sizes).items() if count > 1}
+    common = {size for size, count in Counter(sizes).items() if count > 1}
     return [
-        digest(path.read_bytes()) if size in several and size > 0 else None
+        digest(path.read_bytes()) if size in common and size > 0 else None
         for path, size in zip(paths, sizes, strict=True)
     ]
 

@@ -149,13 +149,11 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.given, more = names.with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
     source.groups = groups_of_samples(source.samples, source.settings)
-    same, cpu = source.settings.columns.same, torch.device("cpu")
+    same = source.settings.columns.same
     source.same = named_cells(source.samples, "same", same)
     if same is not None and source.same is not None:
-        groups_and_things(source.groups, source.same, len(source.same), cpu)
+        groups_and_things(source.groups, source.same, len(source.same), torch.device("cpu"))
         source.examples = labelled_things(source.examples, source.rows, same)
-        own = [thing or f"\0{row}" for row, thing in enumerate(source.examples.same or [])]
-        groups_and_things(labels if own else None, own, len(own), cpu, kind="class")
     return source
 
 

@@ -60,7 +60,7 @@ class Labelled:
 
     def things(self, device: torch.device) -> Groups | None:
         """Which samples of a class are one thing; None if no two are."""
-        own = enumerate(zip(self.labels.tolist(), self.same, strict=False))
+        own = enumerate(zip(self.labels.tolist(), self.same, strict=bool(self.same)))
         names = [f"{label} {name}" if name else str(row) for row, (label, name) in own]
         return None if len(set(names)) == len(names) else groups_of(names, len(names), device)
 

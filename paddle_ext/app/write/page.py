@@ -22,7 +22,7 @@ from ...prevalence import RATE
 from ...text import plural, without_controls
 from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
-from ..outcome import DOUBTFUL, Outcome, ToCheck, to_check_words
+from ..outcome import DOUBTFUL, Outcome, ToCheck, to_check, to_check_words
 from ..read.cache import digest, written_digest
 from ..read.pictures import thumbnail
 
@@ -65,7 +65,7 @@ def page(outcome: Outcome, title: str, seconds: float, folder: Path) -> str:
         script=script,
         data=script_data(outcome),
         unsure_note=unsure_note(outcome.answers),
-        to_check_words=to_check_words(outcome.to_check()),
+        to_check_words=to_check_words(to_check(outcome.answers)),
         by_chance=max(1, round(RATE * judged)),
         seconds=f"{seconds:.1f}",
     )
@@ -141,7 +141,7 @@ class Shown:
         present = [k for k, n in enumerate(self.counts) if n]
         self.order = sorted(present, key=lambda k: (-self.counts[k], k))
         self.absent = [answers.class_names[k] for k, n in enumerate(self.counts) if not n]
-        self.to_check = outcome.to_check()
+        self.to_check = to_check(outcome.answers)
         self.check = self.to_check[: MOST_TO_CHECK[self.kind]]
         self.corrected = list(answers.corrected)[:MOST_CORRECTED]
         pairs = zip(labels, self.examples.truth or [], strict=True)

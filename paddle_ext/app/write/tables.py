@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ... import check
 from ...files import replacing
+from ...libraries import library
 from ...parquet import pyarrow
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
@@ -207,7 +208,7 @@ def check_file(argument: str, path: Path, data: Sequence[Path | None]) -> None:
     if path.is_dir() or path.suffix not in SUFFIXES:
         endings = ", ".join(SUFFIXES)
         raise check.ArgumentValueError(argument, f"must be a file ending in {endings}, got {path}")
-    pyarrow()
+    library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
     if path.suffix == ".xlsx":
         excel_library()
     check_no_input(argument, path, data)

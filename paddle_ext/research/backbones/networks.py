@@ -21,7 +21,7 @@ class Backbone(nn.Module):
     """A network without its classifier.
 
     Maps normalised images [N, C, H, W] to features [N, `dimension`]. The classifier of the base
-    classes is a separate linear layer, used only by training and checkpoints.
+    classes is a separate linear layer, used only by training.
     """
 
     architecture: str  # its name for `create`

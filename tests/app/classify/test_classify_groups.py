@@ -110,9 +110,10 @@ def test_labelled_things(visits: tuple[Path, Path], tmp_path: Path) -> None:
         assert own == pytest.approx(found.probabilities.amax(1).tolist(), abs=1e-3)
     (tmp_path / "mine.csv").write_text("name,label\n0,yew\n")
     said("--model", model, new, *options, "--corrected", tmp_path / "mine.csv")  # it is not tied
-    cells["label"][1] = "yew"
-    told = refused(written(one, cells), *options, "--same", "visit")
-    assert "thing in one class, got 'p0' in 'ash' and 'yew'" in told
+    assert "labelled things: 18 in 36 labelled samples" in said(one, *options, "--same", "visit")
+    cells["label"][1] = "yew"  # one of each class
+    told = said(written(one, cells), *options, "--same", "visit")
+    assert "labelled things: 19 in 36 labelled samples" in told
 
 
 def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> Non
     for path in [*(labelled / "chess").glob("*.png")][:2]:  # the others are of no burst
         path.rename(path.parent / "burst" / path.name)
     told = said(labelled, new, "--group", "folder", "--same", "folder", "--output", tmp_path)
-    assert "labelled things: 11 of 12 samples, each counted once" in told
+    assert "labelled things: 11 in 12 labelled samples, each counted once" in told
     groups = column(tmp_path / "answers.csv", "group")
     assert groups == ["deep/chess"] * 3 + ["deep/stripes"] * 3
     gap = (labelled, new, "--group-gap", "30min", "--output", tmp_path)
