@@ -328,7 +328,8 @@ def own_method(name: str) -> str | Method:
     """Register a method given as MODULE:CLASS and return its name; other names are unchanged."""
     if ":" not in name:
         return name
-    from ...methods.registry import available, load, register
+    from ...methods.base import known_methods
+    from ...methods.registry import load, register
 
     folder = str(Path.cwd())
     if folder not in sys.path:  # as for a script
@@ -336,8 +337,8 @@ def own_method(name: str) -> str | Method:
     loaded = load(name)
     if not isinstance(loaded, type):
         return loaded
-    if loaded.name not in available():
-        register(loaded)
+    if str(known_methods.get(loaded.name)) != str(loaded):
+        register(loaded)  # which refuses the name of another method
     return loaded.name
 
 

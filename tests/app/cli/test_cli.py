@@ -160,7 +160,8 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "import torch\nfrom dataclasses import dataclass\n\n\n@dataclass(frozen=True)\n"
         "class MyMethod:\n    power: float = 1.0\n\n"
         "    def predict(self, support, support_labels, query):\n"
-        "        return support_labels[torch.cdist(query, support).argmin(1)]\n"
+        "        return support_labels[torch.cdist(query, support).argmin(1)]\n\n\n"
+        "class Paddle(MyMethod):\n    pass\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -169,9 +170,13 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = run("evaluate", bank, *chosen, *tasks)
     assert result.exit_code == 0, result.output
     assert "my_method" in result.stdout
-    result = run("evaluate", bank, "--methods", "module_of_mine:YourMethod", *tasks)
-    assert result.exit_code == 1
-    assert "has no attribute 'YourMethod'" in result.words()
+    for name, message in (
+        ("YourMethod", "has no attribute 'YourMethod'"),
+        ("Paddle", "name must not be taken by another method, got 'paddle'"),
+    ):
+        result = run("evaluate", bank, "--methods", f"module_of_mine:{name}", *tasks)
+        assert result.exit_code == 1
+        assert message in result.words()
 
 
 # --- errors --------------------------------------------------------------------------------------
