@@ -66,8 +66,6 @@ def labelled_things(examples: Batch, rows: TableSamples | None, name: str) -> Ba
     if missing or examples.same is not None or not examples.names:
         return examples
     if rows is not None:
-        rows.gap_words.clear()  # the next pass counts them again
-        rows.padded.clear()
         own = [group_name(cell) or "" for cell in cells_of(rows, "same", name).values()]
     else:
         folders = [PurePosixPath(path).parent for path in examples.names]

@@ -387,6 +387,8 @@ class TableSamples:
         wanted = {*columns, *self.columns.others()}
         names = [name for name in self.table.names if name in wanted]
         label = None if self.rows == "all" else self.columns.label
+        self.gap_words.clear()  # every pass counts them
+        self.padded.clear()
         for part in self.table.parts(names or self.table.names[:1]):
             own = part
             if label is not None:

@@ -111,9 +111,10 @@ def test_labelled_things(visits: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("name,label\n0,yew\n")
     said("--model", model, new, *options, "--corrected", tmp_path / "mine.csv")  # it is not tied
     assert "labelled things: 18 in 36 labelled samples" in said(one, *options, "--same", "visit")
-    cells["label"][1] = "yew"  # one of each class
+    cells["label"][1] = " yew"  # one of each class; counted once, though the table is read twice
     told = said(written(one, cells), *options, "--same", "visit")
     assert "labelled things: 19 in 36 labelled samples" in told
+    assert "' yew' (1)" in told
 
 
 def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
