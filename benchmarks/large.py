@@ -138,9 +138,10 @@ def on_cuda() -> None:
             options = Options(max_iter=3, all_classes=False, precision=precision)
             inputs = support[None], labels[None], K, options
             task = large.Paddle(Queries(TensorRows(query)), *inputs)
+            start = task.placed.means, task.scores.exact_slope, task.placed
             forms = {"first ones": task.rough, "last ones": task.rows}
             for name, rows in forms.items():
-                scores = large.DistanceScores(rows, task.placed.means, task.slope, task.placed)
+                scores = large.DistanceScores(rows, *start)
                 parts = scores.slope, scores.bias.float(), rows.form
                 show(f"iteration, {precision}, {name}", sum_rows, scores, *parts)
             if precision == "auto":

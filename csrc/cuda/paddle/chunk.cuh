@@ -45,22 +45,22 @@ struct Chunk : ChunkSetup {
     float* shift = arena->take<float>(one_support ? D : 0);
     float* shared_sums = arena->take<float>(one_support ? K * Dp : 0);  // of its rows - shift
     float* count = arena->take<float>(U * K);                           // shots
-    int* order = arena->take<int>(U * S);                  // support rows grouped by class
-    int* start = arena->take<int>(U * (K + 1));            // where the rows of a class begin in it
-    int* tallies = arena->take<int>(U * kOrderWarps * K);  // of order_by_class
-    float* sums = arena->take<float>(T * K * Dp);          // class sums in scaled coordinates
-    float* mean = arena->take<float>(T * D);    // of the queries, unit-norm ones for "auto"
-    float* scale = arena->take<float>(T * D);   // factor on a centred row
-    int* exponent = arena->take<int>(T);        // the task is scaled down by 2^exponent
-    int* far = arena->take<int>(T);             // whether a prototype is beyond kFarAway
-    float* norms = arena->take<float>(T * Q);   // inverse norms of the queries ("auto")
-    float* z = arena->take<float>(T * Q * Dp);  // scaled, centred queries
+    int* order = arena->take<int>(U * S);          // support rows grouped by class
+    int* start = arena->take<int>(U * (K + 1));    // where the rows of a class begin in it
+    float* sums = arena->take<float>(T * K * Dp);  // class sums in scaled coordinates
+    float* mean = arena->take<float>(T * D);       // of the queries, unit-norm ones for "auto"
+    float* scale = arena->take<float>(T * D);      // factor on a centred row
+    int* exponent = arena->take<int>(T);           // the task is scaled down by 2^exponent
+    int* far = arena->take<int>(T);                // whether a prototype is beyond kFarAway
+    float* norms = arena->take<float>(T * Q);      // inverse norms of the queries ("auto")
+    float* z = arena->take<float>(T * Q * Dp);     // scaled, centred queries
     // Gram form
     float* gram = arena->take<float>(T * Q * Qp);
     // The same as two halves each, if shared memory is too small.
     uint4* halves = arena->take<uint4>(plan.shared_gram ? 0 : T * Qp * Qp / 4);
     float* m = arena->take<float>(T * K * Qp);  // N_k z.w
     float* u = arena->take<float>(T * K * Qp);  // probabilities as applied to m
+    int* tallies = reinterpret_cast<int*>(u);   // of order_by_class, before: [U, kOrderWarps, K]
     float* norm = arena->take<float>(T * K);    // ||N_k w_k||^2 at the start
     int* next_task = arena->take<int>(1);
 };
