@@ -172,17 +172,14 @@ def solver(
 
     If it is given the samples too, they are one batch of groups or things.
     """
-    K, tied = len(labelled.class_names), labelled.things(place)
-    support, labels = labelled.rows(place), labelled.labels.to(place)
-    sure = None if labelled.trusted is None else labelled.trusted.to(place)
-    C = labelled.columns.inverse_regularisation
-    examples = Examples(support, labels, K, trusted=sure, inverse_regularisation=C)
+    examples, tied = examples_of(labelled, place), labelled.things(place)
+    K, like = examples.num_classes, examples.support
 
     def measures_for(groups: Groups | None) -> Tensor | None:
         if isinstance(prior, dict) and groups is not None:
             each = torch.stack([prior.get(name, torch.ones(K).double()) for name in groups.names])
-            return measures_of(each, K, len(each), support).values
-        return None if prior is None else measures_of(prior, K, None, support).values
+            return measures_of(each, K, len(each), like).values
+        return None if prior is None else measures_of(prior, K, None, like).values
 
     likelihood, names = None, labelled.prototypes
     if names is None:
@@ -204,6 +201,19 @@ def solver(
     return solve
 
 
+def examples_of(labelled: Labelled, place: torch.device) -> Examples:
+    """The labelled samples in the coordinates of `Labelled.rows`."""
+    sure = None if labelled.trusted is None else labelled.trusted.to(place)
+    rows, labels = labelled.rows(place), labelled.labels.to(place)
+    C = labelled.columns.inverse_regularisation
+    return Examples(rows, labels, len(labelled.class_names), trusted=sure, inverse_regularisation=C)
+
+
+def things_of(labelled: Labelled, place: torch.device) -> Examples:
+    """The same with one row for each thing, as samples of a thing would vouch for each other."""
+    return counted_once(examples_of(labelled, place), labelled.things(place))
+
+
 def novelty_of(
     labelled: Labelled, device: torch.device
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -212,7 +222,8 @@ def novelty_of(
     if not len(classes):
         return None
     index = number.to(device)  # of each class among those with samples; -1: none
-    spread = familiar(labelled.rows(device), index[labelled.labels.to(device)], len(classes))
+    known = things_of(labelled, device)
+    spread = familiar(known.support, index[known.labels], len(classes))
     if spread is None or RATE * (len(spread.ordinary) + 1) < 1:
         return None
 
@@ -251,9 +262,10 @@ def groups_of_strangers(
     if len(chosen) < 2:
         return []
     rows, places = unit_rows(features[chosen]), numbers[chosen].tolist()
-    support, labels = unit_rows(labelled.rows(device)), labelled.labels.to(device)
-    counts = torch.bincount(labels, minlength=len(labelled.class_names))
-    sums = support.new_zeros(len(counts), support.shape[1]).index_add_(0, labels, support)
+    known = things_of(labelled, device)
+    counts = torch.bincount(known.labels, minlength=known.num_classes)
+    sums = rows.new_zeros(len(counts), rows.shape[1])
+    sums.index_add_(0, known.labels, unit_rows(known.support))
     groups = [
         members
         for members in merged(rows @ rows.mT, same_class_limit(sums, counts))

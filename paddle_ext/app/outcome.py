@@ -18,6 +18,7 @@ from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
 from ..prevalence import RATE, add_certain, from_sums
 from ..text import plural, several
+from .answering import things_of
 from .answers import NO_CLASS, Answers
 from .corrections import Corrected
 from .read.opening import Source
@@ -139,9 +140,10 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelledCheck:
-    """Doubts about the labels of labelled samples, based on the other labelled samples."""
+    """Doubts about labelled samples, based on those that are not the same thing."""
 
     labelled: Labelled
+    things: Tensor  # [T] int64, the first sample of each thing
     suggestion: Tensor  # [S] int64, the most probable class
     doubt: Tensor  # [S], see `paddle_ext.presence.label_doubt`
 
@@ -210,26 +212,29 @@ def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccu
     """From the first `given` labelled samples; the rest were corrected, so not a fair test."""
     if checked is None or checked.labelled.prototypes is not None:
         return None
-    labels, K = checked.labelled.labels, len(checked.labelled.class_names)
-    repeated = torch.bincount(labels, minlength=K) > 1
-    labels = labels[:given]
+    things, K = checked.things, len(checked.labelled.class_names)
+    repeated = torch.bincount(checked.labelled.labels[things], minlength=K) > 1
+    things = things[things < given]
+    labels = checked.labelled.labels[things]
     tested = repeated[labels]
-    right = tested & (checked.suggestion[:given] == labels)
+    right = tested & (checked.suggestion[things] == labels)
     return ExpectedAccuracy(
         torch.bincount(labels[right], minlength=K), torch.bincount(labels[tested], minlength=K)
     )
 
 
 def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | None:
-    """None if no class has two samples, or if there are too many to compare."""
+    """None if no class has two things, or if there are too many to compare."""
     classes, number = labelled.classes_with_samples()
-    S = len(labelled.labels)
-    if len(classes) >= S or len(classes) < 2 or S * len(classes) > MOST_LEFT_OUT:
+    known, tied = things_of(labelled, device), labelled.things(device)
+    T, S = len(known.labels), len(labelled.labels)
+    if len(classes) >= T or len(classes) < 2 or T * len(classes) > MOST_LEFT_OUT:
         return None
-    sure = None if labelled.trusted is None else labelled.trusted.to(device)
-    numbers = number[labelled.labels].to(device)
-    doubts = doubt_of_labels(labelled.rows(device), numbers, len(classes), sure)
-    return LabelledCheck(labelled, classes[doubts.suggestion.cpu()], doubts.doubt.cpu())
+    numbers = number.to(device)[known.labels]
+    found = doubt_of_labels(known.support, numbers, len(classes), known.trusted)
+    first, of_row = (torch.arange(S),) * 2 if tied is None else (tied.first, tied.of_row)
+    doubt, suggestion = (x[of_row.to(device)].cpu() for x in found)
+    return LabelledCheck(labelled, first.cpu(), classes[suggestion], doubt)
 
 
 # --- all of it ------------------------------------------------------------------------------------

@@ -273,9 +273,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fit.proportions, len(labels if query is None else query)
         ).cpu()
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
-        shots, known = examples.labels.bincount(minlength=examples.num_classes), None
+        own = examples if prototypes is not None else fitted.counted_once(examples, tied)
+        shots, known = own.labels.bincount(minlength=own.num_classes), None
         if shots.all():
-            known = familiar(examples.support, examples.labels, examples.num_classes)
+            known = familiar(own.support, own.labels, own.num_classes)
         self._familiar = None if known is None else moved(known, "cpu")
         few = examples.names is None and int(shots[shots > 1].sum()) < FEWEST_TO_CALIBRATE
         self.calibrated_ = not few

@@ -96,8 +96,9 @@ def test_labelled_things() -> None:
     model, rows = PaddleClassifier(device="cpu"), np.concatenate([X, SUPPORT])
     y, same = np.concatenate([Y, NAMES[KNOWN]]), np.r_[:60, 100:136, 100:136]
     for names in ({}, {"prototypes": CENTRES, "classes": NAMES}):
-        want = model.fit(X, Y, **names).transduction_[:60]
+        want, new = model.fit(X, Y, **names).transduction_[:60], model.novelty(QUERY)
         found = model.fit(rows, y, same=same.astype(str), **names).transduction_[:60]
+        assert model.novelty(QUERY) == pytest.approx(new, abs=1e-5)
         again = model.predict_batch(QUERY, same=same[:60])
         assert found.tolist() == again.tolist() == want.tolist()
     with pytest.raises(ValueError, match="rows of a thing in one class, got '9' in"):

@@ -21,7 +21,7 @@ from encoder_models import stand_in_sentences
 
 from paddle_ext.app.answering import answer
 from paddle_ext.app.classify import classify
-from paddle_ext.app.outcome import check_labelled
+from paddle_ext.app.outcome import check_labelled, expected_accuracy
 from paddle_ext.app.read.model import load_model
 from paddle_ext.app.read.samples import Batch, Labelled
 
@@ -114,6 +114,21 @@ def test_classes_without_samples_are_not_suggested() -> None:
     found = check_labelled(labelled, CPU)
     assert found is not None
     assert found.suggestion.tolist() == labels.tolist()
+
+
+def test_samples_of_a_thing_do_not_vouch_for_each_other() -> None:
+    labels = torch.arange(30) % 3  # nothing to do with the features
+    features, same = torch.randn(30, 8, generator=torch.Generator().manual_seed(0)), range(30)
+    for copies in (1, 3):
+        thing = tuple(f"t{k}" for k in same) * copies
+        many = features.repeat(copies, 1), labels.repeat(copies)
+        found = check_labelled(Labelled(*many, ("a", "b", "c"), ("",), same=thing), CPU)
+        accuracy = expected_accuracy(found, 90)
+        assert found is not None
+        assert accuracy is not None
+        assert int(accuracy.tested.sum()) == 30
+        assert int(accuracy.right.sum()) < 20
+        assert len(found.doubt) == 30 * copies
 
 
 # --- kept for the next data -----------------------------------------------------------------------
