@@ -17,6 +17,7 @@ from ..adaptive_rule.label_noise import AUTO
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups, groups_and_things
 from ..integrations.fitted import Examples, counted_once, learned
+from ..libraries import library
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
 from ..prevalence import RATE, add_certain, from_sums
@@ -284,20 +285,14 @@ def same_class_limit(sums: Tensor, counts: Tensor) -> float:
 
 
 def merged(products: Tensor, limit: float) -> list[list[int]]:
-    """Groups of two or more by average linkage of products [n, n], down to this limit."""
-    mean = products.double().clone().fill_diagonal_(-torch.inf)
-    groups = [[row] for row in range(len(mean))]
-    while len(mean):
-        one, two = divmod(int(mean.argmax()), len(mean))
-        if not mean[one, two] >= limit:
-            break
-        a, b = len(groups[one]), len(groups[two])
-        joint = (a * mean[one] + b * mean[two]) / (a + b)
-        mean[one], mean[:, one] = joint, joint
-        mean[one, one] = -torch.inf
-        mean[two], mean[:, two] = -torch.inf, -torch.inf
-        groups[one], groups[two] = sorted(groups[one] + groups[two]), []
-    return [group for group in groups if len(group) > 1]
+    """Groups of two or more rows by average linkage of products [n, n], down to this limit."""
+    trees = library("scipy.cluster.hierarchy", "finding groups of strangers", "'paddle_ext[cli]'")
+    one, two = torch.triu_indices(len(products), len(products), 1)
+    tree = trees.linkage((1 - products.double())[one, two].cpu().numpy(), "average")
+    groups: dict[int, list[int]] = {}
+    for row, number in enumerate(trees.fcluster(tree, 1 - limit, "distance").tolist()):
+        groups.setdefault(number, []).append(row)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def is_new(rows: Tensor, means: Tensor) -> bool:

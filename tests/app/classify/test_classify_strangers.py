@@ -69,7 +69,6 @@ def test_groups_by_hand() -> None:
     assert merged(products, 0.7) == [[0, 3], [1, 4]]
     assert merged(products, 0.52) == [[0, 2, 3], [1, 4]]
     assert merged(products, 0.95) == []
-    assert merged(torch.empty(0, 0), 0.5) == []
 
 
 def test_the_order_is_the_chance_of_an_error() -> None:
