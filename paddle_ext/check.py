@@ -10,13 +10,12 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .limits import (
     LARGEST_FEATURE_FLOAT32,
@@ -119,7 +118,7 @@ def triple(name: str, values: object, *, positive: bool = False) -> tuple[float,
     return first, second, third
 
 
-def choice(name: str, value: object, choices: Sequence[str]) -> str:
+def choice(name: str, value: object, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise_not_a_choice(name, value, choices)
     return str(value)
@@ -202,7 +201,7 @@ def options(
     """Check the options of PADDLE; returns num_classes, and the others."""
     return classes(num_classes, flag("validate", validate)), Options(
         None if lam is None else real("lam", lam),
-        choice("scaling", scaling, tuple(SCALINGS)),
+        choice("scaling", scaling, SCALINGS),
         real("temperature", temperature, positive=True),
         real("epsilon", epsilon, positive=True),
         integer("max_iter", max_iter),
@@ -211,7 +210,7 @@ def options(
     )
 
 
-def raise_not_a_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def raise_not_a_choice(name: str, value: object, choices: Collection[str]) -> None:
     if not isinstance(value, str):
         raise ArgumentTypeError(name, f"must be a string, got {kind(value)}")
     listed, near = ", ".join(map(repr, choices)), did_you_mean(value, choices)
@@ -227,10 +226,10 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 # --- tensors, without reading their values ------------------------------------------------------
 
 
-def tensors(*given: Any) -> tuple[Any, ...]:
+def tensors(*given: Any) -> list[Any]:
     """Tensors without a gradient; those of arrays share their memory if possible. Others stay."""
     call.is_transformed()  # raises an error where torch.func would transform tensors
-    return tuple([as_tensor(x) for x in given])
+    return [as_tensor(x) for x in given]
 
 
 def as_tensor(x: Any) -> Any:
@@ -311,19 +310,20 @@ def one_device(**tensors: Tensor) -> None:
         )
 
 
-def layout(names: tuple[str, str], *shapes: torch.Size, end: str, least_rows: int) -> None:
+def layout(
+    names: tuple[str, str],
+    support: torch.Size,
+    labels: torch.Size,
+    query: torch.Size,
+    end: str,
+    least_rows: int,
+) -> None:
     """Check that the shapes of support, labels and query fit together; `end` is ", D" or empty."""
-    (support_name, query_name), (support, labels, query) = names, shapes
+    support_name, query_name = names
     unbatched = 2 if end else 1
-    of_query, of_support = (query_name, query, "Q", 1), (support_name, support, "S", least_rows)
-    for name, shape, letter, least in (of_query, of_support):
-        if not unbatched <= len(shape) <= unbatched + 1:
-            raise ValueError(
-                f"{name} must have shape [{letter}{end}] or [B, {letter}{end}], got {list(shape)}"
-            )
-        if shape[-unbatched] < least:
-            raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
-    of_rows = support[:-1] if end else support
+    task_rows(query_name, query, unbatched, "Q" + end, 1)
+    task_rows(support_name, support, unbatched, "S" + end, least_rows)
+    of_rows = tuple(support)[: len(support) + 1 - unbatched]
     if labels != of_rows:
         raise ValueError(
             f"support_labels must have one label for each row of {support_name}, "
@@ -341,6 +341,13 @@ def layout(names: tuple[str, str], *shapes: torch.Size, end: str, least_rows: in
         )
 
 
+def task_rows(name: str, shape: torch.Size, unbatched: int, letters: str, least: int) -> None:
+    if not unbatched <= len(shape) <= unbatched + 1:
+        raise ValueError(f"{name} must have shape [{letters}] or [B, {letters}], got {list(shape)}")
+    if shape[-unbatched] < least:
+        raise ValueError(f"{name} must have at least one row per task, got {list(shape)}")
+
+
 def dense(support: Tensor, support_labels: Tensor, query: Tensor, *, least_rows: int = 1) -> None:
     """Types, devices and shapes of tasks with at least so many labelled rows."""
     features("support", support)
@@ -354,8 +361,8 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor, *, least_rows:
     if not (support.is_cpu and support_labels.is_cpu and query.is_cpu):
         one_device(support=support, support_labels=support_labels, query=query)
     support_shape, query_shape = support.shape, query.shape
-    shapes = support_shape, support_labels.shape, query_shape
-    layout(("support", "query"), *shapes, end=", D", least_rows=least_rows)
+    names = ("support", "query")
+    layout(names, support_shape, support_labels.shape, query_shape, ", D", least_rows)
     D = query_shape[-1]
     if support_shape[-1] != D:
         raise ValueError(
@@ -400,7 +407,7 @@ def indexed(
             f"features must have shape [N, D] with N and D at least 1, got {list(bank.shape)}"
         )
     shapes = support_index.shape, support_labels.shape, query_index.shape
-    layout(("support_index", "query_index"), *shapes, end="", least_rows=least_rows)
+    layout(("support_index", "query_index"), *shapes, "", least_rows)
 
 
 # --- values of tensors --------------------------------------------------------------------------
@@ -418,11 +425,12 @@ def classes_of_valid(
     labels: Tensor, *given: Tensor, indices: Sequence[Tensor] = (), limit: int = 0
 ) -> int:
     """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
-    device, S = labels.get_device(), labels.shape[-1]
-    if not (labels.numel() and 1 <= len(given) <= 3):
+    count = labels.numel()
+    if not (count and 1 <= len(given) <= 3):
         return 0
-    dtype = given[0].dtype
-    if not all(x.dtype is dtype and x.is_contiguous() and call.is_aligned(x) for x in given):
+    dtype, device, S = given[0].dtype, labels.get_device(), labels.shape[-1]
+    numbers = [call.packed_address(x, dtype, device) for x in given]
+    if min(numbers) < 0:
         return 0
     labels, absent = call.packed_int64(labels), [0] * (3 - len(given))
     try:
@@ -431,7 +439,7 @@ def classes_of_valid(
         pass_over = native.module.values_call(
             target=call.target(labels),
             dtype=call.DTYPES[dtype],
-            B=labels.numel() // S,
+            B=count // S,
             S=S,
             most=LARGEST_FEATURE[dtype],
             counts=[x.numel() for x in given] + absent,
@@ -441,12 +449,12 @@ def classes_of_valid(
     extremes = call.allocator(labels)((2,), (1,), torch.int64)
     pass_over.run(
         labels=call.pointer(labels, torch.int64, labels.shape, device),
-        numbers=[call.pointer(x, dtype, x.shape, device) for x in given] + absent,
+        numbers=numbers + absent,
         found=extremes.data_ptr(),
     )
     ends = [end for x in indices if x.numel() for end in torch.aminmax(x)]
     least, most, *read = numbers_of([*extremes, *ends]) if ends else extremes.tolist()
-    valid = least == -most and all(0 <= end < limit for end in read)
+    valid = least == -most and (not read or 0 <= min(read) <= max(read) < limit)
     return int(least) if valid else 0
 
 
@@ -458,15 +466,18 @@ def values(
     Every class must be in `labels`, unless they are empty. `limits` are those of indices, by name.
     On CUDA one synchronisation if all are valid; more to say what is not.
     """
-    if isinstance(labels, FakeTensor):
+    if call.is_fake(labels):
         if num_classes is None:
             raise ValueError(
                 "num_classes must be given for torch.compile, which does not read labels, got None"
             )
         return num_classes
     numbers = [x for x in seen.values() if x.dtype in call.DTYPES]
-    indices, limit = [seen[name] for name in limits], min(limits.values(), default=0)
-    classes = classes_of_valid(labels, *numbers, indices=indices, limit=limit)
+    if limits:
+        indices = [seen[name] for name in limits]
+        classes = classes_of_valid(labels, *numbers, indices=indices, limit=min(limits.values()))
+    else:
+        classes = classes_of_valid(labels, *numbers)
     if classes and num_classes in (None, classes):
         return classes
     seen = {name: x for name, x in seen.items() if x.numel()}

@@ -406,8 +406,8 @@ def output_table(
 ) -> Outputs:
     """The outputs of `solve` and `adapt`: the fields of `Solution` up to `criterion`, and others.
 
-    `others` have shapes without the batch. If `top` is given, only so many probabilities of each
-    query are returned, with `classes` and `held` at the end.
+    If `top` is given, only so many probabilities of each query are returned, with `classes` and
+    `held` at the end.
     """
     batch, best = of_query[:-1], (*of_query, K if top is None else min(top, K))
     table: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {
@@ -417,9 +417,8 @@ def output_table(
         "dual": (real, (*batch, K)),
         "iterations": (torch.int32, batch),
         "criterion": (real, batch),
+        **others,
     }
-    for name, wanted in others.items():
-        table[name] = None if wanted is None else (wanted[0], (*batch, *wanted[1]))
     if top is not None:
         table |= {"classes": (torch.int64, best), "held": (torch.float64, (*batch, K))}
     return table

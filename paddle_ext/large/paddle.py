@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..check import Options
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
-from ..native.call import DTYPES, Inputs, alike, allocate, call_native, packed, prepare
+from ..native.call import DTYPES, Inputs, alike, allocate, call_native, is_fake, packed, prepare
 from ..rows import class_sums, computing_dtype, laid_out, power_of_two
 from ..solution import output_table
 from ..task import batched
@@ -50,9 +49,9 @@ def solve(
     """
     S, D = support.shape[-2:]
     of_query = tuple(query.shape[:-1] if index is None else index.shape)
-    if isinstance(query, Tensor) and (isinstance(query, FakeTensor) or of_query[0] == 0):
+    if isinstance(query, Tensor) and (is_fake(query) or of_query[0] == 0):
         real, top = computing_dtype(query), None if options.all_classes else options.top
-        others = {"prototypes": (real, (K, D)) if options.prototypes else None}
+        others = {"prototypes": (real, (*of_query[:-1], K, D)) if options.prototypes else None}
         return allocate(query, output_table(of_query, K, real, top, others))
     *batch, Q = of_query
     support, labels = support.reshape(-1, S, D), labels.reshape(-1, S)

@@ -59,26 +59,33 @@ def prepare(
     Outputs are the dtype and shape of each result; None is not computed and not returned. If the
     first one has no elements, there is no task, and nothing is called.
     """
-    _, first = next(iter(outputs.values()), None) or (None, ())
-    if isinstance(like, FakeTensor) or 0 in first:
+    first = next(iter(outputs.values()), None)
+    if is_fake(like) or (first is not None and 0 in first[1]):
         return nothing, allocate(like, outputs)
     device = like.get_device()
-    addresses = {name: pointer(*x, device) for name, x in early.items()}
+    given: dict[str, Any] = {"target": target(like)}  # in the order of native code: quickest
     if typed:
-        addresses["dtype"] = DTYPES[like.dtype]
-    call = make(target=target(like), **options, **addresses)
+        given["dtype"] = DTYPES[like.dtype]
+    given |= options
+    if early:
+        given |= pointers(early, device)
+    call = make(**given)
     size = call.workspace()
     if size < 0:
         return nothing, []
-    new = allocator(like) if outputs or size else None  # once: on CUDA it asks for the device
-    results = allocate(like, outputs, new)
-    addresses = {name: pointer(*x, device) for name, x in inputs.items()}
-    made = iter(results)
+    addresses, results, new = pointers(inputs, device), [], allocator(like)
     for name, wanted in outputs.items():
-        addresses[name] = 0 if wanted is None else next(made).data_ptr()
-    memory = workspace(size, like, new) if size else None  # 0: the call takes none
-    if memory is not None:
-        addresses |= {"workspace": memory.data_ptr(), "workspace_bytes": memory.numel()}
+        if wanted is None:
+            addresses[name] = 0
+            continue
+        dtype, shape = wanted
+        result = new(shape, strides(shape), dtype)
+        addresses[name] = result.data_ptr()
+        results.append(result)
+    memory = None
+    if size:  # 0: the call takes none
+        memory = workspace(size, like, new)
+        addresses["workspace"], addresses["workspace_bytes"] = memory.data_ptr(), memory.numel()
 
     def run(kept: object = (memory, inputs, early)) -> None:
         call.run(**addresses)
@@ -105,29 +112,39 @@ def alike(dtype: torch.dtype, *shape: int, **tensors: Tensor | None) -> Inputs:
 # --- inputs -------------------------------------------------------------------------------------
 
 
+def pointers(inputs: Inputs, device: int) -> dict[str, int]:
+    return {name: pointer(x, dtype, shape, device) for name, (x, dtype, shape) in inputs.items()}
+
+
 def pointer(x: Tensor | None, dtype: torch.dtype, shape: Shape, device: int) -> int:
-    """The address of a contiguous tensor of this dtype and shape, on this GPU or `ON_CPU`.
+    """The address of a packed tensor of this dtype and shape, on this GPU or `ON_CPU`.
 
     Any other tensor is a mistake in this package, because the arguments of users have been checked
-    and made contiguous before; None is 0.
+    and packed before; None is 0.
     """
     if x is None:
         return 0
-    address = x.data_ptr()
-    if (
-        x.dtype is not dtype
-        or x.shape != shape
-        or x.get_device() != device
-        or not x.is_contiguous()
-        or address % dtype.itemsize
-        or (address == 0 and x.numel())
-    ):
+    address = packed_address(x, dtype, device)
+    if address < 0 or x.shape != shape:
         raise AssertionError(
             f"expected a contiguous tensor of {dtype}, shape {list(shape)}, device {device}, got "
             f"{x.dtype}, {list(x.shape)}, {x.get_device()} with strides {x.stride()} at "
-            f"{address:#x}"
+            f"{x.data_ptr():#x}"
         )
     return address
+
+
+def packed_address(x: Tensor, dtype: torch.dtype, device: int) -> int:
+    """The address of a packed tensor of this dtype on this device; -1 for any other tensor."""
+    address = x.data_ptr()
+    fits = (
+        x.dtype is dtype
+        and x.get_device() == device
+        and x.is_contiguous()
+        and address % dtype.itemsize == 0
+        and (address or not x.numel())
+    )
+    return address if fits else -1
 
 
 def packed(x: Tensor) -> Tensor:
@@ -137,16 +154,17 @@ def packed(x: Tensor) -> Tensor:
     numbers from such multiples only.
     """
     x = x.contiguous()
-    return x if isinstance(x, FakeTensor) or is_aligned(x) else x.clone()
+    return x if is_fake(x) or x.data_ptr() % x.element_size() == 0 else x.clone()
 
 
-def is_aligned(x: Tensor) -> bool:
-    return x.data_ptr() % x.element_size() == 0
+def is_fake(x: object) -> bool:
+    """Whether this is a tensor without memory, with which torch traces a call."""
+    return type(x) is FakeTensor  # `isinstance` of a tensor takes as long as two of its properties
 
 
 def packed_features(x: Tensor) -> Tensor:
     """x, packed; half precision is float32 on the CPU, which has no native code for it."""
-    if x.is_cpu and x.dtype not in (torch.float32, torch.float64):
+    if x.dtype.itemsize == 2 and x.is_cpu:
         x = x.float()
     return packed(x)
 
@@ -213,11 +231,10 @@ empty_on_gpu = allocator_of_torch("_empty_strided_cuda")
 def allocator(x: Tensor) -> Allocator:
     """A function that allocates tensors on the device of `x`."""
     chosen = None
-    if not isinstance(x, FakeTensor):
-        if x.is_cpu:
-            chosen = empty_on_cpu
-        elif x.is_cuda and x.get_device() == torch.cuda.current_device():
-            chosen = empty_on_gpu
+    if x.is_cpu:
+        chosen = empty_on_cpu
+    elif x.is_cuda and x.get_device() == torch.cuda.current_device():
+        chosen = empty_on_gpu
     return chosen or partial(empty, x.device)
 
 
@@ -225,15 +242,10 @@ def empty(device: torch.device, shape: Shape, strides: Shape, dtype: torch.dtype
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def allocate(like: Tensor, outputs: Outputs, new: Allocator | None = None) -> list[Tensor]:
-    """Uninitialised tensors on the device of `like`, whose allocator may be given."""
+def allocate(like: Tensor, outputs: Outputs) -> list[Tensor]:
+    """Uninitialised tensors on the device of `like`, which may be fake."""
     wanted = [x for x in outputs.values() if x is not None]
-    if not wanted:
-        return []
-    new = new or allocator(like)
-    # The sizes of fake tensors may be symbols, which are no keys of a cache.
-    find = strides.__wrapped__ if isinstance(like, FakeTensor) else strides
-    return [new(shape, find(shape), dtype) for dtype, shape in wanted]
+    return [torch.empty(shape, dtype=dtype, device=like.device) for dtype, shape in wanted]
 
 
 @lru_cache(maxsize=256)
@@ -254,11 +266,11 @@ class Scratch(threading.local):
 scratch = Scratch()
 
 
-def workspace(size: int, x: Tensor, new: Allocator | None = None) -> Tensor:
+def workspace(size: int, x: Tensor, new: Allocator) -> Tensor:
     """Memory of at least `size` bytes on the device of `x`, [n] uint8."""
     if size <= Scratch.size and not x.is_cuda:
         return scratch.memory
-    return (new or allocator(x))((size,), (1,), torch.uint8)
+    return new((size,), (1,), torch.uint8)
 
 
 # --- the public functions -----------------------------------------------------------------------
@@ -313,7 +325,8 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
         def wrapper(*arguments: P.args, **options: P.kwargs) -> Result:
             # If torch records or transforms calls, it must see an operator.
             if not (torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0):
-                return run(*arguments, **options)
+                on_cpu = arguments and isinstance(arguments[0], Tensor) and arguments[0].is_cpu
+                return (function if on_cpu else run)(*arguments, **options)
             given: dict[str, Any] = {**defaults, **dict(zip(needed, arguments)), **options}  # noqa: B905
             # Anything else is an error, or queries from a file, which are not for torch.compile.
             if (

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.passes import GivenScores, best_prior, classify_rows, is_large
 from ..limits import LEAST_QUERY_WEIGHT
 from ..native import load as native
-from ..native.call import Outputs, allocate, call_native, packed, packed_features, solver
+from ..native.call import Outputs, allocate, call_native, is_fake, packed, packed_features, solver
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution, output_table, returns_all
@@ -116,7 +115,7 @@ def adapt(
     grouped, things = groups_of_one_batch(groups, same, logits)
     tasks = batch[0] if batch else None
     measures, all_possible = None, True
-    if prior is not None and not isinstance(logits, FakeTensor):
+    if prior is not None and not is_fake(logits):
         tasks = tasks if grouped is None else len(grouped.names)
         measures, all_possible = measures_of(prior, K, tasks, logits)
     if validate:
@@ -141,7 +140,7 @@ def groups_of_one_batch(
 ) -> tuple[Groups | None, Groups | None]:
     """Check the groups and the things of these rows, which have no batch dimension."""
     for name, value in {"groups": groups, "same": same}.items():
-        if value is not None and isinstance(rows, FakeTensor):
+        if value is not None and is_fake(rows):
             raise TypeError(f"{name} must be None for torch.compile, got {name}")
         if value is not None and rows.dim() != 2:
             raise ValueError(
@@ -200,7 +199,7 @@ def call_adapt(
     *batch, Q, K = logits.shape
     B = batch[0] if batch else 1
     outputs = adapt_table((*batch, Q), K, computing_dtype(logits), top)
-    if B == 0 or isinstance(logits, FakeTensor):
+    if B == 0 or is_fake(logits):
         return allocate(logits, outputs)
     if top is not None or is_large(B, Q, K, cuda=logits.is_cuda):
         return adapt_one_by_one(logits, weight, max_iter, tol, measures, top)
@@ -217,7 +216,12 @@ def call_adapt(
 
 
 def adapt_table(of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None) -> Outputs:
-    others = {"concentration": (real, ()), "bound": (real, ()), "chosen": (torch.int32, ())}
+    batch = of_query[:-1]
+    others: Outputs = {
+        "concentration": (real, batch),
+        "bound": (real, batch),
+        "chosen": (torch.int32, batch),
+    }
     return output_table(of_query, K, real, top, others)
 
 
@@ -275,7 +279,7 @@ def check_values(
 
     Probabilities are refused too.
     """
-    if logits.numel() == 0 or isinstance(logits, FakeTensor):
+    if logits.numel() == 0 or is_fake(logits):
         return
     # A NaN anywhere makes both extremes NaN.
     if measures is None:

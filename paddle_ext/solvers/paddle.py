@@ -258,11 +258,11 @@ def call_paddle(
     query_index: Tensor | None = None,
 ) -> list[Tensor]:
     """Solve checked tasks, or rows of a bank by index; an empty list if they are too large."""
-    of_query = tuple(query.shape[:-1] if query_index is None else query_index.shape)
-    of_support, D = tuple(labels.shape), query.shape[-1]
-    Q, N = of_query[-1], 0 if query_index is None else len(query)
+    *rows, D = query.shape
+    of_query = tuple(rows if query_index is None else query_index.shape)
+    of_support, Q, N = tuple(labels.shape), of_query[-1], 0 if query_index is None else rows[0]
     shared = len(of_support) < len(of_query)
-    dtype = query.dtype
+    dtype, real = query.dtype, computing_dtype(query)
     options = {
         "size": (of_query[0] if len(of_query) == 2 else 1, Q, of_support[-1], K, D, N, shared),
         "lam": float(Q) if o.lam is None else o.lam,
@@ -279,7 +279,6 @@ def call_paddle(
         "support_index": (support_index, torch.int64, of_support),
         "query_index": (query_index, torch.int64, of_query),
     }
-    real = computing_dtype(query)
-    others = {"prototypes": (real, (K, D)) if o.prototypes else None}
+    others = {"prototypes": (real, (*of_query[:-1], K, D)) if o.prototypes else None}
     outputs = output_table(of_query, K, real, None, others)
     return call_native(native.module.paddle_call, options, query, inputs, outputs)

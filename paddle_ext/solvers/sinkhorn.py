@@ -6,12 +6,11 @@ import math
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import check
 from ..limits import LARGEST_FLOAT
 from ..native import load as native
-from ..native.call import call_native, packed, solver
+from ..native.call import call_native, is_fake, packed, solver
 from ..rows import computing_dtype
 from ..solution import Transport
 
@@ -133,7 +132,7 @@ def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
 
 def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
     """Check finiteness, signs and totals; on CUDA with one synchronisation."""
-    if cost.numel() == 0 or isinstance(cost, FakeTensor):
+    if cost.numel() == 0 or is_fake(cost):
         return
     most = check.LARGEST_FEATURE[cost.dtype]
     rows, columns = row_mass.double(), col_mass.double()
