@@ -310,16 +310,9 @@ def one_device(**tensors: Tensor) -> None:
         )
 
 
-def layout(
-    names: tuple[str, str],
-    support: torch.Size,
-    labels: torch.Size,
-    query: torch.Size,
-    end: str,
-    least_rows: int,
-) -> None:
+def layout(names: Sequence[str], shapes: Sequence[torch.Size], end: str, least_rows: int) -> None:
     """Check that the shapes of support, labels and query fit together; `end` is ", D" or empty."""
-    support_name, query_name = names
+    (support_name, query_name), (support, labels, query) = names, shapes
     unbatched = 2 if end else 1
     task_rows(query_name, query, unbatched, "Q" + end, 1)
     task_rows(support_name, support, unbatched, "S" + end, least_rows)
@@ -361,8 +354,8 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor, *, least_rows:
     if not (support.is_cpu and support_labels.is_cpu and query.is_cpu):
         one_device(support=support, support_labels=support_labels, query=query)
     support_shape, query_shape = support.shape, query.shape
-    names = ("support", "query")
-    layout(names, support_shape, support_labels.shape, query_shape, ", D", least_rows)
+    shapes = support_shape, support_labels.shape, query_shape
+    layout(("support", "query"), shapes, ", D", least_rows)
     D = query_shape[-1]
     if support_shape[-1] != D:
         raise ValueError(
@@ -407,7 +400,7 @@ def indexed(
             f"features must have shape [N, D] with N and D at least 1, got {list(bank.shape)}"
         )
     shapes = support_index.shape, support_labels.shape, query_index.shape
-    layout(("support_index", "query_index"), *shapes, "", least_rows)
+    layout(("support_index", "query_index"), shapes, "", least_rows)
 
 
 # --- values of tensors --------------------------------------------------------------------------
@@ -425,8 +418,7 @@ def classes_of_valid(
     labels: Tensor, *given: Tensor, indices: Sequence[Tensor] = (), limit: int = 0
 ) -> int:
     """The number of classes if a native pass finds all values valid; 0 is inconclusive."""
-    count = labels.numel()
-    if not (count and 1 <= len(given) <= 3):
+    if not (labels.numel() and 1 <= len(given) <= 3):
         return 0
     dtype, device, S = given[0].dtype, labels.get_device(), labels.shape[-1]
     numbers = [call.packed_address(x, dtype, device) for x in given]
@@ -439,7 +431,7 @@ def classes_of_valid(
         pass_over = native.module.values_call(
             target=call.target(labels),
             dtype=call.DTYPES[dtype],
-            B=count // S,
+            B=labels.numel() // S,
             S=S,
             most=LARGEST_FEATURE[dtype],
             counts=[x.numel() for x in given] + absent,
@@ -473,11 +465,8 @@ def values(
             )
         return num_classes
     numbers = [x for x in seen.values() if x.dtype in call.DTYPES]
-    if limits:
-        indices = [seen[name] for name in limits]
-        classes = classes_of_valid(labels, *numbers, indices=indices, limit=min(limits.values()))
-    else:
-        classes = classes_of_valid(labels, *numbers)
+    indices, limit = [seen[name] for name in limits], (min(limits.values()) if limits else 0)
+    classes = classes_of_valid(labels, *numbers, indices=indices, limit=limit)
     if classes and num_classes in (None, classes):
         return classes
     seen = {name: x for name, x in seen.items() if x.numel()}

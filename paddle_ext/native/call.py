@@ -84,7 +84,8 @@ def prepare(
         results.append(result)
     memory = None
     if size:  # 0: the call takes none
-        memory = workspace(size, like, new)
+        small = size <= Scratch.size and not like.is_cuda
+        memory = scratch.memory if small else new((size,), (1,), torch.uint8)
         addresses["workspace"], addresses["workspace_bytes"] = memory.data_ptr(), memory.numel()
 
     def run(kept: object = (memory, inputs, early)) -> None:
@@ -137,14 +138,9 @@ def pointer(x: Tensor | None, dtype: torch.dtype, shape: Shape, device: int) -> 
 def packed_address(x: Tensor, dtype: torch.dtype, device: int) -> int:
     """The address of a packed tensor of this dtype on this device; -1 for any other tensor."""
     address = x.data_ptr()
-    fits = (
-        x.dtype is dtype
-        and x.get_device() == device
-        and x.is_contiguous()
-        and address % dtype.itemsize == 0
-        and (address or not x.numel())
-    )
-    return address if fits else -1
+    if x.dtype is not dtype or x.get_device() != device or not x.is_contiguous():
+        return -1
+    return -1 if address % dtype.itemsize or (address == 0 and x.numel()) else address
 
 
 def packed(x: Tensor) -> Tensor:
@@ -264,13 +260,6 @@ class Scratch(threading.local):
 
 
 scratch = Scratch()
-
-
-def workspace(size: int, x: Tensor, new: Allocator) -> Tensor:
-    """Memory of at least `size` bytes on the device of `x`, [n] uint8."""
-    if size <= Scratch.size and not x.is_cuda:
-        return scratch.memory
-    return new((size,), (1,), torch.uint8)
 
 
 # --- the public functions -----------------------------------------------------------------------

@@ -206,8 +206,8 @@ def call_adapt(
     logits, priors = packed_features(logits), 0
     if measures is not None:
         measures, priors = packed(measures.expand(B, -1, K)), measures.shape[1]
-    sizes = {"B": B, "Q": Q, "K": K, "priors": priors}
-    options = {**sizes, "weight": weight, "max_iter": max_iter, "tol": tol}
+    sizes = {"B": B, "Q": Q, "K": K}
+    options = {**sizes, "weight": weight, "max_iter": max_iter, "tol": tol, "priors": priors}
     inputs = {
         "logits": (logits, logits.dtype, (*batch, Q, K)),
         "measures": (measures, computing_dtype(logits), (B, priors, K)),
@@ -217,11 +217,8 @@ def call_adapt(
 
 def adapt_table(of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None) -> Outputs:
     batch = of_query[:-1]
-    others: Outputs = {
-        "concentration": (real, batch),
-        "bound": (real, batch),
-        "chosen": (torch.int32, batch),
-    }
+    score = real, batch
+    others = {"concentration": score, "bound": score, "chosen": (torch.int32, batch)}
     return output_table(of_query, K, real, top, others)
 
 
