@@ -165,7 +165,7 @@ def without_strangers(
     low = torch.minimum(seen - count_quantile(RATE * known, spread, Q, z), number).clamp(min=0)
     half = (n / 4 * (1 + n / (rows + 2))).sqrt()
     high = torch.maximum(n - 2 * (familiar - z * half), number).minimum(n)
-    real = number / seen.clamp(min=1)  # the share of those seen
+    real = (number / seen.clamp(min=1)).clamp(max=1)  # the share of those seen
     if sampling:
         drawn = z * z * (number + 0.5) * (Q - number + 0.5) / (Q + 2)
         low = number - ((number - low).square() + drawn).sqrt()

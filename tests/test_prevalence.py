@@ -212,6 +212,10 @@ def test_strangers_by_hand() -> None:
     unjudged = found.prevalence(novelty=novelty.index_fill(0, torch.arange(24), math.nan))
     assert unjudged.estimate[2] == 0.0
     assert float(unjudged.high[2]) >= 0.24  # nothing is known of these
+    logits = torch.tensor([[0.7, 0.0], [0.5, 0.0], [0.0, 0.5]])
+    everyone = paddle_ext.adapt(logits).prevalence(novelty=torch.ones(3))
+    torch.testing.assert_close(everyone.estimate, torch.tensor([0.0, 0.0, 1.0]).double())
+    assert bool((everyone.low <= everyone.high).all())  # neither is NaN, whatever is rounded
 
 
 def test_novelty_must_belong_to_the_queries() -> None:
