@@ -73,7 +73,6 @@ def tune(
     k_eff: int = 5,
     num_classes: int | None = 5,
     n_tasks: int = 1000,
-    n_query: int = 75,
     sampling: str = "dirichlet",
     alpha: float = 2.0,
     preset: str | None = None,
@@ -93,11 +92,11 @@ def tune(
     shots, k_eff, num_classes, n_tasks, sampling, alpha
         Default: 1000 tasks of 5 classes and 5 shots with uneven class frequencies, the protocol of
         the paper; docs/evaluation.md says why.
-    n_query, preset
+    preset
         As in `evaluate`.
     **run
-        Seed, name, device, memory, output, resume and progress, as in `evaluate`. `output` gets the
-        finished results and, at the end, ``tuning.json``.
+        n_query, seed, name, device, memory, output, resume and progress, as in `evaluate`. `output`
+        gets the finished results and, at the end, ``tuning.json``.
 
     Returns
     -------
@@ -132,7 +131,6 @@ def tune(
         k_eff=check.integer("k_eff", k_eff),
         num_classes=num_classes,
         n_tasks=n_tasks,
-        n_query=n_query,
         sampling=sampling,
         alpha=alpha,
         **run,

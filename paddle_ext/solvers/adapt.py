@@ -202,7 +202,8 @@ def call_adapt(
     if B == 0 or is_fake(logits):
         return allocate(logits, outputs)
     if top is not None or is_large(B, Q, K, cuda=logits.is_cuda):
-        return adapt_one_by_one(logits, weight, max_iter, tol, measures, top)
+        steps = {"weight": weight, "max_iter": max_iter, "tol": tol}
+        return adapt_one_by_one(logits, allocate(logits, outputs), measures, top, **steps)
     logits, priors = packed_features(logits), 0
     if measures is not None:
         measures, priors = packed(measures.expand(B, -1, K)), measures.shape[1]
@@ -223,22 +224,14 @@ def adapt_table(of_query: tuple[int, ...], K: int, real: torch.dtype, top: int |
 
 
 def adapt_one_by_one(
-    logits: Tensor,
-    weight: float,
-    max_iter: int,
-    tol: float,
-    measures: Tensor | None,
-    top: int | None,
+    logits: Tensor, outputs: list[Tensor], measures: Tensor | None, top: int | None, **steps: Any
 ) -> list[Tensor]:
     """`adapt` for tasks too large for one thread block, or without all probabilities."""
-    *batch, Q, K = logits.shape
-    outputs = allocate(logits, adapt_table((*batch, Q), K, computing_dtype(logits), top))
+    (*batch, Q, K), weight = logits.shape, steps["weight"]
     for number, own in enumerate(logits.reshape(-1, Q, K)):
         scores = GivenScores(own)
         priors = None if measures is None else measures[number % len(measures)]
-        counter, state, chosen = best_prior(
-            scores, priors, max_iter, total=weight * Q, weight=weight, tol=tol
-        )
+        counter, state, chosen = best_prior(scores, priors, total=weight * Q, **steps)
         del counter  # it may be large
         found = classify_rows(scores, state.dual, top=top or 1, all_classes=top is None)
         values = [
