@@ -91,13 +91,13 @@ PADDLE_EXT_HD bool is_decisive(double temperature, double unit) {
     return temperature * unit * unit * Range<Real>::kFarAway >= 1.0;
 }
 
-// The power of two by which a unit must grow for a length to fit in kFarAway; none if <= 0.
+// The power of two by which a unit must grow for a length to fit in kFarAway.
 template <typename Real>
 PADDLE_EXT_HD int exponent_beyond(double length) {
     int exponent, limit;
     ::frexp(length, &exponent);
     ::frexp(Range<Real>::kFarAway, &limit);
-    return exponent - limit + 1;
+    return exponent < limit ? 0 : exponent - limit + 1;
 }
 
 // Added to the proportions inside the logarithm, on CUDA: a smaller or larger one would have none.

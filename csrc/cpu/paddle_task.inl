@@ -178,11 +178,9 @@ static void bound_sums(const PaddleParams& p, T most, Prepared<T>& out) {
     const bool decisive = is_decisive<T>(p.temperature, out.unit);
     const double reach = decisive ? kNearFar * nearest_prototype(n, most, out) : double(most);
     const int exponent = exponent_beyond<T>(reach);
-    const double down = exponent > 0 ? __builtin_ldexp(1.0, -exponent) : 1.0;
-    if (exponent > 0) {
-        out.unit = __builtin_ldexp(out.unit, exponent);
-        for (int64_t i = 0; i < out.Qp * n.D; ++i) out.z[i] = T(double(out.z[i]) * down);
-    }
+    const double down = __builtin_ldexp(1.0, -exponent);
+    out.unit = __builtin_ldexp(out.unit, exponent);
+    for (int64_t i = 0; i < out.Qp * n.D; ++i) out.z[i] = T(double(out.z[i]) * down);
     for (int64_t k = 0; k < n.K; ++k) {
         T* const sum = out.sums + k * n.D;
         const T clamp = T(Range<T>::kFarAway * safe_mass(out.count[k]));

@@ -16,16 +16,13 @@ static inline Vec<T> vexpm1(Vec<T> x) {
 }
 
 template <typename T>
-static inline Vec<T> vsqrt(Vec<T> x) {
-    for (int lane = 0; lane < Simd<T>::kLanes; ++lane) x[lane] = T(__builtin_sqrt(x[lane]));
-    return x;
-}
-
-template <typename T>
 struct TimVectorMath {
     static inline Vec<T> log(Vec<T> x) { return vlog<T>(x); }
     static inline Vec<T> expm1(Vec<T> x) { return vexpm1<T>(x); }
-    static inline Vec<T> sqrt(Vec<T> x) { return vsqrt<T>(x); }
+    static inline Vec<T> sqrt(Vec<T> x) {
+        for (int lane = 0; lane < Simd<T>::kLanes; ++lane) x[lane] = T(__builtin_sqrt(x[lane]));
+        return x;
+    }
     static inline Vec<T> min(Vec<T> a, Vec<T> b) { return vmin<T>(a, b); }
     static inline Vec<T> max(Vec<T> a, Vec<T> b) { return vmax<T>(a, b); }
     static inline Vec<T> all(T value) { return splat(value); }

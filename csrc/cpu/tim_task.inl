@@ -26,14 +26,10 @@ struct TimRows {
 };
 
 template <typename T>
-static T largest_centred(const FeatureRows<T>& row, int64_t count, int64_t D, const T* norms,
-                         const T* mean) {
+static T largest_centred(const T* __restrict__ x, int64_t D, T norm, const T* mean) {
     T largest = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const T* __restrict__ x = row(i);
-        for (int64_t d = 0; d < D; ++d) {
-            largest = __builtin_fmax(largest, __builtin_fabs(x[d] * norms[i] - mean[d]));
-        }
+    for (int64_t d = 0; d < D; ++d) {
+        largest = std::max(largest, T(__builtin_fabs(x[d] * norm - mean[d])));
     }
     return largest;
 }
@@ -44,22 +40,31 @@ static void tim_rows(const TimParams& p, int64_t task, TimRows<T>& out) {
     const auto& n = p.size;
     const auto support = rows_of<T>(p.support, nullptr, n.support_shared ? 0 : task, n.S, n);
     const auto query = rows_of<T>(p.query, nullptr, task, n.Q, n);
+    const auto row = [&](int64_t i) { return i < n.S ? support(i) : query(i - n.S); };
     for (int64_t i = 0; i < n.S + n.Q; ++i) {
-        const T* x = i < n.S ? support(i) : query(i - n.S);
-        out.norms[i] = p.normalize ? inverse_norm(x, n.D) : T(1);
+        out.norms[i] = p.normalize ? inverse_norm(row(i), n.D) : T(1);
     }
     mean_row(query, n.Q, n.D, out.norms + n.S, out.mean);
 
-    T largest = largest_centred(query, n.Q, n.D, out.norms + n.S, out.mean);
-    if (largest == 0) largest = largest_centred(support, n.S, n.D, out.norms, out.mean);
-    const bool by_gradient = p.solver == TimSolver::kGradient;
-    out.unit = tim_unit<T>(double(largest), by_gradient ? p.learning_rate : 0.0);
+    double largest = 0, farthest = 0, nearest = Range<double>::kInfinity;
+    for (int64_t i = 0; i < n.S + n.Q; ++i) {
+        const double reach = largest_centred(row(i), n.D, out.norms[i], out.mean);
+        if (i >= n.S) largest = __builtin_fmax(largest, reach);
+        if (i < n.S) farthest = __builtin_fmax(farthest, reach);
+        if (i < n.S) nearest = __builtin_fmin(nearest, reach);
+    }
+    if (largest == 0) largest = farthest;
+    out.unit = tim_unit<T>(largest, p.solver == TimSolver::kGradient ? p.learning_rate : 0.0);
+    // As in PADDLE, labelled rows beyond kFarAway are clamped only where that changes nothing.
+    const bool decisive = is_decisive<T>(p.temperature, out.unit);
+    const double kept = decisive ? __builtin_fmin(farthest, kNearFar * nearest) : farthest;
+    out.unit = __builtin_ldexp(out.unit, exponent_beyond<T>(kept / out.unit));
 
     const T down = T(1.0 / out.unit), far = T(Range<T>::kFarAway);
     __builtin_memset(out.by_row, 0, sizeof(T) * out.Np * n.D);
     __builtin_memset(out.by_dim, 0, sizeof(T) * out.Np * out.Dp);
     for (int64_t i = 0; i < n.S + n.Q; ++i) {
-        const T* x = i < n.S ? support(i) : query(i - n.S);
+        const T* x = row(i);
         T* const to_row = out.by_row + i / kPanel * n.D * kPanel + i % kPanel;
         for (int64_t d = 0; d < n.D; ++d) {
             const T value = bounded((x[d] * out.norms[i] - out.mean[d]) * down, far);

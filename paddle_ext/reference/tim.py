@@ -34,20 +34,18 @@ MAX_POWER = 1e15
 FAR_AWAY = 1e60
 MAX_TEMPERATURE = 1e60
 MAX_LOG = 1e200
+# A labelled row beyond FAR_AWAY is cut off if queries are out of its reach, and other rows nearer
+# by this factor. Otherwise the unit grows.
+NEAR_FAR = 1024.0
 
 BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 
 
 class Task(NamedTuple):
-    """A batch of tasks, centred at the query mean and in units of the spread of the queries.
-
-    A shared support is never copied: it stays in its own coordinates.
-    """
+    """A batch of tasks, centred at the query mean and in units of the spread of the queries."""
 
     query: Tensor  # [B, Q, D]
-    support: Tensor  # [B or 1, S, D]; in the task's coordinates: stretch * support + shift
-    stretch: Tensor  # [B, 1, 1]
-    shift: Tensor  # [B, 1, D]
+    support: Tensor  # [B, S, D]
     labels: Tensor  # [B or 1, S]
     one_hot: Tensor  # [B or 1, S, K]
     temperature: Tensor  # [B, 1, 1]
@@ -60,16 +58,18 @@ def prepare(
 ) -> Task:
     if normalize:
         support, query = unit_rows(support), unit_rows(query)
-    centre, own_centre = query.mean(-2, keepdim=True), support.mean(-2, keepdim=True)
-    query, support = query - centre, support - own_centre
-    own_unit = power_of_two_above(support)
+    centre = query.mean(-2, keepdim=True)
+    query, support = query - centre, support - centre
     spread = query.abs().amax((-2, -1), keepdim=True) > 0
-    unit = torch.where(spread, power_of_two_above(query), own_unit)  # [B, 1, 1]
+    unit = torch.where(spread, power_of_two_above(query), power_of_two_above(support))  # [B, 1, 1]
+    length = support.abs().amax(-1, keepdim=True)
+    farthest, nearest = length.amax(-2, keepdim=True), length.amin(-2, keepdim=True)
+    decisive = temperature * unit * unit * FAR_AWAY >= 1
+    kept = torch.where(decisive, torch.minimum(farthest, NEAR_FAR * nearest), farthest)
+    unit = torch.where(kept > FAR_AWAY * unit, power_of_two_above(kept / FAR_AWAY), unit)
     return Task(
         query=query / unit,
-        support=support / own_unit,
-        stretch=(own_unit / unit).clamp(max=FAR_AWAY),
-        shift=((own_centre - centre) / unit).clamp(-FAR_AWAY, FAR_AWAY),
+        support=(support / unit).clamp(-FAR_AWAY, FAR_AWAY),
         labels=one_hot.argmax(-1),
         one_hot=one_hot,
         temperature=(temperature * unit * unit).clamp(max=MAX_TEMPERATURE),
@@ -81,8 +81,7 @@ def prepare(
 def logits(task: Task, w: Tensor) -> tuple[Tensor, Tensor]:
     """Logits of the support [B, S, K] and the query [B, Q, K], minus the largest of each row."""
     half_norms = w.square().sum(-1).unsqueeze(-2) / 2  # [B, 1, K]
-    rows = task.stretch * (task.support @ w.mT) + task.shift @ w.mT, task.query @ w.mT
-    scores = [products - half_norms for products in rows]
+    scores = [rows @ w.mT - half_norms for rows in (task.support, task.query)]
     support, query = (x - x.detach().amax(-1, keepdim=True) for x in scores)
     return task.temperature * support, task.temperature * query
 
@@ -154,9 +153,8 @@ def alternating_step(
     per_support, per_query = weights[0] / (1 + weights[2]), S / Q
     a_support = per_support * (task.one_hot - log_support.exp())
     a_query = per_query * (q - log_query.exp())
-    from_support = a_support.sum(-2).unsqueeze(-1)  # [B, K, 1]
-    pull = task.stretch * (a_support.mT @ task.support) + from_support * task.shift
-    pull = pull + a_query.mT @ task.query - (from_support + a_query.sum(-2).unsqueeze(-1)) * w
+    pull = a_support.mT @ task.support + a_query.mT @ task.query
+    pull = pull - (a_support.sum(-2) + a_query.sum(-2)).unsqueeze(-1) * w
     mass = (per_support * task.one_hot.sum(-2) + per_query * q.sum(-2)).clamp(min=EPSILON)
     return (w + learning_rate * pull / mass.unsqueeze(-1)).clamp(-FAR_AWAY, FAR_AWAY)
 
@@ -184,8 +182,7 @@ def tim(
     dtype = computing_dtype(query)
     raw_support, one_hot, raw_query = batched(support, support_labels, query, num_classes)
     task = prepare(raw_support, one_hot, raw_query, temperature, normalize)
-    w = task.stretch * class_means(task.support, one_hot) + task.shift  # [B, K, D]
-    w = w.clamp(-FAR_AWAY, FAR_AWAY)
+    w = class_means(task.support, one_hot)  # [B, K, D]
     moments = torch.zeros_like(w), torch.zeros_like(w)
     losses = []
     for step in range(1, max_iter + 1):

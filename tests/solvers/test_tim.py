@@ -282,6 +282,26 @@ def test_shared_support_far_from_the_queries_of_a_task(place: Place) -> None:
     agrees(place, replace(problem, query=moved), max_iter=10, normalize=False, temperature=0.1)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("share", [1e-9, 1e-12, 1e-20])
+def test_queries_all_but_one_point(place: Place, share: float, variant: str) -> None:
+    """Labelled rows are far away for the spread of the queries, and for Adam's steps."""
+    problem = overlapping(seed=17).map(lambda x: x * 1e7)
+    problem.query.mul_(share)
+    for temperature in (1e-15, 1e3):
+        options = VARIANTS[variant] | {"temperature": temperature, "normalize": False}
+        agrees(place, problem, max_iter=10, **options)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_class_out_of_reach_does_not_blur_the_others(variant: str) -> None:
+    problem = overlapping(seed=3)
+    problem.support[problem.support_labels == 4] *= 1e20
+    options = VARIANTS[variant] | {"max_iter": 20, "normalize": False}
+    got = solve(Place("cpu", torch.float32), problem, **options)
+    assert largest(got.probabilities - truth(problem, **options).probabilities) < 1e-5
+
+
 def test_losses_only_on_demand(place: Place) -> None:
     problem = overlapping(B=2, seed=8)
     plain = solve(place, problem, max_iter=9)

@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads) bound_sums_kernel(Chunk c) {
         }
         reach = -kNearFar * double(block_max(-nearest, scratch));
     }
-    const int exponent = max(exponent_beyond<float>(reach), 0);
+    const int exponent = exponent_beyond<float>(reach);
     const double down = ldexp(1.0, -exponent);
     for (int64_t i = threadIdx.x; i < n.K * Dp; i += kThreads) {
         const float bound = float(Range<float>::kFarAway) * safe_mass(count[i / Dp]);
