@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import rounds
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import reference
+from paddle_ext.reference.paddle import MIN_NORM, MIN_RANGE, unit_rows
 
 EDGES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257)
 BEYOND = (511, 512, 513, 600, 1023, 1025)  # 513 queries of few features are a large task
@@ -34,37 +36,20 @@ NEARBY = 8  # inputs
 # --- numbers ------------------------------------------------------------------------------------
 
 
-def mixed(x: Tensor) -> Tensor:
-    """Columns of magnitudes from 1e-15 to 1e15."""
-    return x * 10.0 ** torch.empty(x.shape[-1], dtype=x.dtype).uniform_(-15, 15)
-
-
-def tiny(x: Tensor) -> Tensor:
-    return x * random.choice((1e-41, 1e-38, 1e-311))
-
-
 def tiny_column(x: Tensor) -> Tensor:
     x = x.clone()
     x[..., random.randrange(x.shape[-1])] *= 1e-41
     return x
 
 
-def zero_rows(x: Tensor) -> Tensor:
-    return x * (torch.rand(*x.shape[:-1], 1) < 0.7)
-
-
-def sparse(x: Tensor) -> Tensor:
-    return x * (torch.rand(x.shape) < 0.1)
-
-
 NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "plain": lambda x: x,
     "positive": lambda x: x.abs(),
-    "mixed": mixed,
-    "tiny": tiny,
+    "mixed columns": lambda x: x * 10.0 ** x.new_empty(x.shape[-1]).uniform_(-15, 15),
+    "tiny": lambda x: x * random.choice((1e-41, 1e-38, 1e-311)),
     "tiny column": tiny_column,
-    "zero rows": zero_rows,
-    "sparse": sparse,
+    "zero rows": lambda x: x * (torch.rand(*x.shape[:-1], 1) < 0.7),
+    "sparse": lambda x: x * (torch.rand(x.shape) < 0.1),
     "whole": lambda x: x.round(),
     "far": lambda x: x + 100,
     "large": lambda x: x * 1e20,
@@ -197,25 +182,40 @@ def laid_out(call: Call) -> tuple[Call, Call, list[str]]:
     return laid, plain, names
 
 
-def by_reference(name: str, call: Call) -> Any:
-    """In float64."""
+def by_reference(name: str, call: Call, dtype: torch.dtype) -> Any:
+    """In the precision of the numbers, with the limits of a dtype."""
     call = {k: v for k, v in call.items() if k not in ("return_assignments", "top")}
     if name == "solve_indexed":
         bank, support, query = (call.pop(k) for k in ("features", "support_index", "query_index"))
         call |= {"support": bank[support], "query": bank[query]}
-    return FUNCTIONS[name][1](**{k: v.double() if is_float(v) else v for k, v in call.items()})
+    own = torch.promote_types(dtype, torch.float32)
+    ranges, norms = (patch.dict(x, {torch.float64: x[own]}) for x in (MIN_RANGE, MIN_NORM))
+    with ranges, norms:
+        return FUNCTIONS[name][1](**call)
 
 
-def nearby(call: Call) -> Call:
+def in_double(call: Call, change: Callable[[Tensor], Tensor] = lambda x: x) -> Call:
+    return call | {k: change(x.double()) for k, x in call.items() if is_float(x)}
+
+
+def moved(call: Call, dtype: torch.dtype) -> Call:
     """Each number changed by up to one unit in the last place of the largest in its column, as
     subtracting a mean may, and as if subnormal numbers were lost. Equal rows become different.
     """
-    floats = {k: v for k, v in call.items() if is_float(v)}
-    columns = torch.cat([x.reshape(-1, x.shape[-1]) for x in floats.values()])
-    limits = torch.finfo(torch.promote_types(columns.dtype, torch.float32))
+    columns = torch.cat([x.reshape(-1, x.shape[-1]) for x in call.values() if is_float(x)])
+    limits = torch.finfo(torch.promote_types(dtype, torch.float32))
     unit = (limits.eps * columns.double().abs().amax(0)).clamp(min=limits.tiny)
-    noise = {k: unit * (2 * torch.rand(x.shape, dtype=unit.dtype) - 1) for k, x in floats.items()}
-    return call | {k: x.double() + noise[k] for k, x in floats.items()}
+    return in_double(call, lambda x: x + unit * (2 * torch.rand(x.shape, dtype=x.dtype) - 1))
+
+
+def nearby(call: Call, dtype: torch.dtype) -> Iterator[Call]:
+    """The same numbers, for the rounding of products, and some that are moved, as unit rows too."""
+    yield call
+    for _ in range(NEARBY):
+        near = moved(call, dtype)
+        if call.get("normalize"):
+            near = moved(in_double(near, unit_rows), dtype) | {"normalize": False}
+        yield near
 
 
 def all_probabilities(found: Any) -> Tensor:
@@ -274,12 +274,12 @@ def one_call(seed: int, device: str) -> Counts:
             assert torch.equal(one, other), f"{field} depends on the layout: {names}"
     K = call.get("num_classes", call["logits"].shape[-1] if "logits" in call else 0)
     check(name, got, K)
-    exact = by_reference(name, plain)
+    exact = by_reference(name, in_double(plain), dtype)
     counts[f"{name}: tasks"] += max(1, got.labels[..., 0].numel())
     ours = differ(got, exact, dtype)
     counts[f"of them {name}: unlike the reference"] += int(ours.sum())
-    for _ in range(NEARBY if bool(ours.any()) else 0):
-        ours &= ~differ(by_reference(name, nearby(plain)), exact, dtype)
+    for near in nearby(plain, dtype) if bool(ours.any()) else ():
+        ours &= ~differ(by_reference(name, near, dtype), exact, dtype)
     counts[f"of them {name}: unlike the reference, and those nearby"] += int(ours.sum())
     if bool(ours.any()):
         sys.stderr.write(f"--only {seed}: {name} {described(plain)}\n")
