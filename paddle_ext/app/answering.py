@@ -210,9 +210,9 @@ def examples_of(labelled: Labelled, place: torch.device) -> Examples:
     return Examples(rows, labels, len(labelled.class_names), trusted=sure, inverse_regularisation=C)
 
 
-def things_of(labelled: Labelled, place: torch.device) -> Examples:
+def things_of(labelled: Labelled, place: torch.device, alone: bool = False) -> Examples:
     """The same with one row for each thing, as samples of a thing would vouch for each other."""
-    return counted_once(examples_of(labelled, place), labelled.things(place))
+    return counted_once(examples_of(labelled, place), labelled.things(place), alone)
 
 
 def novelty_of(
@@ -223,7 +223,7 @@ def novelty_of(
     if not len(classes):
         return None
     index = number.to(device)  # of each class among those with samples; -1: none
-    known = things_of(labelled, device)
+    known = things_of(labelled, device, alone=True)  # as new samples are judged
     spread = familiar(known.support, index[known.labels], len(classes))
     if spread is None or RATE * (len(spread.ordinary) + 1) < 1:
         return None
@@ -263,7 +263,7 @@ def groups_of_strangers(
     if len(chosen) < 2:
         return []
     rows, places = unit_rows(features[chosen]), numbers[chosen].tolist()
-    known = things_of(labelled, device)
+    known = things_of(labelled, device, alone=True)
     counts = torch.bincount(known.labels, minlength=known.num_classes)
     sums = rows.new_zeros(len(counts), rows.shape[1])
     sums.index_add_(0, known.labels, unit_rows(known.support))

@@ -212,11 +212,9 @@ def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccu
     """From the first `given` labelled samples; the rest were corrected, so not a fair test."""
     if checked is None or checked.labelled.prototypes is not None:
         return None
-    things, K = checked.things, len(checked.labelled.class_names)
-    repeated = torch.bincount(checked.labelled.labels[things], minlength=K) > 1
-    things = things[things < given]
+    things, K = checked.things[checked.things < given], len(checked.labelled.class_names)
     labels = checked.labelled.labels[things]
-    tested = repeated[labels]
+    tested = (checked.labelled.shots() > 1)[labels]
     right = tested & (checked.suggestion[things] == labels)
     return ExpectedAccuracy(
         torch.bincount(labels[right], minlength=K), torch.bincount(labels[tested], minlength=K)
@@ -281,7 +279,7 @@ class Outcome:
 
     def about_strangers(self) -> str:
         """For which samples nothing can be said about unknown classes; empty if for none."""
-        answers, labelled = self.answers, self.source.labelled
+        answers, shots = self.answers, self.source.labelled.shots()
         unjudged = answers.unjudged()
         if not len(unjudged):
             return ""
@@ -290,7 +288,6 @@ class Outcome:
                 f"{math.ceil(1 / RATE) - 1} labelled samples, of classes with two or more, are "
                 "needed to say which samples are of unknown classes"
             )
-        shots = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
         lonely = [k for k in sorted(set(answers.labels[unjudged].tolist())) if shots[k] < 2]
         names = several([answers.class_names[k] for k in lonely], MOST_NAMED)
         have = "has" if len(lonely) == 1 else "have"

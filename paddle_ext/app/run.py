@@ -276,7 +276,7 @@ def suggestions(
 
 
 def trust_notes(labelled: Labelled) -> list[str]:
-    counts = torch.bincount(labelled.labels, minlength=len(labelled.class_names))
+    counts = labelled.shots()
     several = int(counts[counts > 1].sum())
     if labelled.prototypes is not None or several >= FEWEST_TO_CALIBRATE:
         return []

@@ -198,12 +198,12 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     return Fit(fitted.to("cpu"), means, proportions, None)
 
 
-def counted_once(examples: Examples, tied: Groups | None) -> Examples:
-    """The examples with one row for each labelled thing, the mean of its unit-norm rows."""
+def counted_once(examples: Examples, tied: Groups | None, alone: bool = False) -> Examples:
+    """The examples with one row for each labelled thing: the mean of its unit-norm rows, or one."""
     if tied is None:
         return examples
-    rows, labels = tied.means(unit_rows(examples.support)), examples.labels[tied.first]
-    sure = examples.trusted
+    rows, labels, sure = examples.support, examples.labels[tied.first], examples.trusted
+    rows = rows[tied.first] if alone else tied.means(unit_rows(rows))
     sure = None if sure is None else tied.sums(sure.double().unsqueeze(-1))[:, 0] > 0
     return replace(examples, support=rows, labels=labels, trusted=sure)
 

@@ -251,6 +251,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rows = rows.float()
         mask, labels = (torch.from_numpy(x).to(device) for x in (has_label, places))
         examples = Examples(rows[mask], labels, len(self.classes_))
+        alone = fitted.counted_once(examples, tied, alone=True)
         if prototypes is not None:
             of_classes = to_tensor(names, device).to(rows.dtype)
             examples = replace(fitted.counted_once(examples, tied), names=of_classes)
@@ -273,13 +274,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fit.proportions, len(labels if query is None else query)
         ).cpu()
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
-        own = examples if prototypes is not None else fitted.counted_once(examples, tied)
+        own = alone if prototypes is not None else fitted.counted_once(examples, tied, alone=True)
         shots, known = own.labels.bincount(minlength=own.num_classes), None
         if shots.all():
             known = familiar(own.support, own.labels, own.num_classes)
         self._familiar = None if known is None else moved(known, "cpu")
-        few = examples.names is None and int(shots[shots > 1].sum()) < FEWEST_TO_CALIBRATE
-        self.calibrated_ = not few
+        several = int(shots[shots > 1].sum())
+        self.calibrated_ = several >= FEWEST_TO_CALIBRATE or prototypes is not None
         self._set_results(fit, labels, has_label, rows.dtype)
         self._batch = X, has_label
         return self

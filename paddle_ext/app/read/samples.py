@@ -64,6 +64,11 @@ class Labelled:
         names = [f"{label} {name}" if name else str(row) for row, (label, name) in own]
         return None if len(set(names)) == len(names) else groups_of(names, len(names), device)
 
+    def shots(self) -> Tensor:
+        """How many things are labelled in each class, [K]."""
+        first = slice(None) if (tied := self.things(self.labels.device)) is None else tied.first
+        return torch.bincount(self.labels[first], minlength=len(self.class_names))
+
     def classes_with_samples(self) -> tuple[Tensor, Tensor]:
         """The classes with a sample, and the index of each class [K] among them, or -1."""
         there = torch.bincount(self.labels, minlength=len(self.class_names)) > 0

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from classify_data import (
 )
 from encoder_models import stand_in_sentences
 
-from paddle_ext.app.answering import answer
+from paddle_ext.app.answering import answer, novelty_of
 from paddle_ext.app.classify import classify
 from paddle_ext.app.outcome import check_labelled, expected_accuracy
 from paddle_ext.app.read.model import load_model
@@ -129,6 +130,21 @@ def test_samples_of_a_thing_do_not_vouch_for_each_other() -> None:
         assert int(accuracy.tested.sum()) == 30
         assert int(accuracy.right.sum()) < 20
         assert len(found.doubt) == 30 * copies
+
+
+def test_new_samples_are_judged_like_single_labelled_ones() -> None:
+    """Means of the samples of a thing are nearer to one another than any new sample is."""
+    torch.manual_seed(0)
+    labels, new = torch.arange(4).repeat(10), torch.arange(4).repeat(50)
+    samples = 9 * torch.eye(4, 32)[labels.repeat(5)] + torch.randn(200, 32)
+    thing = tuple(map(str, range(40))) * 5
+    kind: Any = {"rows_are": "embeddings", "same": thing}
+    labelled = Labelled(samples, labels.repeat(5), ("a", "b", "c", "d"), ("",), **kind)
+    novelty = novelty_of(labelled, CPU)
+    assert labelled.shots().tolist() == [10] * 4
+    assert novelty is not None
+    found = novelty(9 * torch.eye(4, 32)[new] + torch.randn(200, 32), new)
+    assert float((found > 0.95).float().mean()) < 0.15
 
 
 # --- kept for the next data -----------------------------------------------------------------------
