@@ -89,8 +89,10 @@ def classify(
 
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
     """The solution with what the intervals of `prevalence` need of the labelled rows."""
-    shots = likelihood.shots.expand_as(solution.proportions)
-    return solution._replace(shots=shots, variance=likelihood.variance.expand(len(shots)))
+    shots, variance, shape = likelihood.shots, likelihood.variance, solution.proportions.shape
+    if shots.shape != shape:
+        shots, variance = shots.expand(shape), variance.expand(shape[0])
+    return solution._replace(shots=shots, variance=variance)
 
 
 def by_group(
@@ -168,7 +170,7 @@ def posterior(
     tables: dict[str, Any] = {}
     for name in EARLY + LATER:
         x, (dtype, shape) = getattr(likelihood, name), kinds[name]
-        if name in OF_EACH_TASK:
+        if L < B and name in OF_EACH_TASK:
             shape = (B, *shape[1:])
             x = x.expand(shape)
         tables[name] = None if x is None else packed(x), dtype, shape

@@ -189,7 +189,7 @@ def native_kinds(
     sizes = {"L": L, "K": K, "D": D, "N": N, "M": M, "3": 3}
     kinds = {}
     for name, kind in NATIVE_TENSORS.items():
-        shape = tuple([sizes[letter] for letter in kind.letters])
+        shape = tuple(map(sizes.__getitem__, kind.letters))
         kinds[name] = split_kind(like, *shape) if kind.split else (kind.dtype or like.dtype, shape)
     return kinds
 

@@ -288,25 +288,19 @@ def stored_dtype(scores: Scores) -> torch.dtype:
 
 
 def best_prior(
-    scores: Scores,
-    measures: Tensor | None,
-    max_iter: int,
-    *,
-    total: float,
-    weight: float,
-    tol: float,
+    scores: Scores, measures: Tensor | None, max_iter: int, **counting: float
 ) -> tuple[StoredLikelihoods | RecomputedLikelihoods, State, int]:
     """Iterate the dual of one task under each prior, and keep the one with the largest bound.
 
     `measures` [n, K] are those of Dirichlet priors; None is an even one. The first is even; the
-    concentration that it finds is the least for all others. Returns the counter, the best state,
-    and the number of its prior.
+    concentration that it finds is the least for all others. `counting` are the total, the weight
+    and the tol of `State`. Returns the counter, the best state, and the number of its prior.
     """
     size, K = math.prod(scores.shape) * stored_dtype(scores).itemsize, scores.shape[2]
     fits = size <= MOST_STORED_LIKELIHOODS and not is_captured(scores.slope)
     counter = StoredLikelihoods(scores) if fits else RecomputedLikelihoods(scores)
 
-    fixed: Any = {"prior": check.PRIORS["dirichlet"], "total": total, "weight": weight, "tol": tol}
+    fixed: Any = {"prior": check.PRIORS["dirichlet"], **counting}
     new_state = partial(State, 1, K, scores.bias.device, epsilon=1.0, **fixed)
 
     def bound_of(state: State) -> float:
