@@ -21,7 +21,7 @@ from classify_data import (
 from encoder_models import stand_in_sentences
 
 from paddle_ext.app.answering import answer, novelty_of
-from paddle_ext.app.classify import classify
+from paddle_ext.app.classify import classify, stream
 from paddle_ext.app.outcome import check_labelled, expected_accuracy
 from paddle_ext.app.read.model import load_model
 from paddle_ext.app.read.samples import Batch, Labelled
@@ -41,7 +41,9 @@ def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) 
     assert {row["novelty"] for row in table(report.table)} == {""}
     assert report.outcome.checked is None
     assert not report.table.with_name("labelled.csv").exists()
-    assert any("do not trust the probabilities" in note for note in report.notes)
+    into_file = stream(tmp_path / "one.npz", files[1], tmp_path / "out.csv", settings())
+    for one in (report, into_file):
+        assert any("do not trust the probabilities" in note for note in one.notes)
     more = classify(*files, tmp_path / "more", settings())
     assert not any("trust" in note or "calibrated" in note for note in more.notes)
 
