@@ -224,7 +224,10 @@ def novelty_of(
         return None
     index = number.to(device)  # of each class among those with samples; -1: none
     known = things_of(labelled, device, alone=True)  # as new samples are judged
-    spread = familiar(known.support, index[known.labels], len(classes))
+    # Corrected samples were chosen because they are unusual; they count if there are few others.
+    fair = None if known.trusted is None else ~known.trusted
+    fair = None if fair is None or RATE * (int(fair.sum()) + 1) < 1 else fair
+    spread = familiar(known.support, index[known.labels], len(classes), fair)
     if spread is None or RATE * (len(spread.ordinary) + 1) < 1:
         return None
 

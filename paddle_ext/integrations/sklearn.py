@@ -277,7 +277,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         own = alone if prototypes is not None else fitted.counted_once(examples, tied, alone=True)
         shots, known = own.labels.bincount(minlength=own.num_classes), None
         if shots.all():
-            known = familiar(own.support, own.labels, own.num_classes)
+            known = familiar(own.support, own.labels, own.num_classes, None)
         self._familiar = None if known is None else moved(known, "cpu")
         several = int(shots[shots > 1].sum())
         self.calibrated_ = several >= FEWEST_TO_CALIBRATE or prototypes is not None

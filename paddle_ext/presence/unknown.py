@@ -98,7 +98,7 @@ def novelty(
             f"[{len(query)}, K], got {list(u.shape)}"
         )
     K = check.dense_values(support, support_labels, query, u.shape[-1])
-    model = familiar(support.detach(), support_labels.long(), K)
+    model = familiar(support.detach(), support_labels.long(), K, None)
     if model is None:
         raise ValueError("support_labels must have a class of two rows or more, got one of each")
     of_paddle = isinstance(solution, Solution) and solution.concentration is None
@@ -185,11 +185,11 @@ def check_rate(rate: float, shots: Tensor) -> None:
         )
 
 
-def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | None:
-    """Learn the model from labelled rows [S, D] of all classes; None if no class has two rows."""
-    K = num_classes
+def familiar(support: Tensor, labels: Tensor, K: int, fair: Tensor | None) -> Familiar | None:
+    """Learn from labelled rows; what is ordinary, from the `fair` [S]. None if none has a peer."""
     rows = support.to(computing_dtype(support))
-    with_peers = (labels.bincount(minlength=K) > 1)[labels].nonzero().view(-1)
+    peers = (labels.bincount(minlength=K) > 1)[labels]
+    with_peers = (peers if fair is None else peers & fair).nonzero().view(-1)
     if len(with_peers) == 0:
         return None
     unit = unit_rows(rows.double()).to(rows.dtype)
@@ -208,10 +208,9 @@ def familiar(support: Tensor, labels: Tensor, num_classes: int) -> Familiar | No
 
 
 def signs_as_strangers(
-    rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor, num_classes: int
+    rows: Tensor, unit: Tensor, labels: Tensor, chosen: Tensor, K: int
 ) -> Tensor:
     """Signs [n, 3] of chosen rows, their fifth of the classes left out; none for two classes."""
-    K = num_classes
     folds = min(FOLDS, K) if K > 2 else 0
     fold = torch.arange(K, device=labels.device) % max(1, folds)
     signs = [rows.new_empty(0, 3, dtype=torch.float64)]

@@ -108,12 +108,23 @@ def test_wrong_labels_are_reported(files: tuple[Path, Path], tmp_path: Path) -> 
     assert f"labelled <b>{NAMES[labels[5]]}</b>, probably <b>{NAMES[1]}</b>" in page
 
 
+def test_corrected_samples_do_not_say_what_is_ordinary() -> None:
+    """They were chosen because they look strange; they do if there are few others."""
+    labels, random = torch.arange(80) % 4, torch.Generator().manual_seed(0)
+    rows, noise = 5 * torch.eye(4, 16)[labels], torch.randn(80, 16, generator=random)
+    rows += noise * torch.where(torch.arange(80) < 40, 1, 4).unsqueeze(1)
+    found = []
+    for trusted in (None, torch.arange(80) >= 40, torch.arange(80) >= 4):
+        novelty = novelty_of(Labelled(rows, labels, tuple("abcd"), ("",), trusted=trusted), CPU)
+        assert novelty is not None
+        found.append(float(novelty(rows[:1] - 4 * torch.eye(4, 16)[:1], labels[:1])))
+    assert found[0] == found[2] < found[1]
+
+
 def test_classes_without_samples_are_not_suggested() -> None:
     features = torch.eye(3).repeat(4, 1) + 0.05 * torch.randn(12, 3)
     labels = torch.tensor([0, 1, 3] * 4)  # class 2 has a name alone
-    labelled = Labelled(
-        features, labels, ("a", "b", "c", "d"), ("",) * 12, prototypes=torch.rand(4, 3)
-    )
+    labelled = Labelled(features, labels, tuple("abcd"), ("",) * 12, prototypes=torch.rand(4, 3))
     found = check_labelled(labelled, CPU)
     assert found is not None
     assert found.suggestion.tolist() == labels.tolist()
