@@ -316,7 +316,7 @@ def layout(names: Sequence[str], shapes: Sequence[torch.Size], end: str, least_r
     unbatched = 2 if end else 1
     task_rows(query_name, query, unbatched, "Q" + end, 1)
     task_rows(support_name, support, unbatched, "S" + end, least_rows)
-    of_rows = tuple(support)[: len(support) + 1 - unbatched]
+    of_rows = tuple(support)[:-1] if end else support
     if labels != of_rows:
         raise ValueError(
             f"support_labels must have one label for each row of {support_name}, "

@@ -173,7 +173,7 @@ def solver(
 
     If it is given the samples too, they are one batch of groups or things.
     """
-    examples, tied = examples_of(labelled, place), labelled.things(place)
+    examples, tied = examples_of(labelled, place), labelled.tied and labelled.tied.to(place)
     K, like = examples.num_classes, examples.support
 
     def measures_for(groups: Groups | None) -> Tensor | None:
@@ -212,7 +212,8 @@ def examples_of(labelled: Labelled, place: torch.device) -> Examples:
 
 def things_of(labelled: Labelled, place: torch.device, alone: bool = False) -> Examples:
     """The same with one row for each thing, as samples of a thing would vouch for each other."""
-    return counted_once(examples_of(labelled, place), labelled.things(place), alone)
+    tied = labelled.tied and labelled.tied.to(place)
+    return counted_once(examples_of(labelled, place), tied, alone)
 
 
 def novelty_of(

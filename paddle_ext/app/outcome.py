@@ -224,15 +224,14 @@ def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccu
 def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | None:
     """None if no class has two things, or if there are too many to compare."""
     classes, number = labelled.classes_with_samples()
-    known, tied = things_of(labelled, device), labelled.things(device)
-    T, S = len(known.labels), len(labelled.labels)
+    tied, T = labelled.tied, int(labelled.shots().sum())
     if len(classes) >= T or len(classes) < 2 or T * len(classes) > MOST_LEFT_OUT:
         return None
-    numbers = number.to(device)[known.labels]
-    found = doubt_of_labels(known.support, numbers, len(classes), known.trusted)
-    first, of_row = (torch.arange(S),) * 2 if tied is None else (tied.first, tied.of_row)
-    doubt, suggestion = (x[of_row.to(device)].cpu() for x in found)
-    return LabelledCheck(labelled, first.cpu(), classes[suggestion], doubt)
+    known, index = things_of(labelled, device), number.to(device)
+    found = doubt_of_labels(known.support, index[known.labels], len(classes), known.trusted)
+    first, of_row = (torch.arange(T),) * 2 if tied is None else (tied.first, tied.of_row)
+    doubt, suggestion = (x.cpu()[of_row] for x in found)
+    return LabelledCheck(labelled, first, classes[suggestion], doubt)
 
 
 # --- all of it ------------------------------------------------------------------------------------

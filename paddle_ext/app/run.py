@@ -152,7 +152,7 @@ def classify(
         notes += more
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
-    if (tied := source.labelled.things(device)) is not None:
+    if (tied := source.labelled.tied) is not None:
         of_all = plural(len(tied.of_row), "labelled sample")
         notes.append(f"labelled things: {len(tied.names):,} in {of_all}, each counted once")
     if source.same is not None:

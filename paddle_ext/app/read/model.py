@@ -59,7 +59,7 @@ def save_model(
         "feature_columns": np.array(columns.features or ""),
         **of_table,
     }
-    if (tied := labelled.things(torch.device("cpu"))) is not None:
+    if (tied := labelled.tied) is not None:
         contents["same"] = tied.of_row.numpy()
     if labelled.trusted is not None:
         contents["trusted"] = labelled.trusted.numpy()

@@ -58,15 +58,16 @@ class Labelled:
         """The features in these columns, float32."""
         return self.columns.applied_to(self.features.to(device, torch.float32))
 
-    def things(self, device: torch.device) -> Groups | None:
+    @cached_property
+    def tied(self) -> Groups | None:
         """Which samples of a class are one thing; None if no two are."""
         own = enumerate(zip(self.labels.tolist(), self.same, strict=bool(self.same)))
-        names = [f"{label} {name}" if name else str(row) for row, (label, name) in own]
-        return None if len(set(names)) == len(names) else groups_of(names, len(names), device)
+        keys = [f"{label} {name}" if name else str(row) for row, (label, name) in own]
+        return groups_of(keys, len(keys), self.labels.device) if len({*keys}) < len(keys) else None
 
     def shots(self) -> Tensor:
         """How many things are labelled in each class, [K]."""
-        first = slice(None) if (tied := self.things(self.labels.device)) is None else tied.first
+        first = slice(None) if self.tied is None else self.tied.first
         return torch.bincount(self.labels[first], minlength=len(self.class_names))
 
     def classes_with_samples(self) -> tuple[Tensor, Tensor]:
