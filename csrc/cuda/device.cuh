@@ -6,9 +6,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <mutex>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "common/math.h"
 #include "common/parallel.h"
@@ -71,15 +74,23 @@ int64_t resident_blocks(void (*kernel)(Parameters...), int threads, int64_t byte
 }
 
 // Allows a kernel to use all the shared memory a block can have. The amount is always the same: the
-// setting belongs to the kernel, so a smaller one would make a launch from another thread fail.
+// setting belongs to the kernel, so a smaller one would make a launch from another thread fail. It
+// takes as long as a launch, so it is made once.
 template <typename Kernel>
 void allow_all_shared(Kernel* kernel) {
+    static std::mutex mutex;
+    static std::set<std::pair<int, Kernel*>> allowed;
+    std::pair<int, Kernel*> key{0, kernel};
+    check_cuda(cudaGetDevice(&key.first), "cudaGetDevice");
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (allowed.count(key) > 0) return;
     const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     cudaFuncAttributes attributes;
     check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     most - int(attributes.sharedSizeBytes)),
                "cudaFuncSetAttribute");
+    allowed.insert(key);
 }
 
 template <typename A, typename B>

@@ -59,6 +59,19 @@ __device__ inline double block_sum(double value, double* scratch) {
     return sum;
 }
 
+// Of two numbers at once.
+__device__ inline double2 block_sum(double2 value, double2* scratch) {
+    value.x = warp_sum(value.x), value.y = warp_sum(value.y);
+    __syncthreads();  // the previous sums have been read
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    double2 sum = make_double2(0.0, 0.0);
+    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) {
+        sum.x += scratch[warp].x, sum.y += scratch[warp].y;
+    }
+    return sum;
+}
+
 template <typename Real>
 __device__ Real block_max(Real value, Real* scratch) {
     value = warp_max(value);

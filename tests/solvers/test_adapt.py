@@ -12,8 +12,9 @@ import paddle_ext
 from paddle_ext import _native, reference
 from paddle_ext.reference.adapt import bound
 
-# Q, K: one warp of classes, several, more than registers hold; a query, a class.
+# Q, K: one warp of classes, several, more than registers hold; a query, a class; many queries.
 SHAPES = [(1, 1), (3, 1), (1, 7), (20, 5), (75, 33), (75, 160), (40, 300), (30, 513), (300, 700)]
+SHAPES += [(511, 20), (512, 20), (512, 128), (513, 129), (2100, 40)]
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 

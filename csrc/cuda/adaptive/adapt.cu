@@ -175,9 +175,10 @@ void launch_adapt_many(const AdaptParams& p, cudaStream_t stream) {
 // and N_k = w g_k sum_q A_qk / s_q. A warp takes a few queries at a time and keeps their classes,
 // and its share of the counts, in registers. Sums are taken in a fixed order, without atomics.
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMaxHeld = 16;          // classes per lane; more would spill
-constexpr int kTerms = 256 * kWarps;  // longer sums over queries are split
+constexpr int kMaxHeld = 16;  // classes per lane; more would spill
+// Threads of a block, for many queries if a lane holds few classes.
+constexpr int kFewThreads = 256, kMostThreads = 1024, kMostThreadsHeld = 4;
+constexpr int64_t kManyQueries = 512;
 // Limit on the shared memory of a block, so that several fit on a multiprocessor.
 constexpr int64_t kStaged = 100 * 1024;
 
@@ -185,23 +186,27 @@ struct FewShared {
     SharedArena arena;
     int64_t Q, K, priors;
     bool staged;
+    int warps;
     float* counts = arena.take<float>(K);
     float* before = arena.take<float>(K);
-    Update<float>* scratch = arena.take<Update<float>>(kWarps);
-    double* sums = arena.take<double>(kWarps);
-    float* part = arena.take<float>(kWarps * K);  // counts of a warp's queries
-    float* dual = arena.take<float>(K);           // minus its shift
+    Update<float>* scratch = arena.take<Update<float>>(warps);
+    double* sums = arena.take<double>(warps);
+    float* part = arena.take<float>(warps * K);  // counts of a warp's queries
+    float* dual = arena.take<float>(K);          // minus its shift
     float* best = arena.take<float>(priors > 0 ? K : 0);
     float* likelihood = arena.take<float>(staged ? Q * K : 0);
 
-    static int64_t bytes(const AdaptParams& p, bool staged) {
-        return FewShared{SharedArena(nullptr), p.Q, p.K, p.priors, staged}.arena.used();
+    static int64_t bytes(const AdaptParams& p, bool staged, int warps) {
+        return FewShared{SharedArena(nullptr), p.Q, p.K, p.priors, staged, warps}.arena.used();
     }
 };
 
 // The task of a block, from the view of one thread.
-template <int kHeld>
+template <int kHeld, int kThreads>
 struct FewTask {
+    static constexpr int kWarps = kThreads / 32;
+    static constexpr int kTerms = 256 * kWarps;  // longer sums over queries are split
+
     const AdaptParams& p;
     const FewShared& s;
     Logits logits;
@@ -357,21 +362,23 @@ struct FewTask {
     }
 };
 
-template <int kHeld, bool kGiven>
-__global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
+template <int kHeld, int kThreads, bool kGiven>
+__global__ void __launch_bounds__(kThreads, kThreads == kMostThreads ? 1
+                                            : kHeld <= 8             ? 3
+                                                                     : 2)
     adapt_few_kernel(AdaptParams p, bool staged) {
     extern __shared__ double memory[];
-    const FewShared s{SharedArena(memory), p.Q, p.K, p.priors, staged};
+    const FewShared s{SharedArena(memory), p.Q, p.K, p.priors, staged, kThreads / 32};
     const int64_t task = blockIdx.x, K = p.K;
     const Logits logits(p, task);
     float* const out = floats(p.probabilities, task * p.Q * K);
     float* const likelihood = staged ? s.likelihood : out;
     // Each warp reads only rows that it wrote itself.
-    for (int64_t q = threadIdx.x / 32; q < p.Q; q += kWarps) {
+    for (int64_t q = threadIdx.x / 32; q < p.Q; q += kThreads / 32) {
         logits.likelihood(q, likelihood + q * K);
     }
 
-    FewTask<kHeld> t{p, s, logits, likelihood, out, p.labels + task * p.Q, int(K), {}};
+    FewTask<kHeld, kThreads> t{p, s, logits, likelihood, out, p.labels + task * p.Q, int(K), {}};
     const auto set = [&](int64_t k, float e) { s.dual[k] = e; };
     const auto iterate = [&](Loop& loop, const Measure<kGiven>& measure) {
         t.count();
@@ -385,14 +392,23 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 8 ? 3 : 2)
     write_task<kGiven>(p, task, loop, normalisers, s.counts, s.dual, s.sums);
 }
 
-template <int kHeld>
-void launch_few(const AdaptParams& p, cudaStream_t stream) {
-    const bool staged = FewShared::bytes(p, true) <= kStaged;
-    const int64_t bytes = FewShared::bytes(p, staged);
-    const auto kernel =
-        p.measures == nullptr ? adapt_few_kernel<kHeld, false> : adapt_few_kernel<kHeld, true>;
+template <int kHeld, int kThreads>
+void launch_with_threads(const AdaptParams& p, cudaStream_t stream) {
+    const bool staged = FewShared::bytes(p, true, kThreads / 32) <= kStaged;
+    const int64_t bytes = FewShared::bytes(p, staged, kThreads / 32);
+    const auto kernel = p.measures == nullptr ? adapt_few_kernel<kHeld, kThreads, false>
+                                              : adapt_few_kernel<kHeld, kThreads, true>;
     allow_all_shared(kernel);
     launch("adapt_few_kernel", kernel, p.B, kThreads, bytes, stream, p, staged);
+}
+
+// The threads depend on the shape of a task only, because sums depend on them.
+template <int kHeld>
+void launch_few(const AdaptParams& p, cudaStream_t stream) {
+    if constexpr (kHeld <= kMostThreadsHeld) {
+        if (p.Q >= kManyQueries) return launch_with_threads<kHeld, kMostThreads>(p, stream);
+    }
+    launch_with_threads<kHeld, kFewThreads>(p, stream);
 }
 
 bool has_few(const AdaptParams& p) { return p.K <= 32 * kMaxHeld; }

@@ -21,7 +21,7 @@ constexpr int kRowsTogether = kCalibrateThreads / kRowLanes;
 
 // Exchange between the threads of a block.
 struct CalibrateShared {
-    double sums[kCalibrateWarps];
+    double2 sums[kCalibrateWarps];
     double prior;
     float sharpness;
     bool goes_on;
@@ -40,12 +40,13 @@ struct CalibratePlan : CalibrateParams {
     TeamMemory* teams = arena.take<TeamMemory>(B);          // [B]
 };
 
-// A task from the view of one thread. The minimum of each row is subtracted to avoid overflow.
-template <typename Distances>
+// A task from the view of one thread. The minimum of each row is subtracted to avoid overflow. If
+// kStaged, its rows are in shared memory, and it has one block.
+template <bool kStaged, typename Distances>
 struct CalibrateTask {
     const CalibratePlan& p;
     const Distances& source;
-    float* rows;  // [count, stride] in shared memory, if stride is not 0
+    float* rows;  // [count, stride], if kStaged
     int64_t stride, task;
     Team team;
     CalibrateShared& shared;
@@ -59,7 +60,7 @@ struct CalibrateTask {
     __device__ int own(int64_t i) const { return int(min(max(labels[i], int64_t(0)), p.K - 1)); }
 
     __device__ float behind(int64_t i, int64_t k, float low) const {
-        return stride > 0 ? rows[i * stride + k] : source(task, i, k, share) - low;
+        return kStaged ? rows[i * stride + k] : source(task, i, k, share) - low;
     }
 
     // Calls body(i) for every row with the eight lanes that share it. All lanes of a warp stay in
@@ -75,7 +76,7 @@ struct CalibrateTask {
     __device__ void set_share(float to) {
         share = to;
         const int lane = threadIdx.x % 32;
-        for (int64_t i = threadIdx.x / 32; stride > 0 && i < count; i += kCalibrateWarps) {
+        for (int64_t i = threadIdx.x / 32; kStaged && i < count; i += kCalibrateWarps) {
             float low = Range<float>::kInfinity;
             for (int64_t k = lane; k < p.K; k += 32) {
                 const float value = source(task, i, k, share);
@@ -86,7 +87,7 @@ struct CalibrateTask {
             for (int64_t k = lane; k < p.K; k += 32) rows[i * stride + k] -= low;
         }
         each_row([&](int64_t i) {
-            if (stride > 0) return;
+            if (kStaged) return;
             float low = Range<float>::kInfinity;
             for (int64_t k = threadIdx.x % kRowLanes; i < count && k < p.K; k += kRowLanes) {
                 low = fminf(low, source(task, i, k, share));
@@ -102,18 +103,20 @@ struct CalibrateTask {
     __device__ double2 sums(const Moments& moments_of) {
         double2* const moments = p.moments + (task * 2 + turn) * p.R;
         turn = 1 - turn;  // other blocks may still be reading the previous ones
+        double2 sum = make_double2(0.0, 0.0);
         each_row([&](int64_t i) {
-            const double2 of_row = moments_of(i, stride > 0 || i >= count ? 0.0f : least[i]);
-            if (i < count && threadIdx.x % kRowLanes == 0) moments[i] = of_row;
+            const double2 of_row = moments_of(i, kStaged || i >= count ? 0.0f : least[i]);
+            if (i >= count || threadIdx.x % kRowLanes != 0) return;
+            if (kStaged) sum.x += of_row.x, sum.y += of_row.y;
+            if (!kStaged) moments[i] = of_row;
         });
-        team.sync();
-        double first = 0, second = 0;
-        for (int64_t i = threadIdx.x; i < count; i += kCalibrateThreads) {
-            first += moments[i].x;
-            second += moments[i].y;
+        if (!kStaged) {
+            team.sync();
+            for (int64_t i = threadIdx.x; i < count; i += kCalibrateThreads) {
+                sum.x += moments[i].x, sum.y += moments[i].y;
+            }
         }
-        first = block_sum(first, shared.sums);
-        return make_double2(first, block_sum(second, shared.sums));
+        return block_sum(sum, shared.sums);
     }
 
     // Lag and variance of all rows at a sharpness.
@@ -197,15 +200,15 @@ struct CalibrateTask {
     }
 };
 
-template <typename Distances>
+template <bool kStaged, typename Distances>
 __global__ void __launch_bounds__(kCalibrateThreads, 2)
     calibrate_kernel(CalibratePlan p, Distances source, int64_t stride, int mixtures, int blocks) {
     extern __shared__ float rows[];
     __shared__ CalibrateShared shared;
     const int64_t task = blockIdx.x / blocks;
     const int rank = int(blockIdx.x % blocks);
-    const Team team = blocks == 1 ? Team() : Team(p.teams + task, rank, blocks);
-    CalibrateTask<Distances> t{p, source, rows, stride, task, team, shared};
+    const Team team = kStaged || blocks == 1 ? Team() : Team(p.teams + task, rank, blocks);
+    CalibrateTask<kStaged, Distances> t{p, source, rows, stride, task, team, shared};
     source.start(task, t.team);
     double least = 0;
     float best = 0, sharpness = 0;
@@ -242,10 +245,11 @@ void launch_calibrate(const CalibrateParams& p, const Distances& source, int mix
     const int64_t bytes = p.R * stride * int64_t(sizeof(float));
     const bool staged = bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     const CalibratePlan plan{p};
-    launch_teams("calibrate_kernel", calibrate_kernel<Distances>, p.B,
+    const auto kernel =
+        staged ? calibrate_kernel<true, Distances> : calibrate_kernel<false, Distances>;
+    launch_teams("calibrate_kernel", kernel, p.B,
                  staged ? 1 : ceil_div(p.R, int64_t(kRowsTogether)), kCalibrateThreads,
-                 staged ? bytes : 0, plan.teams, stream, plan, source, staged ? stride : 0,
-                 mixtures);
+                 staged ? bytes : 0, plan.teams, stream, plan, source, stride, mixtures);
 }
 
 }  // namespace paddle_ext
