@@ -166,14 +166,15 @@ def posterior(
         measures = packed(measures.to(query.dtype).expand(B, -1, K))
     priors = 0 if measures is None else measures.shape[1]
     query = packed(query)
-    kinds = native_kinds(query, L=L, K=K, D=D, N=N, M=0 if factor is None else factor.shape[1])
+    M = 0 if factor is None else factor.shape[1]
+    kinds = native_kinds(real, query.is_cuda, L=L, K=K, D=D, N=N, M=M)
     tables: dict[str, Any] = {}
     for name in EARLY + LATER:
         x, (dtype, shape) = getattr(likelihood, name), kinds[name]
         if L < B and name in OF_EACH_TASK:
             shape = (B, *shape[1:])
-            x = x.expand(shape)
-        tables[name] = None if x is None else packed(x), dtype, shape
+            x = packed(x.expand(shape))
+        tables[name] = x, dtype, shape
     options = {
         "size": (B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
         "weight": likelihood.weight_of(Q),

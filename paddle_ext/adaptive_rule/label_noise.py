@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..native.graphs import replayed
 from ..native.load import module as native
 from ..rows import evenly_spread, parts, products
 from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
@@ -92,6 +93,20 @@ def weigh_labels(
     There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
     `given` [B, S] are further weights of the rows. The labels of `trusted` rows [B, S] are right.
     """
+    rows = support, labels, num_classes
+    return replayed(weigh, *rows, label_noise, metric, given, trusted)
+
+
+def weigh(
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    label_noise: float | str,
+    metric: str,
+    given: Tensor | None,
+    trusted: Tensor | None,
+) -> WeighedLabels:
+    """`weigh_labels`, which does not wait for a GPU."""
     likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
     assert distances is not None
     has_peers = likelihood.shots.gather(1, labels) > 1
@@ -99,11 +114,10 @@ def weigh_labels(
     rows = CalibrationRows.of(likelihood, labels, has_peers, doubted, label_noise)
     estimate = rows.estimate((distances - likelihood.excess().unsqueeze(-2)).unsqueeze(0))
     noisy = doubtful = estimate.rate > 0
-    weights = torch.ones_like(estimate.own)
-    if not bool(noisy.any()):
-        return WeighedLabels(
-            likelihood, estimate.rate, weights, left_out_logits(likelihood, distances)
-        )
+    weights, unweighted = torch.ones_like(estimate.own), left_out_logits(likelihood, distances)
+    waits = not support.is_cuda  # for what it finds, before further work that may be in vain
+    if waits and not bool(noisy.any()):
+        return WeighedLabels(likelihood, estimate.rate, weights, unweighted)
     x = likelihood.centred(support)
     for _ in range(2):
         right, _ = right_and_others(estimate.own, estimate.rate.unsqueeze(-1), num_classes)
@@ -114,7 +128,7 @@ def weigh_labels(
         longer, excess = rows.longer(weighted.own * weights), weighted.likelihood.excess()
         estimate = rows.estimate(weighted.distances(labels, longer) - excess.unsqueeze(-2))
         doubtful = noisy & (estimate.rate > MANY)
-        if not bool(doubtful.any()):
+        if waits and not bool(doubtful.any()):
             break
     hubs, half = rows.hubs(estimate), estimate.half.unsqueeze(-1)
     squares, shares = weighted.mixture(estimate.share, longer)
@@ -126,7 +140,7 @@ def weigh_labels(
         sharpness=2 * estimate.half,
     )
     logits = torch.addcmul(hubs.unsqueeze(-2), estimate.distances, column(half), value=-1)
-    if len(noisy) == 1:
+    if waits and len(noisy) == 1:
         return WeighedLabels(moved, estimate.rate, weights, logits)
     # Tasks without wrong labels stay as they are.
     tensors: Any = {
@@ -137,7 +151,7 @@ def weigh_labels(
         replace(likelihood, **tensors),
         torch.where(noisy, estimate.rate, 0),
         weights,
-        torch.where(column(noisy), logits, left_out_logits(likelihood, distances)),
+        torch.where(column(noisy), logits, unweighted),
     )
 
 
@@ -269,8 +283,10 @@ class CalibrationRows(NamedTuple):
     counts: Tensor  # [B, R] 0 for the only row of its class, which cannot be left out, else 1
     doubted: Tensor  # [B, R] 1 if the label may be wrong, else 0
     rates: Tensor  # [E] shares of wrong labels to try
-    wrong: Tensor  # [E, 1, 1, B, R] the probability of a label if the row is not of its class
-    gain: Tensor  # [E, 1, 1, B, R] how much larger it is if the row is
+    # [E, 1, 1, B, R] the probability of a label if the row is not of its class, and how much larger
+    # it is if the row is; 1 and 0 for a row that does not count
+    wrong: Tensor
+    gain: Tensor
     halves: Tensor  # [F, 1, 1, 1, 1] of sharpnesses to try, negative, for powers of two
     prior: Tensor  # [F, 1, 1] minus their log-density
 
@@ -295,9 +311,10 @@ class CalibrationRows(NamedTuple):
             rates = octaves.new_full((1,), float(label_noise))
         counts, doubts = (x[:, chosen].to(kind.dtype) for x in (has_peers, doubted))
         wrong = rates.view(-1, 1, 1, 1, 1) * (doubts / (K - 1))
+        gain, wrong = (1 - K * wrong) * counts, torch.where(counts > 0, wrong + SMALLEST, 1)
         halves = (octaves.exp2() * (PRIOR_SHARPNESS / -2 / math.log(2))).view(-1, 1, 1, 1, 1)
         prior = (octaves.square() * (math.log(2) / SHARPNESS_SPREAD) ** 2 / 2).view(-1, 1, 1)
-        return cls(labels, chosen, counts, doubts, rates, wrong, 1 - K * wrong, halves, prior)
+        return cls(labels, chosen, counts, doubts, rates, wrong, gain, halves, prior)
 
     def longer(self, own: Tensor) -> Tensor:
         """By how much the weighted distances [n, B, S] to the own class are shorter, [n, B]."""
@@ -322,8 +339,7 @@ class CalibrationRows(NamedTuple):
             sums.append((mixed * self.halves).exp2_().sum(-1))
         # The term of the own class is 1; where the sum overflows, the label's probability is 0.
         own = (torch.cat(sums, -1) if len(sums) > 1 else sums[0]).reciprocal_()
-        likely = torch.addcmul(self.wrong, own, self.gain).clamp_(min=SMALLEST)
-        fits, which = likely.log_().mul_(self.counts).sum(-1).max(0)
+        fits, which = torch.addcmul(self.wrong, own, self.gain).log_().sum(-1).max(0)
         before, top, fits = parabola(fits - self.prior)
         which, mixed, share = which[1:].gather(0, before)[0], d[0], torch.zeros_like(fits[0])
         if n > 1:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..native import load as native
 from ..native.call import call_native, packed, packed_int64
 from ..native.devices import on_cpu_without_gpu_code
+from ..native.graphs import replayed
 from ..rows import FEW_ROWS, evenly_spread, products
 from .likelihood import NATIVE_TENSORS, Likelihood, as_split, native_kinds
 
@@ -56,7 +57,7 @@ def likelihood_of(
 ) -> Likelihood:
     """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
     if support.shape[1] == num_classes:
-        return one_shot(labelled(support, labels, num_classes, 0))
+        return replayed(one_shot, support, labels, num_classes)
     return learned(support, labels, num_classes, metric)[0]
 
 
@@ -132,7 +133,7 @@ def learned(
     N = S + K if full and S < D else K
     block = native.module.FACTOR_BLOCK
     M = -(-min(S, D) // block) * block
-    kinds = native_kinds(support, L=B, K=K, D=D, N=N, M=M)
+    kinds = native_kinds(real, support.is_cuda, L=B, K=K, D=D, N=N, M=M)
     absent = () if full else ("factor", "solved", "shares")
     outputs: dict[str, Any] = {
         NATIVE_TENSORS[x].name or x: None if x in absent else kinds[x] for x in kinds
@@ -144,9 +145,10 @@ def learned(
     return Likelihood(**tensors, temper=1.0, rows=S), distances
 
 
-def one_shot(data: Labelled) -> Likelihood:
+def one_shot(support: Tensor, labels: Tensor, num_classes: int) -> Likelihood:
     """The likelihood for one row per class, with the sharpness of the prior."""
-    means, K = data.means, data.means.shape[1]
+    data, K = labelled(support, labels, num_classes, 0), num_classes
+    means = data.means
     squares, hubs = one_shot_hubs(means, data.scale, calibration_count(K, K, False))
     return Likelihood(
         centre=data.centre,

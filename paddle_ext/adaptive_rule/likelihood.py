@@ -10,8 +10,10 @@ Distances are only needed up to a constant per row: ||x||^2 is never computed, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -182,16 +184,18 @@ NATIVE_TENSORS: dict[str, NativeTensor] = {
 }
 
 
+@lru_cache(maxsize=256)
 def native_kinds(
-    like: Tensor, *, L: int, K: int, D: int, N: int, M: int
-) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    real: torch.dtype, cuda: bool, *, L: int, K: int, D: int, N: int, M: int
+) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
     """The dtype and shape of each tensor of a likelihood that native code reads or writes."""
     sizes = {"L": L, "K": K, "D": D, "N": N, "M": M, "3": 3}
     kinds = {}
     for name, kind in NATIVE_TENSORS.items():
         shape = tuple(map(sizes.__getitem__, kind.letters))
-        kinds[name] = split_kind(like, *shape) if kind.split else (kind.dtype or like.dtype, shape)
-    return kinds
+        own = kind.dtype or real
+        kinds[name] = split_kind(own, cuda, *shape) if kind.split else (own, shape)
+    return MappingProxyType(kinds)
 
 
 def solved_by(factor: Tensor, right: Tensor) -> Tensor:
@@ -272,13 +276,13 @@ def rewritten(
     return x
 
 
-def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]:
+def split_kind(real: torch.dtype, cuda: bool, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]:
     """The dtype and shape in which matrix products read rows: on CUDA, split into float16 halves.
 
     Numbers are in groups of 32, padded with zeros: the high halves of a group, then the low ones.
     """
-    if not like.is_cuda:
-        return like.dtype, shape
+    if not cuda:
+        return real, shape
     group = module.GROUP
     return torch.float16, (*shape[:-1], -(-shape[-1] // group) * 2 * group)
 
@@ -286,7 +290,7 @@ def split_kind(like: Tensor, *shape: int) -> tuple[torch.dtype, tuple[int, ...]]
 @on_cpu_without_gpu_code
 def as_split(rows: Tensor, scale: Tensor | None = None) -> Tensor:
     """Rows [B, N, D] as described by `split_kind`, times the root of a scale [B, D]."""
-    dtype, shape = split_kind(rows, *rows.shape)
+    dtype, shape = split_kind(rows.dtype, rows.is_cuda, *rows.shape)
     if dtype is not rows.dtype:
         return rewritten(rows, None, scale, dtype, shape)
     return rows if scale is None else rows * scale.sqrt().unsqueeze(1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..groups import Groups
 from ..native.devices import on_cpu_without_gpu_code
+from ..native.graphs import replayed
 from ..prevalence import counts_of, estimated_shares
 from ..rows import class_sums, evenly_spread, laid_out, products, unit_rows
 from ..solution import Solution
@@ -342,7 +343,18 @@ def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> 
             return solve_named(part, "auto", logit_scale, **options | {"groups": None})
 
         return each_alone(groups, solve)
-    max_iter, tol = options.get("max_iter", 100), options.get("tol", 1e-3)
+    steps = logit_scale, options.get("max_iter", 100), options.get("tol", 1e-3)
+    if groups is None:
+        return replayed(rounds, task, *steps)
+    solution = rounds(task, *steps, groups)
+    labels, u = solution.labels[0], solution.probabilities[0]
+    return solution._replace(labels=labels, probabilities=u)
+
+
+def rounds(
+    task: Task, logit_scale: float, max_iter: int, tol: float, groups: Groups | None = None
+) -> Solution:
+    """Solve tasks by rounds. The host waits for nothing in between."""
     logits, likely, measures = last_logits(task, logit_scale, groups, max_iter, tol)
     (Q, M), K = logits.shape[-2:], task.num_classes
     steps = {"max_iter": min(ROUND_ITERATIONS, max_iter), "tol": tol}
@@ -351,12 +363,7 @@ def solve_by_rounds(task: Task, logit_scale: float, options: dict[str, Any]) -> 
         held = solution.probabilities.sum(1)
         shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
         solution = solution._replace(proportions=shares)
-    if M < K:
-        solution = widened(solution, likely, K)
-    if groups is None:
-        return solution
-    labels, u = solution.labels[0], solution.probabilities[0]
-    return solution._replace(labels=labels, probabilities=u)
+    return widened(solution, likely, K) if M < K else solution
 
 
 @torch.inference_mode()  # a sixth less time for the host, which is what small tasks take
