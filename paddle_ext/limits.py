@@ -43,9 +43,9 @@ CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
 MOST_STORED_LIKELIHOODS = 2**31 - 2**26
 MOST_STORED_ROWS = 2**28
 
-# CUDA graphs that are kept of calls with class names or wrong labels, and the bytes of the tensors
+# CUDA graphs of repeated calls that are kept for each GPU, and the bytes of the tensors that are
 # given to one: larger calls keep a GPU busy without.
-MOST_GRAPHS, MOST_GRAPH_BYTES = 8, 2**24
+MOST_GRAPHS, MOST_GRAPH_BYTES = 4, 2**26
 
 # Labelled rows, of classes with two or more, from which on probabilities are called calibrated.
 FEWEST_TO_CALIBRATE = 20

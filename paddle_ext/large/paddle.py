@@ -18,13 +18,14 @@ from ..check import Options
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
 from ..native import load as native
 from ..native.call import DTYPES, Inputs, alike, allocate, call_native, is_fake, packed, prepare
+from ..native.graphs import Steps, done, is_captured, replayed
 from ..rows import class_sums, computing_dtype, laid_out, power_of_two
 from ..solution import output_table
 from ..task import batched
 from .passes import ClassSums, Part, Queries, RowResults, assign_all, check_summable, classify_rows
 from .products import MANY_ROWS, Form, OneHalf, Plain, RowsAsTheyAre, Transform, TwoHalves
 from .sources import IndexedRows, Rows, TensorRows
-from .steps import Moved, State, is_captured
+from .steps import Moved, State
 
 PRECISIONS = ("auto", "half")
 LOOK_EVERY = 2  # iterations on a GPU, after which the host asks whether a task still runs
@@ -54,18 +55,41 @@ def solve(
         others = {"prototypes": (real, (*of_query[:-1], K, D)) if options.prototypes else None}
         return allocate(query, output_table(of_query, K, real, top, others))
     *batch, Q = of_query
+    tasks = batch[0] if batch else 1
     support, labels = support.reshape(-1, S, D), labels.reshape(-1, S)
     with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
-        results = []
-        for start in range(0, batch[0] if batch else 1, size):
-            tasks = slice(start, start + size)
-            own = (support, labels) if len(support) == 1 else (support[tasks], labels[tasks])
-            queries = Queries(rows_of(query, index, tasks))
-            results.append(Paddle(queries, *own, K, options).solve())
-    whole = results[0] if len(results) == 1 else [torch.cat(x) for x in zip(*results, strict=True)]
+        results: list[tuple[Tensor, ...]] = []
+        if tasks <= size and isinstance(query, Tensor) and can_be_replayed(query, options):
+            results = [replayed(in_steps, query, index, support, labels, K, options)]
+        else:
+            for start in range(0, tasks, size):
+                part = slice(start, start + size)
+                own = (support, labels) if len(support) == 1 else (support[part], labels[part])
+                results.append(done(in_steps(query, index, *own, K, options, part)))
+    whole = [x[0] if len(x) == 1 else torch.cat(x) for x in zip(*results, strict=True)]
     return whole if batch else [x[0] for x in whole]
+
+
+def can_be_replayed(query: Tensor, o: Options) -> bool:
+    """Whether all iterations are the same, and no tensor is read but after each two of them."""
+    same = query.is_cuda and query.dtype is torch.float32 and query.shape[-2] < MANY_ROWS
+    return same and o.max_iter > 2 * LOOK_EVERY and o.max_iter % LOOK_EVERY == 0
+
+
+def in_steps(
+    query: Rows | Tensor,
+    index: Tensor | None,
+    support: Tensor,
+    labels: Tensor,
+    K: int,
+    options: Options,
+    tasks: slice = slice(None),
+) -> Steps[tuple[Tensor, ...]]:
+    """Solve some tasks, with support [B or 1, S, D]; all by default."""
+    queries = Queries(rows_of(query, index, tasks))
+    return (yield from Paddle(queries, support, labels, K, options).steps())
 
 
 def rows_of(query: Rows | Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
@@ -353,7 +377,7 @@ class Paddle:
         lam = float(self.queries.N) if o.lam is None else o.lam
         self.dual_weight = min(lam / self.queries.N, STEEPEST[queries.dtype])
 
-    def move(self, state: State) -> RowResults | None:
+    def move(self, state: State) -> Steps[RowResults | None]:
         """Iterate prototypes and dual.
 
         Returns the results for the rows, if the last iteration could write them: those of one task,
@@ -375,7 +399,8 @@ class Paddle:
                 scores.use(self.rows)
                 state.running.fill_(1)  # no task stops on rounded values
                 iterate = None
-            if step % every == 0 and not state.any_running():
+            left = (o.max_iter - step) // every
+            if step % every == 0 and not (yield state.running, left):
                 break
         return results
 
@@ -404,8 +429,8 @@ class Paddle:
 
         return iterate
 
-    def solve(self) -> list[Tensor]:
-        """The results of B tasks, in the order of `output_table`."""
+    def steps(self) -> Steps[tuple[Tensor, ...]]:
+        """Solve the tasks; the results are in the order of `output_table`."""
         o, dtype = self.options, self.queries.dtype
         state = State(
             self.queries.B,
@@ -417,7 +442,7 @@ class Paddle:
             epsilon=o.epsilon,
             tol=o.tol,
         )
-        results = self.move(state)
+        results = yield from self.move(state)
         weighed = self.dual_weight * state.before
         if results is None or o.prototypes:  # back to the prototypes before the last move
             self.scores.w, self.scores.before = self.scores.before, self.scores.w
@@ -435,7 +460,7 @@ class Paddle:
         ]
         if o.prototypes:
             outputs.append(self.input_prototypes(weighed))
-        return outputs if every is not None else [*outputs, top.classes, results.held]
+        return tuple(outputs) if every is not None else (*outputs, top.classes, results.held)
 
     def input_prototypes(self, dual: Tensor) -> Tensor:
         """Prototypes [B, K, D] as weighted means of the input rows, not transformed."""

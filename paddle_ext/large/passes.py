@@ -26,9 +26,10 @@ from ..limits import (
 )
 from ..native import load as native
 from ..native.call import packed
+from ..native.graphs import goes_on, is_captured
 from .products import Add, Form
 from .sources import Rows, TensorRows
-from .steps import Counter, State, Top, assign_call, is_captured
+from .steps import Counter, State, Top, assign_call
 
 # Iterations that are launched before the host asks whether the task has stopped: those after the
 # stop do nothing.
@@ -224,7 +225,7 @@ class RecomputedLikelihoods:
             if is_lost(done):
                 break
             state.update_call(self.held(state.dual_weight * state.dual))()
-            if not state.any_running():
+            if not goes_on(state.running):
                 break
 
 

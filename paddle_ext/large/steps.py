@@ -19,11 +19,6 @@ from ..native import load as native
 from ..native.call import DTYPES, Inputs, alike, call_native, prepare
 
 
-def is_captured(x: Tensor) -> bool:
-    """Whether work on x is captured in a CUDA graph, so that its values cannot be read."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 @dataclass(frozen=True)
 class Top:
     """The most probable classes of each row."""
@@ -310,8 +305,3 @@ class State:
         classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
         whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)
         return self.weight * log_sums + whole + classes.sum(-1)
-
-    def any_running(self) -> bool:
-        """Whether a task is still running; True during the capture of a CUDA graph."""
-        some = self.running.any() if len(self.running) > 1 else self.running
-        return is_captured(self.running) or bool(some)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from functools import partial
+from inspect import isgeneratorfunction
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,33 +18,60 @@ from .call import is_fake
 from .devices import needs_cpu, warn_once
 
 Result = TypeVar("Result")
+# A function that repeats a step. It yields a tensor that says which tasks still run, and how often
+# the step may follow; it is sent whether to go on, and returns its result.
+Steps: TypeAlias = Generator[tuple[Tensor, int], bool, Result]
 
+# Older ones can fail to record linear algebra, which would disturb other work on the GPU.
+RECORDS = torch.__version__ >= "2.11"
 CALLS_BEFORE = 2  # with the same shapes, before one is recorded, which takes as long as three
 
 
-def replayed(function: Callable[..., Result], *arguments: Any) -> Result:
+def replayed(function: Callable[..., Result | Steps[Result]], *arguments: Any) -> Result:
     """Call a function of tensors and of hashable values, in dataclasses or named tuples or alone.
 
     The result depends on the arguments only, and the function reads no tensor on a GPU from the
-    host. On CUDA a call of few numbers is recorded when it is repeated with the same shapes, and
-    then replayed: all its kernels are launched at once.
+    host, except by its `Steps`. On CUDA a call of few numbers is recorded when it is repeated with
+    the same shapes, and then replayed: all its kernels, or those of a step, are launched at once.
     """
     tensors = tensors_in(arguments)
     first = tensors[0]
     if is_fake(first) or sum(x.nbytes for x in tensors) > MOST_GRAPH_BYTES:
-        return function(*arguments)
-    if first.is_cuda and not needs_cpu(first):
+        return done(function(*arguments))
+    if first.is_cuda and RECORDS and not needs_cpu(first):
         found = recorded_result(function, arguments, tensors)
         if found is not None:
             return cast(Result, found)
     with torch.inference_mode():  # an eighth less time for the host
-        result = function(*arguments)
+        result = done(function(*arguments))
     return cast(Result, with_tensors(result, torch.clone))
+
+
+def done(steps: Result | Steps[Result]) -> Result:
+    """The result of a function, after all its steps."""
+    if not isinstance(steps, Generator):
+        return steps
+    try:
+        running, _ = next(steps)
+        while True:
+            running, _ = steps.send(goes_on(running))
+    except StopIteration as end:
+        return cast(Result, end.value)
+
+
+def goes_on(running: Tensor) -> bool:
+    """Whether a task still runs; True during the capture of a CUDA graph."""
+    return is_captured(running) or bool(running.any() if running.numel() > 1 else running)
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether work on x is captured in a CUDA graph, so that its values cannot be read."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def recorded_result(function: Callable[..., object], arguments: Any, tensors: list[Tensor]) -> Any:
     """The result of the graph of such a call; None if there is none yet."""
-    if torch.cuda.is_current_stream_capturing():
+    if is_captured(tensors[0]):
         return None
     device = tensors[0].device
     with lock, torch.cuda.device(device):
@@ -53,20 +82,21 @@ def recorded_result(function: Callable[..., object], arguments: Any, tensors: li
 
 
 class Recorded(NamedTuple):
-    """A call that can be replayed, with the tensors that its graph reads, and those it writes."""
+    """A call that can be replayed, with the tensors that its graphs read, and those they write."""
 
-    graph: torch.cuda.CUDAGraph
+    graphs: list[torch.cuda.CUDAGraph]  # one, or those of the start, a step, and the end
     inputs: list[Tensor]
     result: Any
+    running: Tensor | None = None  # after the start and after a step
+    most: int = 0  # how many steps there may be
 
 
 class Recorder:
-    """The graphs of one GPU. They share memory, so one waits for the other, on whatever stream."""
+    """The graphs of one GPU, of which one waits for the other, on whatever stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle()
         # By function and shapes, the latest last: how often it was called, its graph, or None if it
         # cannot be recorded.
         self.known: OrderedDict[Hashable, int | Recorded | None] = OrderedDict()
@@ -84,25 +114,42 @@ class Recorder:
         return known if isinstance(known, Recorded) else None
 
     @torch.inference_mode()
-    def record(self, function: Callable[..., object], arguments: Any) -> Recorded | None:
-        static, graph = with_tensors(arguments, torch.clone), torch.cuda.CUDAGraph()
+    def record(self, function: Callable[..., Any], arguments: Any) -> Recorded | None:
+        static = with_tensors(arguments, torch.clone)
         self.stream.wait_stream(torch.cuda.current_stream())
         self.stream.wait_event(self.done)
         with torch.cuda.stream(self.stream):
-            function(*static)  # libraries allocate what they need on a stream
+            done(function(*static))  # libraries allocate what they need on a stream
             try:
-                # Relaxed: other threads go on, and libraries may allocate.
-                graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
-                try:
-                    result = function(*static)
-                finally:
-                    graph.capture_end()
+                recorded = self.captured(partial(function, *static), tensors_in(static))
             except RuntimeError as error:
                 warn_once(f"{function.__name__} is not recorded as a CUDA graph: {error}")
-                self.pool = torch.cuda.graph_pool_handle()
+                # Random numbers of torch wait for the end of a capture, which another one reaches.
+                self.capture(tensors_in(static)[0].zero_)
                 return None
         torch.cuda.current_stream().wait_stream(self.stream)
-        return Recorded(graph, tensors_in(static), result)
+        return recorded
+
+    def captured(self, function: partial[Any], inputs: list[Tensor]) -> Recorded:
+        if not isgeneratorfunction(function.func):
+            graph, result = self.capture(function)
+            return Recorded([graph], inputs, result)
+        steps = function()
+        start, (running, most) = self.capture(partial(next, steps))
+        step, _ = self.capture(partial(steps.send, True), start.pool())
+        end, result = self.capture(partial(last, steps), start.pool())
+        return Recorded([start, step, end], inputs, result, running, most)
+
+    def capture(
+        self, function: Callable[[], Result], pool: Any = None
+    ) -> tuple[torch.cuda.CUDAGraph, Result]:
+        graph = torch.cuda.CUDAGraph()
+        # Relaxed: other threads go on, and libraries may allocate.
+        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        try:
+            return graph, function()
+        finally:
+            graph.capture_end()
 
     def replay(self, recorded: Recorded, tensors: list[Tensor]) -> Any:
         stream = torch.cuda.current_stream()
@@ -110,10 +157,26 @@ class Recorder:
         with torch.inference_mode():
             for static, given in zip(recorded.inputs, tensors, strict=True):
                 static.copy_(given)
-        recorded.graph.replay()
+        start, *others = recorded.graphs
+        start.replay()
+        if recorded.running is not None:
+            step, end = others
+            for _ in range(recorded.most):
+                if not goes_on(recorded.running):
+                    break
+                step.replay()
+            end.replay()
         result = with_tensors(recorded.result, torch.clone)
         self.done.record(stream)
         return result
+
+
+def last(steps: Steps[Result]) -> Result:
+    try:
+        steps.send(False)
+    except StopIteration as end:
+        return cast(Result, end.value)
+    raise AssertionError("there is a step after the last")
 
 
 recorders: dict[torch.device, Recorder] = {}

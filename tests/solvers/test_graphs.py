@@ -44,19 +44,25 @@ def with_noise(support, labels, query, names):
     return found.labels, found.probabilities
 
 
+def by_solve(support, labels, query, names):
+    found = paddle_ext.solve(support, labels, query, num_classes=K, return_prototypes=True)
+    return found.labels, found.probabilities, found.prototypes, found.iterations
+
+
 def recorded():
     """How many graphs there are."""
     known = [x for one in graphs.recorders.values() for x in one.known.values()]
     return sum(isinstance(x, graphs.Recorded) for x in known)
 
 
-CALLS = [(by_names, 0), (by_names, 1), (with_noise, 5)]
+CALLS = [(by_names, 0, 60), (by_names, 1, 60), (with_noise, 1, 60), (with_noise, 5, 60)]
+CALLS += [(by_solve, 5, 2000)]  # too large for one block
 
 
-@pytest.mark.parametrize(("call", "per_class"), CALLS)
-def test_a_replayed_call_has_the_result_of_the_first(call, per_class):
-    batches = [named_batch(seed, per_class=per_class) for seed in range(4)]
-    if call is with_noise:  # one batch in two has wrong labels
+@pytest.mark.parametrize(("call", "per_class", "Q"), CALLS)
+def test_a_replayed_call_has_the_result_of_the_first(call, per_class, Q):
+    batches = [named_batch(seed, Q, per_class) for seed in range(4)]
+    if per_class > 1:  # one batch in two has wrong labels
         for _, labels, _, _ in batches[::2]:
             labels[:4] = (labels[:4] + 1) % K
     plain = []
@@ -70,11 +76,32 @@ def test_a_replayed_call_has_the_result_of_the_first(call, per_class):
     assert not any(x.is_inference() for x in results[-1])
 
 
+def test_what_cannot_be_recorded_is_called():
+    def reads(x):
+        return (x * float(x.sum()),)
+
+    x = torch.ones(3, device="cuda")
+    calls = [graphs.replayed(reads, x) for _ in range(2)]
+    with pytest.warns(UserWarning, match="reads is not recorded as a CUDA graph"):
+        calls.append(graphs.replayed(reads, x))
+    calls.append(graphs.replayed(reads, x))
+    assert all(found[0].tolist() == [3, 3, 3] for found in calls)
+    assert torch.rand(2, device="cuda").max() < 1
+    by_names(*named_batch(0))
+    assert recorded() == 0
+
+
 def test_few_graphs_are_kept():
     for Q in range(40, 40 + MOST_GRAPHS + 3):
-        for _ in range(3):
+        for _ in range(4):
             by_names(*named_batch(0, Q))
-    assert recorded() <= MOST_GRAPHS
+    assert recorded() == MOST_GRAPHS
+    for Q in range(100, 100 + MOST_GRAPHS):  # not one of them is left
+        by_names(*named_batch(0, Q))
+    assert recorded() == 0
+    for _ in range(4):
+        by_names(*named_batch(0))
+    assert recorded() == 1
 
 
 def test_threads_with_streams_of_their_own_do_not_disturb_each_other():
