@@ -164,10 +164,7 @@ def top(return_assignments: bool | None, top: int) -> int:
     """Check how many probabilities of a query are returned: all, or the `top` largest."""
     if return_assignments is not None:
         flag("return_assignments", return_assignments)
-    top = integer("top", top)
-    if top > MOST_TOP:
-        raise ValueError(f"top must be at most {MOST_TOP}, got {top}")
-    return top
+    return integer("top", top, most=MOST_TOP)
 
 
 class Options(NamedTuple):

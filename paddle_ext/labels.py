@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from . import check
 from .text import without_controls
 
 NO_LABEL = frozenset(
@@ -78,9 +79,8 @@ def whole_numbers(values: npt.NDArray[Any] | Tensor) -> Tensor:
 def check_one_each(name: str, one: str, each: str, shape: Sequence[int], count: int) -> None:
     """Reject anything but one value for each row, image or feature."""
     if tuple(shape) != (count,):
-        raise ValueError(
-            f"{name} must have one {one} for each {each}, shape [{count}], got {list(shape)}"
-        )
+        what = f"must have one {one} for each {each}, shape [{count}], got {list(shape)}"
+        raise check.ArgumentValueError(name, what)
 
 
 def check_count(high: int) -> None:

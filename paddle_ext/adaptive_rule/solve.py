@@ -116,7 +116,8 @@ def adaptive(
     >>> paddle_ext.adaptive(support, torch.tensor([0, 1, 2]), query).labels
     tensor([0, 0, 0, 1])
     """
-    metric, max_iter, tol = check_options(metric, max_iter, tol)
+    metric = check_metric("metric", metric)
+    max_iter, tol = check.integer("max_iter", max_iter), check.real("tol", tol)
     label_noise = check_label_noise("label_noise", label_noise)
     check.classes(num_classes, check.flag("validate", validate))
     top = check.top(return_assignments, top)
@@ -173,11 +174,6 @@ def adaptive(
             options["validate"] = validate and from_file
             solution, _ = classify(likelihood, rows, measures=measures, **options)
     return solution if batch or grouped is not None else without_batch(solution)
-
-
-def check_options(metric: str, max_iter: int, tol: float) -> tuple[str, int, float]:
-    metric = check_metric("metric", metric)
-    return metric, check.integer("max_iter", max_iter), check.real("tol", tol)
 
 
 def check_metric(name: str, metric: object) -> str:

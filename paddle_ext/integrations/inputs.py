@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
-from ..adaptive_rule.solve import check_options
-from ..groups import Groups, groups_and_things, groups_of
+from ..groups import Groups, check_length, groups_and_things, groups_of
+from ..labels import check_one_each
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..prior import measures_of
 from ..text import plural
@@ -110,11 +110,13 @@ def checked_options(
     max_iter: int, tol: float, logit_scale: float, label_noise: float | str, share: bool
 ) -> dict[str, Any]:
     """The options of the rule, except for the prior."""
-    _, max_iter, tol = check_options("auto", max_iter, tol)
-    options: dict[str, Any] = {"max_iter": max_iter, "tol": tol}
-    options["logit_scale"] = check.real("logit_scale", logit_scale, positive=True)
-    options["label_noise"] = check_label_noise("label_noise", label_noise)
-    return options | {"share": check.flag("share", share)}
+    return {
+        "max_iter": check.integer("max_iter", max_iter),
+        "tol": check.real("tol", tol),
+        "logit_scale": check.real("logit_scale", logit_scale, positive=True),
+        "label_noise": check_label_noise("label_noise", label_noise),
+        "share": check.flag("share", share),
+    }
 
 
 def labelled(y: Array) -> npt.NDArray[np.bool_]:
@@ -141,10 +143,7 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
         return None
     # NumPy would turn numbers into text in a list that contains both.
     column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
-    if column.shape != of_batch.shape:
-        raise ValueError(
-            f"{name} must have shape [{len(of_batch)}], one for each row, got {list(column.shape)}"
-        )
+    check_length(column.shape, len(of_batch), name)
     if not of_batch.any():
         return None
     # The others get a group of the batch, so that an error names the row as the caller counts.
@@ -306,10 +305,7 @@ def classes_and_places(
 ) -> tuple[Array, Places]:
     """The classes [K], and the index of each label; without prototypes each needs a label."""
     given = label_vector("labels", labels)
-    if len(given) != count:
-        raise check.ArgumentValueError(
-            "labels", f"must have one label for each row of support, {count}, got {len(given)}"
-        )
+    check_one_each("labels", "label", "row of support", given.shape, count)
     if names is not None:
         classes = class_names("names", names, prototypes)
     elif prototypes is not None and count == 0:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import check
 from ..methods import Prediction
 from ..solution import Solution
+from ..text import several
 
 
 class RolledUp(NamedTuple):
@@ -83,16 +84,16 @@ class Hierarchy:
         if len(set(classes)) != len(classes):
             raise ValueError("classes must differ from each other, got one twice")
         known = set(nodes)
-        foreign = [name for name in parents if name not in known]
+        foreign = [repr(name) for name in parents if name not in known]
         if foreign:
             raise ValueError(
                 "parents must have classes and their parents only, got "
-                f"{listed(foreign)}, which is no class and no parent"
+                f"{several(foreign, 1)}, which is no class and no parent"
             )
-        orphans = [name for name in classes if name not in parents]
+        orphans = [repr(name) for name in classes if name not in parents]
         if orphans:
             raise ValueError(
-                f"parents must have a parent for every class, got none for {listed(orphans)}"
+                f"parents must have a parent for every class, got none for {several(orphans, 1)}"
             )
         # Parents first, so that the depth of each is known before those below it.
         order = TopologicalSorter({name: (parent,) for name, parent in parents.items()})
@@ -131,8 +132,3 @@ class Hierarchy:
         return RolledUp(
             self.nodes, index.masked_fill(none, -1), probability.masked_fill(none, 1).clamp(max=1)
         )
-
-
-def listed(names: Sequence[Hashable]) -> str:
-    more = f" and {len(names) - 1} others" if len(names) > 1 else ""
-    return f"{names[0]!r}{more}"

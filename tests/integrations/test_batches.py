@@ -273,7 +273,7 @@ def test_bad_batches(given: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((SUPPORT, PLACES[:3]), {}, r"labels must have one label for each row of support, 24, got"),
+        ((SUPPORT, PLACES[:3]), {}, r"labels must have one label for each row of support, shape"),
         ((SUPPORT, PLACES * 0), {}, r"labels must have at least two classes, got 1"),
         ((SUPPORT, PLACES * 0.5), {}, r"labels must be text or integers, got 0"),
         ((SUPPORT, PLACES - 1), {}, r"labels must be text or integers >= 0, got -1"),

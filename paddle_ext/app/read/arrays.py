@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import arrays, check
-from ...labels import label_text
+from ...labels import check_one_each, label_text
 from ..settings import Columns
 from .names import NAMED
 from .samples import Batch
@@ -49,11 +49,7 @@ class ArrayFile:
         return self.one_each(self.array(*((label,) if label else arrays.LABELS)))
 
     def one_each(self, values: list[str]) -> list[str]:
-        if len(values) != len(self.features):
-            raise ValueError(
-                f"{self.path} must have one label for each row, {len(self.features)}, "
-                f"got {len(values)}"
-            )
+        check_one_each(str(self.path), "label", "row", [len(values)], len(self.features))
         return values
 
     def labelled(self, values: list[str]) -> Batch:

@@ -41,12 +41,7 @@ class ImageSet(ABC):
             raise TypeError(f"labels must be integers, got {check.plain(own.dtype)}")
         check_one_each("labels", "label", "image", own.shape, count)
         own = own.to("cpu", torch.int64)  # torch finds no minimum of some integers
-        low, high = int(own.min()), int(own.max())
-        if low < 0 or high >= len(names):
-            raise ValueError(
-                f"labels must be in [0, {len(names)}), the number of class_names, "
-                f"got {low if low < 0 else high}"
-            )
+        check.require_in_range("labels", int(own.min()), int(own.max()), len(names))
         self.labels, self.class_names, self.split = own, names, split
 
     def __len__(self) -> int:
