@@ -58,6 +58,7 @@ LAYERS = {
         "native": "② the call of native code",
         "limits.py": "what is too much",
         "progress.py": "progress bars",
+        "feature_cache.py": "features by content",
         "files.py": "opened safely, written whole",
         "libraries.py": "optional libraries",
         "text.py": "text that is safe to print",

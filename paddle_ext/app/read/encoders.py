@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from ... import check
 from ...decoding import square_crop
+from ...feature_cache import FeatureCache, digest
 from ...files import first_line, open_regular
 from ...libraries import library
 from ...research.backbones import load_checkpoint
 from ...research.backbones.extraction import digest_of_weights, features_of
 from ..settings import DEFAULT_NETWORK
-from .cache import FeatureCache, digest
 from .samples import LOGIT_SCALE
 
 if TYPE_CHECKING:
@@ -325,13 +325,7 @@ def cached_texts(
 
     def compute(texts: list[str]) -> Tensor:
         digests = [digest(text.encode("utf-8", "surrogatepass")) for text in texts]
-        rows = stored.get(list(dict.fromkeys(digests)))
-        fresh = {key: text for key, text in zip(digests, texts, strict=True) if key not in rows}
-        if fresh:
-            new = dict(zip(fresh, encode(list(fresh.values())), strict=True))
-            stored.put(new)
-            rows |= new
-        return torch.stack([rows[key] for key in digests])
+        return stored.complete(digests, lambda places: [encode([texts[k] for k in places])])
 
     return compute
 

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ...feature_cache import digest
 from ...labels import alike
 from ...text import plural, several
 from ..settings import Columns
-from .cache import digest
 from .columns import looks_like_text, shortened
 from .opening import Source, left_out_columns, used_columns
 from .samples import has_text, repeated

@@ -200,7 +200,7 @@ def embedded_names(
         templates, scale = FOR_TEXTS, LOGIT_SCALE
         if texts is None:
             assert encoder is not None
-            texts = cached_texts(encoder.text_tower, settings.cache, f"names 1 {encoder.key}")
+            texts = cached_texts(encoder.text_tower, settings.cache, f"names 1 {encoder.key}", [])
             templates, scale = FOR_PICTURES, encoder.logit_scale
         chosen = settings.templates or templates
         phrases = [

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from ... import check
 from ...decoding import require_pillow
+from ...feature_cache import digest, written_digest
 from ...groups import groups_and_things
 from ...labels import numbered
 from ...text import plural, several, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings
 from . import arrays, names, tables
 from .arrays import ArrayFile, ArraySamples
-from .cache import digest, written_digest
 from .encoders import language_notes, open_encoder, open_network, open_text_model
 from .grouping import Grouped, ToClassify, groups_of_samples, labelled_things, named_cells
 from .model import load_model, settings_of

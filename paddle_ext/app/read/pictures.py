@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ...decoding import open_picture, read_picture_file, why_unreadable
+from ...feature_cache import FeatureCache, digest, written_digest
 from ...files import in_threads
 from ...labels import label_text
 from ...progress import Progress
 from ...text import encodable, plural, without_controls
-from .cache import FeatureCache, digest, written_digest
 from .encoders import Network
 from .samples import Batch, concatenated, selected_from
 

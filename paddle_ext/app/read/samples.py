@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...feature_cache import digest, written_digest
 from ...groups import Groups, groups_of
 from ...integrations.columns import Columns, columns_for
 from ...labels import numbered, sorted_names
 from ...parquet import pyarrow
-from .cache import digest, written_digest
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
 

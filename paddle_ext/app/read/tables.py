@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ... import check, parquet
+from ...feature_cache import digest, written_digest
 from ...files import current_version, first_line, open_regular, require_unchanged
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
@@ -27,7 +28,6 @@ from ...parquet import pyarrow
 from ...text import plain_cell, plural, without_controls
 from ..settings import Columns
 from . import formats
-from .cache import digest, written_digest
 from .columns import (
     DECIMAL_COMMA,
     LARGEST,

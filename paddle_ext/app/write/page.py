@@ -17,13 +17,13 @@ import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from torch import Tensor
 
+from ...feature_cache import digest, written_digest
 from ...files import in_threads, replacing
 from ...prevalence import RATE
 from ...text import plural, without_controls
 from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
 from ..outcome import DOUBTFUL, Outcome, ToCheck, to_check, to_check_words
-from ..read.cache import digest, written_digest
 from ..read.pictures import thumbnail
 
 HERE = Path(__file__).parent

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ... import check
-from ...arrays import read_npz
-from ...files import ahead, replacing
+from ...feature_cache import FeatureCache
+from ...feature_cache import digest as digest_of_bytes
+from ...files import ahead
 from ...methods import SimpleShot
 from ...progress import Progress
 from ..data.bank import FeatureBank
@@ -58,9 +58,9 @@ def extract(
         Of the products; the features are float32. ``"auto"``: bfloat16 on CUDA. The CPU supports
         only float32.
     cache : path or None
-        A folder for cached features. They are found by a digest of the weights, the transform, the
-        precision and the bytes of the images, so that features of other weights or images are never
-        reused by mistake.
+        A folder for cached features. They are found by a digest of the weights, the transform and
+        the precision, and one of the bytes of each image, so that features of other weights or
+        images are never reused by mistake.
 
     Returns
     -------
@@ -88,22 +88,17 @@ def extract(
     batch_size = check.integer("batch_size", batch_size)
 
     def features_of_set(some: ImageSet) -> Tensor:
-        path = None
-        if cache is not None:
-            path = Path(cache) / f"features-{cache_key(network, some, dtype)}.npz"
-            if path.is_file():
-                return read_cached(path, (len(some), backbone.dimension))
-        with Progress("features", len(some), show=progress) as shown:
-            parts = []
-            for batch in batches(some, torch.split(torch.arange(len(some)), batch_size), place):
-                parts.append(features_of(backbone, batch, transform, dtype).cpu())
-                shown.advance(len(batch))
-        features = torch.cat(parts)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as new, new.open("wb") as file:
-                np.savez(file, values=features.numpy())
-        return features
+        def compute(numbers: list[int]) -> Iterator[Tensor]:
+            order = torch.split(torch.tensor(numbers), batch_size)
+            with Progress("features", len(numbers), show=progress) as shown:
+                for batch in batches(some, order, place):
+                    yield features_of(backbone, batch, transform, dtype).cpu()
+                    shown.advance(len(batch))
+
+        if cache is None:
+            return torch.cat([*compute([*range(len(some))])])
+        stored = FeatureCache(Path(cache), cache_key(network, some, dtype))
+        return stored.complete([digest_of_bytes(one) for one in some.content()], compute)
 
     was_training, home = backbone.training, next(backbone.parameters()).device
     backbone.to(place).eval()
@@ -116,21 +111,10 @@ def extract(
 
 
 def cache_key(network: Checkpoint, images: ImageSet, dtype: torch.dtype) -> str:
-    """A digest of everything the features of these images depend on."""
+    """A digest of everything the features depend on, apart from the bytes of the images."""
     backbone = network.backbone
-    about = (VERSION, backbone.architecture, astuple(network.transform), str(dtype))
-    return digest(about, digest_of_weights(backbone), digest_of_images(images))
-
-
-def read_cached(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """The archive has a checksum, so that a changed bit is found."""
-    try:
-        values = read_npz(path)["values"]
-        if values.shape != shape or values.dtype != np.float32:
-            raise ValueError(f"it has {values.dtype} of shape {list(values.shape)}")
-    except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"{path} is a damaged cache file (delete it): {error}") from error
-    return torch.from_numpy(values)
+    about: Any = VERSION, backbone.architecture, astuple(network.transform), str(dtype)
+    return digest(about, digest_of_weights(backbone), images.shape)
 
 
 def preloaded(images: ImageSet, device: torch.device, *, progress: bool) -> ImageSet | Tensor:
@@ -205,15 +189,6 @@ def digest_of_weights(network: nn.Module) -> str:
     """A digest of all weights and statistics of a network, without counters."""
     state = sorted(network.state_dict().items())
     return digest(*(part for one in state if not one[0].endswith(COUNTERS) for part in one))
-
-
-def digest_of_images(images: ImageSet) -> str:
-    """A digest of the bytes of all images, in order, without labels and names."""
-    result = hashlib.blake2b(repr(images.shape).encode(), digest_size=20)
-    for piece in images.content():
-        result.update(len(piece).to_bytes(8, "big"))
-        result.update(piece)
-    return result.hexdigest()
 
 
 def nearest_mean_accuracy(

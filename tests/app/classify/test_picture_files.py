@@ -27,10 +27,10 @@ from PIL import Image
 from paddle_ext import decoding
 from paddle_ext.app.classify import Report, Settings
 from paddle_ext.app.read import pictures as pictures_module
-from paddle_ext.app.read.cache import FeatureCache, digest
 from paddle_ext.app.read.encoders import digest_of_files, open_text_model
 from paddle_ext.app.read.pictures import PictureReader, images_of
 from paddle_ext.decoding import UnreadableError, open_picture, read_picture_file
+from paddle_ext.feature_cache import FeatureCache, digest
 from paddle_ext.files import cache_or_temporary, user_cache
 
 pytestmark = pytest.mark.usefixtures("quick_network")

@@ -118,7 +118,7 @@ def test_extract(trained: tuple[Path, str], pictures: Path, tmp_path: Path) -> N
             expected.features, expected.labels, shots=shots, centre=expected.base_mean
         )
         assert f"5-way {shots}-shot by the nearest class mean: {100 * accuracy:.1f} %" in found
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_extract_several_splits(trained: tuple[Path, str], pictures: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -27,8 +27,9 @@ def written_digest(of_content: bytes) -> str:
 class FeatureCache:
     """Features by the digest of a sample's content, for one way to compute them.
 
-    `key` is everything else they depend on: the network and its preprocessing. Without a folder, or
-    if it cannot be written to, which `notes` say, nothing is stored. A damaged row is missing.
+    `key` is everything else they depend on: the network and its preprocessing. Without a folder
+    nothing is stored, nor if it cannot be written to, which `notes` say; without notes that is an
+    error. A damaged row is missing.
     """
 
     def __init__(self, folder: Path | None, key: str, notes: list[str] | None = None) -> None:
@@ -49,12 +50,13 @@ class FeatureCache:
             with closing(sqlite3.connect(str(path), timeout=60)) as database, database:
                 work(database)
         except (OSError, sqlite3.OperationalError) as error:
+            place = path.parent if isinstance(error, OSError) else path
+            note = f"features are not cached: {place}: {getattr(error, 'strerror', None) or error}"
+            if self.notes is None:
+                raise OSError(note) from error
+            self.notes.append(note)
             self.writable = False
             self.path = path if writing else None
-            if self.notes is not None:
-                place = path.parent if isinstance(error, OSError) else path
-                why = getattr(error, "strerror", None) or error
-                self.notes.append(f"features are not cached: {place}: {why}")
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{path} is a damaged cache file (delete it), got: {error}") from error
 
@@ -80,3 +82,21 @@ class FeatureCache:
             rows = [(key, row + digest(key + row)) for key, row in pairs]
             insert = "INSERT OR REPLACE INTO features VALUES (?, ?)"
             self.attempt(lambda database: database.executemany(insert, rows), writing=True)
+
+    def complete(
+        self, digests: Sequence[bytes], compute: Callable[[list[int]], Iterable[Tensor]]
+    ) -> Tensor:
+        """The features of all samples, [n, D], each computed once; in parts, which are stored.
+
+        `compute` is given the places of the samples that the cache lacks.
+        """
+        rows, missing = self.get(digests), dict[bytes, int]()
+        for place, key in enumerate(digests):
+            if key not in rows:
+                missing.setdefault(key, place)
+        keys = iter(missing)
+        for part in compute([*missing.values()]) if missing else ():
+            new = {key: row for row, key in zip(part, keys, strict=False)}
+            self.put(new)
+            rows |= new
+        return torch.stack([rows[key] for key in digests])
