@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import rounds
 import torch
 from problems import Place, Problem, largest, make_problem, margin, remembered
 
@@ -68,10 +69,6 @@ def assert_agrees(got: TimSolution, want: TimSolution) -> None:
 
 def assert_sound(got: TimSolution) -> None:
     """Finite, on the simplex, labels at the largest probability."""
-    p = got.probabilities.cpu().double()
-    assert (p >= 0).all()
-    assert largest(p.sum(-1) - 1) < 1e-5
-    chosen = p.gather(-1, got.labels.cpu().unsqueeze(-1)).squeeze(-1)
-    assert torch.equal(chosen, p.amax(-1))
+    rounds.assert_sound(got, got.probabilities.shape[-1])
     assert torch.isfinite(got.prototypes).all()
     assert got.losses is None or torch.isfinite(got.losses).all()

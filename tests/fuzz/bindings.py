@@ -121,9 +121,6 @@ def one_call() -> str:
 def main() -> None:
     arguments = rounds.parser_of(__doc__, calls=1000).parse_args()
     rounds.prepare(arguments)
-    random.seed(arguments.seed)
-    torch.manual_seed(arguments.seed)
-    torch.set_num_threads(2)
     rounds.counted((Counter([one_call()]) for _ in range(arguments.calls)), arguments.seconds)
 
 

@@ -225,21 +225,6 @@ def all_probabilities(found: Any) -> Tensor:
     return u if classes is None else torch.zeros_like(u).scatter_(-1, classes, u)
 
 
-def check(name: str, found: Any, K: int) -> None:
-    labels, u = found.labels, found.probabilities.double()
-    assert bool(((labels >= 0) & (labels < K)).all()), "labels out of range"
-    assert bool(u.isfinite().all()), "not finite"
-    assert bool((u >= 0).all()), "negative"
-    if u.shape[-1] == K:
-        off = float((u.sum(-1) - 1).abs().max())
-        assert off < 2e-6, f"not on the simplex by {off:.2g}"
-    if getattr(found, "classes", None) is not None:
-        assert bool((u.diff(dim=-1) <= 0).all()), "not in order"
-        assert torch.equal(found.classes[..., 0], labels), "the first class is not the label"
-    elif name != "tim":
-        assert torch.equal(u.gather(-1, labels.unsqueeze(-1)).squeeze(-1), u.amax(-1)), "labels"
-
-
 def sure(exact: Any) -> Tensor:
     best = exact.probabilities.topk(min(2, exact.probabilities.shape[-1]), dim=-1).values
     return best[..., 0] - best[..., 1:].sum(-1) > SURE
@@ -273,7 +258,7 @@ def one_call(seed: int, device: str) -> Counts:
         if isinstance(one, Tensor):
             assert torch.equal(one, other), f"{field} depends on the layout: {names}"
     K = call.get("num_classes", call["logits"].shape[-1] if "logits" in call else 0)
-    check(name, got, K)
+    rounds.assert_sound(got, K, exact_labels=name != "tim")
     exact = by_reference(name, in_double(plain), dtype)
     counts[f"{name}: tasks"] += max(1, got.labels[..., 0].numel())
     ours = differ(got, exact, dtype)
@@ -296,7 +281,7 @@ def repeated(name: str, call: Call, got: Any, exact: Any, device: str) -> Counts
     B = len(query)
     own = {k: call[k].expand(B, *call[k].shape) for k in ("support", "support_labels")}
     found = called(name, call | own, device)
-    check(name, found, call["num_classes"])
+    rounds.assert_sound(found, call["num_classes"], exact_labels=name != "tim")
     other = (found.labels != got.labels) & sure(exact)
     count = int(other.any(-1).sum())
     return Counter({f"of them {name}: another label if the shared support is repeated": count})

@@ -1,12 +1,14 @@
 """What the fuzzers share: their arguments, when a round ends, and what it writes."""
 
 import argparse
+import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from paddle_ext.native import load as native
@@ -34,6 +36,9 @@ def prepare(arguments: argparse.Namespace) -> None:
     if arguments.simd:
         native.module.set_simd_level(arguments.simd)
     Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
+    random.seed(arguments.seed)
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(2)
 
 
 def counted(outcomes: Iterable[Counts], seconds: float | None) -> Counts:
@@ -92,3 +97,24 @@ def described(call: Call) -> Call:
 
 def is_float(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def assert_sound(found: Any, K: int, slack: float = 2e-6, *, exact_labels: bool = True) -> None:
+    """Probabilities on the simplex, or the largest of them in order; labels are the most probable.
+
+    Labels of TIM are not `exact_labels`: they are those of the nearest prototype, to all digits.
+    """
+    labels, u = found.labels.cpu(), found.probabilities.cpu().double()
+    assert bool(((labels >= 0) & (labels < K)).all()), "labels out of range"
+    assert bool(u.isfinite().all()), "not finite"
+    assert bool((u >= 0).all()), "negative"
+    if u.shape[-1] == K and u.numel():
+        off = float((u.sum(-1) - 1).abs().max())
+        assert off < slack, f"not on the simplex by {off:.2g}"
+    classes = getattr(found, "classes", None)
+    if classes is not None:
+        assert bool((u.diff(dim=-1) <= 0).all()), "not in order"
+        assert torch.equal(classes[..., 0].cpu(), labels), "the first class is not the label"
+    elif exact_labels:
+        own = u.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        assert torch.equal(own, u.amax(-1)), "labels are not the most probable"

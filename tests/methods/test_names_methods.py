@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from method_tasks import fast
 from named_tasks import NASTY, Named, make_named, with_logits
 from problems import largest
+from rounds import assert_sound
 from torch import Tensor
 
 from paddle_ext import methods
@@ -20,13 +22,7 @@ from paddle_ext.methods.em_dirichlet import fitted, matched, renamed
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NAMES = [name for name in methods.available() if name not in methods.available(named=False)]
-# Fewer steps than the default of the method that is slow.
-FAST: dict[str, dict[str, Any]] = {"em_dirichlet": {"fit_iter": 12, "max_iter": 3}}
 every_method = pytest.mark.parametrize("name", NAMES)
-
-
-def fast(name: str, **options: Any) -> methods.Method:
-    return methods.create(name, **FAST.get(name, {}) | options)
 
 
 @every_method
@@ -43,9 +39,7 @@ def test_tasks_get_the_result_of_double_precision(device: str, name: str) -> Non
             continue
         got = fast(name).predict(**task.to(device).call())
         assert got.probabilities.dtype == torch.float32
-        assert float(got.probabilities.min()) >= 0, problem
-        assert largest(got.probabilities.double().sum(-1) - 1) < 1e-5, problem
-        assert torch.equal(got.labels, got.probabilities.argmax(-1))
+        assert_sound(got, got.probabilities.shape[-1], 1e-5)
         want = fast(name).predict(**task.to(torch.float64).call()).probabilities
         far = largest(got.probabilities.cpu().double() - want)
         assert far < 2e-4, (problem, far)

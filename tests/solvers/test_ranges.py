@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from problems import Place
+from rounds import assert_sound
 from torch import Tensor
 
 import paddle_ext
@@ -32,12 +33,7 @@ def task(place: Place, queries: int = Q) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sound(solution: Solution) -> None:
-    probabilities = solution.probabilities.double()
-    assert bool(probabilities.isfinite().all())
-    assert bool((probabilities >= 0).all())
-    assert float((probabilities.sum(-1) - 1).abs().max()) < 1e-6
-    own = probabilities.gather(-1, solution.labels.unsqueeze(-1)).squeeze(-1)
-    assert torch.equal(own, probabilities.amax(-1))
+    assert_sound(solution, solution.probabilities.shape[-1], 1e-6)
     assert bool(solution.criterion.isfinite().all())
     assert bool(solution.dual.isfinite().all())
 
