@@ -66,6 +66,10 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def column(path: Path, name: str) -> list[str]:
+    return [row[name] for row in table(path)]
+
+
 def write_table(path: Path, columns: dict[str, Any], separator: str = ",") -> Path:
     """A CSV, TSV or Parquet file."""
     if path.suffix == ".parquet":

@@ -7,11 +7,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from scripts import run_code, script
+from scripts import ROOT, run_code, script
 
 import paddle_ext
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "paddle_ext"
 LAYERS = ("core", "research", "app")
 

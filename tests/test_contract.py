@@ -7,7 +7,7 @@ more row; a new promise is one more test. What is special to a function is teste
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any, NamedTuple
@@ -212,13 +212,6 @@ def assert_equal(got: Any, want: Any, given: str = "", *, bitwise: bool = True) 
             assert largest(x - y) < 1e-4, (name, given)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 # --- results ------------------------------------------------------------------------------------
 
 
@@ -242,7 +235,7 @@ def test_a_task_does_not_depend_on_its_batch(name: str, device: str) -> None:
 
 
 @every_call
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_thread")  # which is so again afterwards
 def test_threads_change_nothing(name: str) -> None:
     call = CALLS[name]
     given = call.make(7)

@@ -14,11 +14,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from scripts import script
+from scripts import ROOT, script
 
 from paddle_ext import FeatureBank, methods
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
 # What a page needs besides torch and NumPy.
 NEEDS = {

@@ -2,13 +2,10 @@
 
 import importlib.metadata
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-from scripts import script
-
-ROOT = Path(__file__).resolve().parents[1]
+from scripts import ROOT, script
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """The site shows every example, and loads nothing from elsewhere; `make docs` builds it all."""
 
 import re
-from pathlib import Path
 
 import pytest
-from scripts import script
-
-ROOT = Path(__file__).resolve().parents[1]
+from scripts import ROOT, script
 
 
 def test_every_example_is_in_the_gallery() -> None:

@@ -56,6 +56,12 @@ class LazyImages:
         return self.images.read(index)
 
 
+def write_split(folder: Path, name: str, images: ImageArray) -> None:
+    """As one file of the layout npz."""
+    own = {"images": images.images.numpy(), "labels": images.labels.numpy()}
+    np.savez(folder / f"{name}.npz", **own, class_names=np.array(images.class_names))
+
+
 def random_pixels(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(256, shape, dtype=torch.uint8, generator=generator(seed))
 

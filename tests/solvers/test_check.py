@@ -206,11 +206,7 @@ def test_class_without_support_in_a_single_or_shared_task() -> None:
     refused("solve", call | {"query": call["query"][0]}, ValueError, "got none of class 1")
 
 
-def test_without_validation(device: str) -> None:
-    call = dense(query=torch.full((B, Q, D), math.nan), num_classes=K, validate=False)
-    for function in (paddle_ext.solve, paddle_ext.tim, paddle_ext.adaptive):
-        labels = function(**on(device, call)).labels
-        assert bool(((labels >= 0) & (labels < K)).all())
+def test_without_validation() -> None:
     for name, (_, make) in CALLS.items():
         words = "num_classes must be given with validate=False", "got None"
         refused(name, make(validate=False), ValueError, *words)

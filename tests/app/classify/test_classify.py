@@ -12,6 +12,7 @@ import torch
 from classify_data import (
     NAMES,
     PRESENT,
+    column,
     embedding_files,
     embeddings,
     feature_columns,
@@ -27,10 +28,6 @@ from paddle_ext.app.read.encoders import open_text_model
 from paddle_ext.app.read.samples import Batch, Labelled, named_labels, rebatched
 
 SETTINGS = settings()
-
-
-def read_answers(folder: Path) -> list[dict[str, str]]:
-    return table(folder / "answers.csv")
 
 
 def write(path: Path, features: np.ndarray, labels: np.ndarray | None) -> None:
@@ -61,7 +58,7 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
     write(known, support, labels)
     write(tmp_path / f"new{suffix}", query, None)
     report = classify(known, tmp_path / f"new{suffix}", tmp_path, settings())
-    rows = read_answers(tmp_path)
+    rows = table(tmp_path / "answers.csv")
     assert [row["label"] for row in rows] == NAMES[truth].tolist()
     assert [row["row"] for row in rows] == [str(row) for row in range(len(query))]
     assert report.answers.present.nonzero().squeeze(1).tolist() == list(PRESENT)
@@ -95,7 +92,7 @@ def test_one_table_with_gaps(tmp_path: Path) -> None:
     write_table(tmp_path / "table.csv", columns)
     chosen = settings(columns=Columns("vector", None, "class", "who", "real"))
     report = classify(tmp_path / "table.csv", None, tmp_path / "out", chosen)
-    rows = read_answers(tmp_path / "out")
+    rows = table(tmp_path / "out" / "answers.csv")
     expected = [f"n{row}" for row in shuffled if row >= len(support)]
     assert [row["who"] for row in rows] == expected
     assert all(row["label"] == row["truth"] for row in rows)
@@ -253,7 +250,7 @@ def test_texts(tmp_path: Path) -> None:
     chosen = settings(columns=Columns(text="text"), cache=tmp_path / "cache")
     for _ in range(2):  # the second time from the cache
         classify(tmp_path / "table.csv", None, tmp_path, chosen)
-        assert [row["label"] for row in read_answers(tmp_path)] == ["weather", "music"]
+        assert column(tmp_path / "answers.csv", "label") == ["weather", "music"]
     assert "will it rain tomorrow" in (tmp_path / "answers.html").read_text()
 
 

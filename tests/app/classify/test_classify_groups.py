@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, feature_columns, pattern, picture_folders, refused, said, table
+from classify_data import (
+    NAMES,
+    column,
+    feature_columns,
+    pattern,
+    picture_folders,
+    refused,
+    said,
+    table,
+)
 from classify_data import write_table as written
 
 import paddle_ext
@@ -34,10 +43,6 @@ def visits(tmp_path: Path) -> tuple[Path, Path]:
     new |= {"nan": ["5", "nan", *["7"] * 46], "gap": ["x", "x", "", *["x"] * 45]}
     new |= feature_columns(NEW)
     return written(tmp_path / "known.csv", known), written(tmp_path / "new.csv", new)
-
-
-def column(path: Path, name: str) -> list[str]:
-    return [row[name] for row in table(path)]
 
 
 def test_each_group_is_a_batch_as_in_python(visits: tuple[Path, Path], tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from classify_data import (
     NAMES,
     PRESENT,
     classified,
+    column,
     embeddings,
     feature_columns,
     refused,
-    table,
     write_table,
 )
 from encoder_models import COLOURS, stand_in_folder, stand_in_sentences
@@ -26,10 +26,6 @@ from paddle_ext.app.read.names import ClassPrompts, embedded_names, read_names, 
 from paddle_ext.app.read.samples import Batch, Labelled
 
 Arrays = dict[str, np.ndarray]
-
-
-def labels_of(folder: Path) -> list[str]:
-    return [row["label"] for row in table(folder / "answers.csv")]
 
 
 def centred() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -49,7 +45,7 @@ def test_one_file_with_its_names(tmp_path: Path) -> None:
     _, _, query, truth, text = centred()
     np.savez(tmp_path / "rows.npz", features=query, text=text, class_names=NAMES)
     report = classified(tmp_path / "rows.npz", None, tmp_path)
-    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert column(tmp_path / "answers.csv", "label") == NAMES[truth].tolist()
     assert report.answers.class_names == tuple(NAMES)
     assert report.answers.present.nonzero().squeeze(1).tolist() == list(PRESENT)
     assert "Classified by the names of 6 classes." in report.page.read_text()
@@ -70,7 +66,7 @@ def test_labels_of_some_rows(tmp_path: Path, key: str) -> None:
     }
     np.savez(tmp_path / "rows.npz", **arrays)
     report = classified(tmp_path / "rows.npz", None, tmp_path)
-    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert column(tmp_path / "answers.csv", "label") == NAMES[truth].tolist()
     assert report.answers.names[0] == str(int(some.sum()))
     assert "the names of 6 classes and 12 labelled examples." in report.page.read_text()
 
@@ -83,7 +79,7 @@ def test_all_rows_labelled(tmp_path: Path) -> None:
     arrays: Arrays = {"features": query, "text": text, "class_names": NAMES, "labels": wrong}
     np.savez(tmp_path / "rows.npz", **arrays)
     report = classified(tmp_path / "rows.npz", None, tmp_path)
-    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert column(tmp_path / "answers.csv", "label") == NAMES[truth].tolist()
     assert report.notes == [
         "every row has a label, so labels were ignored and all rows classified by the names"
     ]
@@ -108,10 +104,10 @@ def test_names_in_a_file_of_their_own(tmp_path: Path) -> None:
     )
     np.save(tmp_path / "rows.npy", query)
     classified(tmp_path / "rows.npy", None, tmp_path, names=tmp_path / "text.npz")
-    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert column(tmp_path / "answers.csv", "label") == NAMES[truth].tolist()
     write_table(tmp_path / "rows.csv", feature_columns(query))
     classified(tmp_path / "rows.csv", None, tmp_path, names=tmp_path / "text.npz")
-    assert labels_of(tmp_path) == NAMES[truth].tolist()
+    assert column(tmp_path / "answers.csv", "label") == NAMES[truth].tolist()
 
 
 def test_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +150,7 @@ def test_texts(tmp_path: Path, sentences: list[str]) -> None:
     chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
     report = classified(tmp_path / "tickets.csv", None, tmp_path, **chosen)
     colours = ["red", "blue", "green", "red", "blue"]
-    assert labels_of(tmp_path) == [f"light_{colour}" for colour in colours]
+    assert column(tmp_path / "answers.csv", "label") == [f"light_{colour}" for colour in colours]
     assert sentences[:3] == ["light red", "light green", "light blue"]
     assert "deep blue sea" in report.page.read_text()
     classified(tmp_path / "tickets.csv", None, tmp_path, **chosen, templates=("a {} thing", "{}!"))
@@ -169,7 +165,7 @@ def test_texts_with_labels_and_truth(tmp_path: Path, sentences: list[str]) -> No
     (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
     chosen = {"columns": Columns(text="sentence"), "names": tmp_path / "names.txt"}
     report = classified(tmp_path / "tickets.csv", None, tmp_path, **chosen)
-    assert labels_of(tmp_path) == ["blue", "green", "red", "blue"]
+    assert column(tmp_path / "answers.csv", "label") == ["blue", "green", "red", "blue"]
     assert "red as a rose" in report.page.read_text()
     chosen["columns"] = Columns(text="sentence", truth="label")
     report = classified(tmp_path / "tickets.csv", None, tmp_path, **chosen)
@@ -226,7 +222,7 @@ def test_embeddings_with_the_encoder_of_their_names(
     (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
     chosen = {"names": tmp_path / "names.txt", "encoder": str(tmp_path / "clip")}
     classified(tmp_path / "rows.npz", None, tmp_path, **chosen)
-    assert labels_of(tmp_path) == ["red", "blue", "blue", "green"]
+    assert column(tmp_path / "answers.csv", "label") == ["red", "blue", "blue", "green"]
     np.savez(tmp_path / "rows.npz", features=rows[:, :4])
     with pytest.raises(ValueError, match=r"rows.npz must have as many .*names.txt, 6, got 4"):
         classified(tmp_path / "rows.npz", None, tmp_path, **chosen)
@@ -297,7 +293,7 @@ def test_names_of_classes_without_examples(
             classified(path, None, tmp_path, **chosen)
         return
     report = classified(path, None, tmp_path, **chosen)
-    assert labels_of(tmp_path) == ["dog", "dog", "cat", "bird", "bird"]
+    assert column(tmp_path / "answers.csv", "label") == ["dog", "dog", "cat", "bird", "bird"]
     assert any("names of 2 labelled classes were added" in note for note in report.notes)
 
 

@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from classify_data import (
     NAMES,
+    column,
     embedding_files,
     picture_folders,
     refused,
@@ -33,16 +34,12 @@ def texts(folder: Path) -> list[object]:
     return [path, "--text", "said", "--embedding", "f", "--id", "key", "--output", folder]
 
 
-def answers(folder: Path) -> list[dict[str, str]]:
-    return table(folder / "answers.csv")
-
-
 def test_tasks_of_texts(tmp_path: Path) -> None:
     target = tmp_path / "studio" / "tasks.json"
     assert f"{target}, {target.with_suffix('.xml')}" in said(
         *texts(tmp_path), "--export", "label-studio", target
     )
-    tasks, rows = json.loads(target.read_text()), answers(tmp_path)
+    tasks, rows = json.loads(target.read_text()), table(tmp_path / "answers.csv")
     assert len(tasks) == len(rows) == 40
     for task, row in zip(tasks, rows, strict=True):
         assert task["data"] == {"name": row["key"], "text": row["text"], "digest": ANY}
@@ -80,7 +77,7 @@ def test_tasks_of_images(tmp_path: Path) -> None:
     target = tmp_path / "tasks.json"
     said(labelled, new, "--output", tmp_path, "--export", "label-studio", target)
     tasks = {task["data"]["name"]: task for task in json.loads(target.read_text())}
-    assert set(tasks) == {row["file"] for row in answers(tmp_path)}
+    assert set(tasks) == {*column(tmp_path / "answers.csv", "file")}
     for name, task in tasks.items():
         url = urlsplit(task["data"]["image"])
         assert url.path == "/data/local-files/"

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from banks import gaussian_bank, right_answers
-from toy_images import one_thread, pattern_images  # noqa: F401
+from toy_images import one_thread, pattern_images, write_split  # noqa: F401
 
 pytest.importorskip("cyclopts", reason="needs cyclopts")
 pytest.importorskip("safetensors", reason="needs safetensors")
@@ -16,7 +15,6 @@ from commands import run_command
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, methods
 from paddle_ext.research.backbones import extract, load_checkpoint, nearest_mean_accuracy
 from paddle_ext.research.data import open_images
-from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.tune import Tuning
 
 CPU = ("--device", "cpu")
@@ -48,15 +46,6 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- train and extract ---------------------------------------------------------------------------
-
-
-def write_split(folder: Path, name: str, images: ImageArray) -> None:
-    np.savez(
-        folder / f"{name}.npz",
-        images=images.images.numpy(),
-        labels=images.labels.numpy(),
-        class_names=np.array(images.class_names),
-    )
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,9 @@ import resource
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scripts import run_code
-from toy_images import one_thread, pattern_images  # noqa: F401
+from toy_images import one_thread, pattern_images, write_split  # noqa: F401
 
 pytest.importorskip("cyclopts", reason="needs cyclopts")
 pytest.importorskip("matplotlib", reason="needs matplotlib")
@@ -55,10 +54,8 @@ def result(path: Path) -> object:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with images, and what the commands make of them."""
     folder = tmp_path_factory.mktemp("whole")
-    images = pattern_images(5, 8, own=0.5)
-    own = {"images": images.images.numpy(), "labels": images.labels.numpy()}
     for name in ("base", "test"):
-        np.savez(folder / f"{name}.npz", **own, class_names=np.array(images.class_names))
+        write_split(folder, name, pattern_images(5, 8, own=0.5))
     for words in commands(folder, folder).values():
         done = run_command(*words)
         assert done.exit_code == 0, done.output
