@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -47,29 +48,16 @@ LIST = Parameter(consume_multiple=True, converter=words)
 NUMBERS = Parameter(consume_multiple=True, converter=numbers)
 
 Device: TypeAlias = Annotated[str | None, about("cpu, cuda, cuda:1; default: a GPU if any.")]
-Memory: TypeAlias = Annotated[float | None, about("Memory limit of a batch of tasks, in GiB.")]
 Fresh: TypeAlias = Annotated[bool, about("Start over instead of resuming.")]
 
 Bank: TypeAlias = Annotated[Path, about("A feature bank: .npz, .safetensors, .pt.")]
-Methods: TypeAlias = Annotated[
-    tuple[str, ...], LIST, about("Names, such as paddle,tim; or all. Your own: my_module:MyMethod.")
-]
 Tasks: TypeAlias = Annotated[int, about("Tasks per setting.", alias="--tasks")]
-Queries: TypeAlias = Annotated[int, about("Queries per task.")]
 Classes: TypeAlias = Annotated[
     int | Literal["full"],
     about("Candidate classes per task: a number, or full.", show_choices=False),
 ]
 Sampling: TypeAlias = Annotated[str, about("uniform, balanced or dirichlet.")]
 Alpha: TypeAlias = Annotated[float, about("Parameter of the Dirichlet distribution.")]
-Seed: TypeAlias = Annotated[int, about("Random seed of the tasks.")]
-Preset: TypeAlias = Annotated[
-    str | None, about("Published options of the methods: paper, mini, tiered or inat.")
-]
-Split: TypeAlias = Annotated[str | None, about("Use only the rows of this split.")]
-MethodOptions: TypeAlias = Annotated[
-    tuple[str, ...], about("An option of a method: METHOD.NAME=VALUE; may be repeated.")
-]
 
 Root: TypeAlias = Annotated[Path | None, about("The images; omit for glyphs.")]
 Layout: TypeAlias = Annotated[
@@ -78,6 +66,34 @@ Layout: TypeAlias = Annotated[
 Size: TypeAlias = Annotated[int | None, about("Resize images to squares of this many pixels.")]
 Samples: TypeAlias = Annotated[int, about("Images per class, for the layout glyphs.")]
 Precision: TypeAlias = Annotated[str, about("auto, float32 or bfloat16.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Options of `evaluate` and of `tune`."""
+
+    methods: Annotated[tuple[str, ...], LIST] = ("all",)
+    """Names, such as paddle,tim; or all. Your own: my_module:MyMethod."""
+    n_query: int = 75
+    """Queries per task."""
+    seed: int = 0
+    """Random seed of the tasks."""
+    preset: str | None = None
+    """Published options of the methods: paper, mini, tiered or inat."""
+    option: tuple[str, ...] = ()
+    """An option of a method: METHOD.NAME=VALUE; may be repeated."""
+    split: str | None = None
+    """Use only the rows of this split."""
+    device: Device = None
+    memory: float | None = None
+    """Memory limit of a batch of tasks, in GiB."""
+    fresh: Fresh = False
+
+    def run(self) -> dict[str, Any]:
+        """How tasks are drawn and solved, as arguments of the Python functions."""
+        own = {name: getattr(self, name) for name in ("n_query", "seed", "device", "memory")}
+        return {**own, "resume": not self.fresh}
 
 
 def method_options(given: Iterable[str], chosen: Collection[str]) -> dict[str, dict[str, object]]:

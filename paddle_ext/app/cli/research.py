@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -220,7 +219,7 @@ def evaluate(
     bank: o.Bank,
     /,
     *,
-    methods: o.Methods = ("all",),
+    compared: o.Compared | None = None,
     shots: Annotated[
         tuple[int, ...] | None,
         o.NUMBERS,
@@ -230,21 +229,13 @@ def evaluate(
         tuple[int, ...] | None, o.NUMBERS, o.about("Classes present per task, such as 2,5,10.")
     ] = (5,),
     n_tasks: o.Tasks = 10_000,
-    n_query: o.Queries = 75,
     num_classes: o.Classes = "full",
     sampling: o.Sampling = "uniform",
     alpha: o.Alpha = 1.0,
-    seed: o.Seed = 0,
-    preset: o.Preset = None,
-    option: o.MethodOptions = (),
     tuned: Annotated[Path | None, o.about("tuning.json of paddle-ext tune.")] = None,
-    split: o.Split = None,
     support: Annotated[str | None, o.about("Split to draw the support from.")] = None,
     query: Annotated[str | None, o.about("Split to draw the queries from.")] = None,
-    device: o.Device = None,
-    memory: o.Memory = None,
     output: Annotated[Path | None, o.about("Folder of results, used to resume.")] = None,
-    fresh: o.Fresh = False,
     figure: Annotated[Path | None, o.about("Figure: .png, .webp, .svg or .pdf.")] = None,
 ) -> None:
     """Accuracy of methods, with 95 % confidence intervals, and milliseconds per task.
@@ -262,8 +253,9 @@ def evaluate(
     if k_eff is None:
         raise o.UsageError("--k-eff must be integers such as 2,5,10, got all")
     check_figure("--figure", figure)
-    chosen = chosen_methods(methods, preset, option, tuned)
-    features = load_bank(bank, split)
+    compared = compared or o.Compared()
+    chosen = chosen_methods(compared, tuned)
+    features = load_bank(bank, compared.split)
     with show.on_interrupt(LOST if output is None else RESUMABLE.format(output)):
         evaluation = run(
             features,
@@ -271,18 +263,14 @@ def evaluate(
             shots=shots,
             k_eff=k_eff,
             n_tasks=n_tasks,
-            n_query=n_query,
             num_classes=None if num_classes == "full" else num_classes,
             sampling=sampling,
             alpha=alpha,
-            seed=seed,
             support=support,
             query=query,
             name=bank.stem,
-            device=device,
-            memory=memory,
             output=output,
-            resume=not fresh,
+            **compared.run(),
         )
     show_evaluation(evaluation, figure)
     if output is not None:
@@ -307,19 +295,18 @@ def check_figure(option: str, path: Path | None) -> None:
     figure_class()
 
 
-def chosen_methods(
-    names: Sequence[str], preset: str | None, option: Sequence[str], tuned: Path | None
-) -> dict[str, Method]:
+def chosen_methods(compared: o.Compared, tuned: Path | None = None) -> dict[str, Method]:
     """The methods; --option overrides --tuned, which overrides --preset."""
     from ...research.evaluate import chosen_methods as by_name
 
-    chosen = by_name("all" if names == ("all",) else [own_method(name) for name in names], preset)
+    names: Any = "all" if compared.methods == ("all",) else [*map(own_method, compared.methods)]
+    chosen = by_name(names, compared.preset)
     if tuned is not None:
         from ...research.tune import Tuning
 
         best = Tuning.load(tuned).methods()
         chosen = {name: best.get(name, method) for name, method in chosen.items()}
-    for name, options in o.method_options(option, chosen).items():
+    for name, options in o.method_options(compared.option, chosen).items():
         chosen[name] = replace(chosen[name], **options)  # type: ignore[type-var]
     return chosen
 
@@ -361,22 +348,14 @@ def tune(
     bank: o.Bank,
     /,
     *,
-    methods: o.Methods = ("all",),
+    compared: o.Compared | None = None,
     shots: Annotated[int, o.about("Support rows per class.")] = 5,
     k_eff: Annotated[int, o.about("Classes present per task.")] = 5,
     n_tasks: o.Tasks = 1000,
-    n_query: o.Queries = 75,
     num_classes: o.Classes = 5,
     sampling: o.Sampling = "dirichlet",
     alpha: o.Alpha = 2.0,
-    seed: o.Seed = 0,
-    preset: o.Preset = None,
-    option: o.MethodOptions = (),
-    split: o.Split = None,
-    device: o.Device = None,
-    memory: o.Memory = None,
     output: Annotated[Path, o.about("Folder for tuning.json.")] = Path("tuning"),
-    fresh: o.Fresh = False,
 ) -> None:
     """Choose the options of methods on a bank of validation classes, as in the paper.
 
@@ -388,8 +367,9 @@ def tune(
     from ...research.tune import FILE
     from ...research.tune import tune as run
 
-    chosen = list(chosen_methods(methods, preset, option, None).values())
-    features = load_bank(bank, split)
+    compared = compared or o.Compared()
+    chosen = list(chosen_methods(compared).values())
+    features = load_bank(bank, compared.split)
     with show.on_interrupt(RESUMABLE.format(output)):
         tuning = run(
             features,
@@ -398,15 +378,11 @@ def tune(
             k_eff=k_eff,
             num_classes=None if num_classes == "full" else num_classes,
             n_tasks=n_tasks,
-            n_query=n_query,
             sampling=sampling,
             alpha=alpha,
-            seed=seed,
             name=bank.stem,
-            device=device,
-            memory=memory,
             output=output,
-            resume=not fresh,
+            **compared.run(),
         )
     header, cells = tuning.rows()
     show.table(header, cells, text_columns=(0, 1))
