@@ -4,8 +4,6 @@ Nothing in a file is ever run, and no file may take much more memory than its si
 those that programs use for features, labels and classes.
 """
 
-from __future__ import annotations
-
 import json
 import numbers
 import pickle

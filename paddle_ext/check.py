@@ -5,8 +5,6 @@ and options are cheap and always run. Checks of the values of tensors, at the en
 them: a native one that only says whether all are valid, and if not, torch to say what is wrong.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import numbers

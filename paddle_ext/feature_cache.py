@@ -1,7 +1,5 @@
 """A cache of features, indexed by the content they were computed from."""
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@ A label is a name or an integer. A missing label is empty, -1, or what programs 
 missing values: see `NO_LABEL`. Case matters, so that a class may be called "none".
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import defaultdict

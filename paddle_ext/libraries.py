@@ -1,7 +1,5 @@
 """Import optional libraries."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

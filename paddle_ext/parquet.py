@@ -1,7 +1,5 @@
 """A column of embeddings in a Parquet file, read a few pages at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -11,8 +11,6 @@ Q - N is computed and mirrored, so that it stays within 0 and Q. The ends are ro
 whole counts, as in mid-P intervals: rounded outwards, it would cover more than it should.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

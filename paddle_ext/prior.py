@@ -1,7 +1,5 @@
 """A prior of the caller on the class proportions, as measures of the Dirichlet distribution."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

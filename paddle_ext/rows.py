@@ -3,8 +3,6 @@
 Nothing here modifies its input. A batch of 1 is shared by all tasks and not copied for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Text from files, made safe for a terminal, a UTF-8 file or a spreadsheet."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

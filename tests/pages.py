@@ -1,7 +1,5 @@
 """Pages of ``paddle-ext classify`` to look at in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

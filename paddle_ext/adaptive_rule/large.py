@@ -5,8 +5,6 @@ are stored if they fit; weighted sums of the queries by class; and the classific
 without itself. Letters: N queries, K classes, D features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The function `adaptive`, for tensors and files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast
 

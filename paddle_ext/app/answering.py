@@ -1,7 +1,5 @@
 """From features to predictions, batch by batch."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What is known about the samples after classification: predictions, and corrected labels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ those that Label Studio documents: https://labelstud.io/guide/predictions and
 https://labelstud.io/guide/export
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

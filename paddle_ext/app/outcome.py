@@ -1,7 +1,5 @@
 """What a run found out: what to check, which labels look wrong, what accuracy to expect."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

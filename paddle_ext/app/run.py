@@ -1,7 +1,5 @@
 """From files, folders or one table to predictions: in a folder, with a page, or in one file."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import closing

@@ -4,8 +4,6 @@ The command line is made from these classes: each field is an option, and the te
 help, so an option is written nowhere else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

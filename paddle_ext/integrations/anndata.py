@@ -1,7 +1,5 @@
 """Label the cells of an AnnData object, of which some have a label."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -8,8 +8,6 @@ columns repeat each other, they may also be decorrelated. The labelled rows choo
 scikit-learn's encoders make numbers of gaps and categories.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 import sys

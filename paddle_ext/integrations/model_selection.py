@@ -4,8 +4,6 @@
 `batch_accuracy` lets an estimator classify at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ chooses a transform of the rows in which numbers are about 1. Letters: B tasks, 
 classes, D features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

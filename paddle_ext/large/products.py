@@ -8,8 +8,6 @@ with a length per row, and a scale and a centre per feature. A `Form` says how x
 library: unchanged, as halves for tensor cores, or not at all if the rows are already halves.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

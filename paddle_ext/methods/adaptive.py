@@ -1,7 +1,5 @@
 """Adaptive: calibrated distances to class means, and class proportions learned from the batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

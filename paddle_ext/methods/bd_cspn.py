@@ -1,7 +1,5 @@
 """BD-CSPN: prototypes rectified by the queries, after the query set is moved onto the support."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

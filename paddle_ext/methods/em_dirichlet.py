@@ -1,7 +1,5 @@
 """EM-Dirichlet: each class is a Dirichlet distribution over zero-shot probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

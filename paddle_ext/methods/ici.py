@@ -1,7 +1,5 @@
 """LR + ICI: logistic regression that absorbs queries by the credibility of their pseudo-labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar

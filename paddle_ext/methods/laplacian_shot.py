@@ -1,7 +1,5 @@
 """LaplacianShot: the nearest class mean, with neighbouring queries pulled to one class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """PADDLE, with the defaults of `paddle_ext.solve`, and without its penalty: soft K-means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar

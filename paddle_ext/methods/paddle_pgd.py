@@ -1,7 +1,5 @@
 """PADDLE's objective minimised by projected gradient descent, the second ablation of the paper."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """PT-MAP: a power transform, then optimal transport to centroids that move with the plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar

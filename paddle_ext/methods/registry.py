@@ -1,7 +1,5 @@
 """Find methods by name, built in or registered."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

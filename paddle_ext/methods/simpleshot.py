@@ -1,7 +1,5 @@
 """SimpleShot: the nearest class mean, after centring and normalising the features."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

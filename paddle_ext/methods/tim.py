@@ -3,8 +3,6 @@
 Without its terms for the queries it is the baseline: prototypes fitted to the support alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar

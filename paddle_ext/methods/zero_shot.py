@@ -1,7 +1,5 @@
 """Zero-shot: the class whose prototype is nearest by cosine, for each query independently."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

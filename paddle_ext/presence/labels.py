@@ -1,7 +1,5 @@
 """Which labels are wrong, and which samples to label next."""
 
-from __future__ import annotations
-
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 

@@ -23,8 +23,6 @@ reach: after 2, 4, 8, .. iterations, if its bound would stay below that of the f
 iterations again added as much as the last ones, on average.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ Letters: S labelled rows, Q queries, K classes, D features; class k has n_k labe
 w_k; v_i is the difference of row i from its class mean. The equations are in docs/adaptive.md.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Letters as in `adaptive`; e is the share of wrong labels. The equations are in docs/adaptive.md.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

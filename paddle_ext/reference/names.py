@@ -3,8 +3,6 @@
 Letters as in `reference.adaptive`; t_k is the name of class k. The equations are in docs/names.md.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

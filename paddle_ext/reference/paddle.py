@@ -10,8 +10,6 @@ over the probabilities u, the dual v and the prototypes w, in turn, each in clos
 With v at its optimum the second line is lam times the entropy of p: few classes are present.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

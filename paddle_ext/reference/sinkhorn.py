@@ -8,8 +8,6 @@ which minimises sum P cost + reg sum P ln P under these sums. f and g are comput
 in closed form, starting from g = 0.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

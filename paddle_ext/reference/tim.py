@@ -14,8 +14,6 @@ from the class means of the support. The entropies of Shannon, alpha a = 1, and 
 with e = 1e-12. Gradients are those of autograd.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ classifies the same batches. Then come images of many places, with and without s
 together. ``paddle-ext demo`` runs it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Results as tables: methods in rows, settings in columns."""
 
-from __future__ import annotations
-
 import math
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """One rule, two engines: a task that changes engine keeps its labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

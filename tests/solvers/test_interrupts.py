@@ -1,7 +1,5 @@
 """Signals, such as Ctrl-C, end native work within two seconds, and the process continues."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

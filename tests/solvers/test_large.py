@@ -1,7 +1,5 @@
 """One large task: in chunks, from any source, in any precision, without its full matrix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

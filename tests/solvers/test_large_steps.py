@@ -1,7 +1,5 @@
 """The native steps of large tasks, each against float64 in torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from problems import Place, largest

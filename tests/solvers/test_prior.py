@@ -1,7 +1,5 @@
 """A prior on the class proportions: `adapt` and `adaptive` against the float64 reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -2,8 +2,6 @@
 are those of the largest probability: docs/reliability.md.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

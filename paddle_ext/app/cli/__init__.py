@@ -1,7 +1,5 @@
 """The command ``paddle-ext``; its parts import heavy libraries only when they run."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """All commands, and what they share: spelling, errors, exit codes."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

@@ -1,7 +1,5 @@
 """``paddle-ext info``: the installation, a feature bank, or the options of a method."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import platform

@@ -1,7 +1,5 @@
 """Options of several commands, and values of several words."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Embeddings in array files: `.npz`, `.npy`, `.safetensors`, `.pt`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cells of tables: numbers, gaps, texts, ids."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Files in the formats of other programs: text in any encoding, CSV, JSON, Excel."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -1,7 +1,5 @@
 """Which samples to classify belong together: by a column, by their folder, or by their times."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone

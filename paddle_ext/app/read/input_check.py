@@ -1,7 +1,5 @@
 """What is odd about opened data, found before anything expensive."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter, defaultdict

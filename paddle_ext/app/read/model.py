@@ -6,8 +6,6 @@ and which categories there are. Like any file of embeddings with labels, it also
 file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

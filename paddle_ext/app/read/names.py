@@ -1,7 +1,5 @@
 """What is known of classes besides samples: names and their embeddings, parents, a prior."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@
 is needed, and computes the features of the labelled samples.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Samples as they are read, and what is known of the classes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

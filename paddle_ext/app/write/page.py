@@ -1,7 +1,5 @@
 """The predictions as a self-contained HTML page: what it shows; page.html.j2 says how."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

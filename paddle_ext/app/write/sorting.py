@@ -1,7 +1,5 @@
 """Copy images into folders by class; nothing is moved or overwritten."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The predictions as tables for other programs: CSV, Parquet or Excel."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -4,8 +4,6 @@ Nothing in a file is ever executed: safetensors cannot hold code, and the public
 pickles, are read with ``weights_only=True``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

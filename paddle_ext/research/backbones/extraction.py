@@ -1,7 +1,5 @@
 """Features of images, with a cache indexed by everything they depend on, and their accuracy."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Iterator

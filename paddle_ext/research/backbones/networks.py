@@ -4,8 +4,6 @@ The layers of ResNet-18 and WRN-28-10 have the names of the public few-shot code
 load without renaming.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ batches, on the device of the images. Everything is in float32, even in mixed pr
 positions in half precision reduce accuracy.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import cache

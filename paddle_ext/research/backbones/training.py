@@ -1,7 +1,5 @@
 """Training on the base classes, evaluated by few-shot accuracy on the validation classes."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math

@@ -4,8 +4,6 @@ Base training and feature extraction take an `ImageSet`. `ImageArray` holds pixe
 holds the bytes or paths of JPEG, PNG or WebP files and decodes them with Pillow.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ call the first one ``train``. i-Nat has ``"repr"`` (the support) and ``"query"``
 ``"test"``.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path
