@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from paddle_ext.files import (
-    RefusedError,
-    check_regular,
-    open_regular,
-    readable,
-    replacing,
-)
+from paddle_ext.files import RefusedError, check_regular, open_regular, readable, replacing
 
 SIZE = 200_000  # bytes, more than one write
 

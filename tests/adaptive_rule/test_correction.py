@@ -9,11 +9,7 @@ from torch import Tensor
 
 from paddle_ext.adaptive_rule import correction
 from paddle_ext.adaptive_rule.classify import classify
-from paddle_ext.adaptive_rule.correction import (
-    corrected_likelihood,
-    correction_of,
-    left_out_rows,
-)
+from paddle_ext.adaptive_rule.correction import corrected_likelihood, correction_of, left_out_rows
 from paddle_ext.adaptive_rule.learn import likelihood_of
 from paddle_ext.adaptive_rule.likelihood import Likelihood, reweighted
 

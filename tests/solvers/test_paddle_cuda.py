@@ -5,14 +5,7 @@ The comparisons with the reference are in test_paddle.py, for every device.
 
 import pytest
 import torch
-from problems import (
-    TOLERANCE,
-    assert_agrees,
-    assert_same,
-    each_tensor,
-    largest,
-    make_problem,
-)
+from problems import TOLERANCE, assert_agrees, assert_same, each_tensor, largest, make_problem
 
 import paddle_ext
 from paddle_ext import reference

@@ -4,14 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from places import at_places
-from problems import (
-    SCALINGS,
-    SHAPES,
-    Place,
-    Problem,
-    assert_same,
-    make_problem,
-)
+from problems import SCALINGS, SHAPES, Place, Problem, assert_same, make_problem
 
 import paddle_ext
 from paddle_ext import Solution

@@ -20,16 +20,7 @@ from problems import (
     one_direction,
     tied,
 )
-from tim_tasks import (
-    ADM,
-    ALPHA,
-    VARIANTS,
-    agrees,
-    assert_sound,
-    overlapping,
-    solve,
-    truth,
-)
+from tim_tasks import ADM, ALPHA, VARIANTS, agrees, assert_sound, overlapping, solve, truth
 
 Triple = tuple[float, float, float]
 

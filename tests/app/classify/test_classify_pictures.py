@@ -8,13 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import (
-    classified,
-    labels_of_files,
-    pattern,
-    picture_folders,
-    small_network,
-)
+from classify_data import classified, labels_of_files, pattern, picture_folders, small_network
 from PIL import Image
 
 from paddle_ext.app.classify import Columns

@@ -14,14 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from classify_data import (
-    classified,
-    labels_of_files,
-    pattern,
-    picture_folders,
-    said,
-    small_network,
-)
+from classify_data import classified, labels_of_files, pattern, picture_folders, said, small_network
 from PIL import Image
 
 from paddle_ext import decoding

@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from classify_data import (
-    NAMES,
-    embeddings,
-    picture_folders,
-    settings,
-    table,
-)
+from classify_data import NAMES, embeddings, picture_folders, settings, table
 
 from paddle_ext.app import run
 from paddle_ext.app.classify import Columns, classify, stream
