@@ -4,8 +4,6 @@ It imports neither Ray nor Spark nor pandas: they call it, and it recognises the
 stores arrays, which any process on any machine can load.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -26,7 +26,7 @@ from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..libraries import library
 from ..rows import class_means, evenly_spread
 
-Array: TypeAlias = "npt.NDArray[Any]"
+Array: TypeAlias = npt.NDArray[Any]
 
 ROWS = ("auto", "table", "embeddings")
 MOST_ROWS = 1024  # labelled rows, and as many unlabelled ones, used for statistics of columns

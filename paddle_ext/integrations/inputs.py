@@ -1,7 +1,5 @@
 """Check what users pass: embeddings, labels, names of classes, weights and priors."""
 
-from __future__ import annotations
-
 import difflib
 import numbers
 import warnings
@@ -24,7 +22,7 @@ from ..prior import measures_of
 from ..text import plural
 from .columns import Array
 
-Places: TypeAlias = "npt.NDArray[np.int64]"
+Places: TypeAlias = npt.NDArray[np.int64]
 
 LARGEST = LARGEST_FEATURE_FLOAT32
 LARGEST_WEIGHT = 1e30  # of a row, and one over the smallest: their ratios are numbers in float64

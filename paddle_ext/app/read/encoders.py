@@ -216,10 +216,8 @@ def open_encoder(name: str, device: torch.device) -> Encoder:
     except (check.ArgumentError, ImportError):
         raise
     except Exception as error:  # damaged files, other versions: libraries raise anything
-        raise check.ArgumentValueError(
-            "encoder",
-            f"must be {EXPECTED}, got {name!r}, which cannot be loaded: {first_line(error)}",
-        ) from error
+        what = f"files that cannot be loaded: {first_line(error)}"
+        raise encoder_error(name, what) from error
 
 
 def encoder_error(name: str, got: str) -> check.ArgumentValueError:

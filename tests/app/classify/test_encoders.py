@@ -164,5 +164,5 @@ def test_paths_that_are_not_an_encoder(tmp_path: Path, monkeypatch: pytest.Monke
 
     broken.AutoModel = SimpleNamespace(from_pretrained=load)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", broken)
-    with pytest.raises(ValueError, match=r"which cannot be loaded: damaged$"):
+    with pytest.raises(ValueError, match=r"files that cannot be loaded: damaged$"):
         open_encoder(str(tmp_path), CPU)
