@@ -1,7 +1,5 @@
 """Progress of a long job: a rich bar on a terminal, plain lines otherwise, on stderr."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time
@@ -31,7 +29,7 @@ class Progress:
             self.bar = Bar(*Bar.get_default_columns(), *more, console=Console(stderr=True))
             self.task = self.bar.add_task(title, total=total, note="")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         if self.bar is not None:
             self.bar.start()
         return self

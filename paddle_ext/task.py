@@ -4,8 +4,6 @@ Nothing here modifies its input. A support shared by all tasks keeps a batch dim
 not copied for each task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -56,7 +54,7 @@ class Task:
             return self.support[0], self.support_labels[0], self.query
         return self.support, self.support_labels, self.query
 
-    def part(self, tasks: slice | Tensor) -> Task:
+    def part(self, tasks: slice | Tensor) -> "Task":
         """A batch of only these tasks."""
         shareable = ("support", "support_labels", "prototypes", "measures")
         own: dict[str, Any] = {"query": self.query[tasks]}
@@ -91,7 +89,7 @@ class IndexedTask:
             support = self.support_index, self.support_labels
         return self.features, *support, self.query_index
 
-    def gathered(self) -> Task:
+    def gathered(self) -> "Task":
         """The batch with its rows copied out of the bank; unchecked indices are kept in range."""
         dtype, last = computing_dtype(self.features), len(self.features) - 1
         support, query = (

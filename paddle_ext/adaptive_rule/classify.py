@@ -4,8 +4,6 @@ Letters: B tasks, Q queries, K classes, D features; those of likelihoods as ther
 in docs/adaptive.md.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ correct the logits of a row x by x W + b; docs/estimator.md has what they minimi
 `likelihood`; here B = 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,7 +79,7 @@ class LeftOut(NamedTuple):
     logits: Tensor  # [S, K]
 
     @classmethod
-    def of(cls, likelihood: Likelihood, rows: Tensor, labels: Tensor, logits: Tensor) -> LeftOut:
+    def of(cls, likelihood: Likelihood, rows: Tensor, labels: Tensor, logits: Tensor) -> "LeftOut":
         """For one task with rows [1, S, D], labels [1, S] and left-out logits [1, S, K]."""
         counts = (labels[0].bincount() > 1).to(logits.dtype)[labels[0]]
         return cls(likelihood.centred(rows)[0], labels[0], counts, logits[0])

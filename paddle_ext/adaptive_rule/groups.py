@@ -3,8 +3,6 @@
 Letters: Q rows, G groups, K classes, D features.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

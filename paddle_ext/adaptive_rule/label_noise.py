@@ -4,8 +4,6 @@ f and e are chosen together to make the labels most likely: without e, the share
 these would make the sharpness f far too small. Letters as in `likelihood`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -61,7 +59,7 @@ def noisy_likelihood(
         return likelihood_of(support, labels, num_classes, metric)
     # Labels may be unchecked, and here they are indices: one out of range is the nearest class.
     labels = labels.clamp(0, num_classes - 1)
-    return weigh_labels(support, labels, num_classes, label_noise, metric).likelihood
+    return replayed(weigh_labels, support, labels, num_classes, label_noise, metric).likelihood
 
 
 def models_noise(label_noise: float | str, S: int, K: int) -> bool:
@@ -92,21 +90,8 @@ def weigh_labels(
 
     There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
     `given` [B, S] are further weights of the rows. The labels of `trusted` rows [B, S] are right.
+    The host does not wait for a GPU, so calls can be `replayed`.
     """
-    rows = support, labels, num_classes
-    return replayed(weigh, *rows, label_noise, metric, given, trusted)
-
-
-def weigh(
-    support: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    label_noise: float | str,
-    metric: str,
-    given: Tensor | None,
-    trusted: Tensor | None,
-) -> WeighedLabels:
-    """`weigh_labels`, which does not wait for a GPU."""
     likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
     assert distances is not None
     has_peers = likelihood.shots.gather(1, labels) > 1
@@ -184,7 +169,7 @@ class WeightedRows(NamedTuple):
     @classmethod
     def of(
         cls, likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor, total: Tensor
-    ) -> WeightedRows:
+    ) -> "WeightedRows":
         """For centred rows [B, S, D]; `total` [B, S] are the weights in class means."""
         (B, S, D), K = x.shape, likelihood.shots.shape[-1]
         w = x.new_zeros(B, K, S).scatter_(1, labels.unsqueeze(1), total.unsqueeze(1))
@@ -298,7 +283,7 @@ class CalibrationRows(NamedTuple):
         has_peers: Tensor,
         doubted: Tensor,
         label_noise: float | str,
-    ) -> CalibrationRows:
+    ) -> "CalibrationRows":
         S, K = labels.shape[-1], likelihood.shots.shape[-1]
         R, kind = calibration_count(S, K, True), likelihood.shots
         chosen = slice(None) if R == S else evenly_spread(R, S, labels.device)

@@ -5,8 +5,6 @@ features, R calibration rows. All tensors of a call are float32 or float64, and 
 equations are in docs/adaptive.md.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ Distances are only needed up to a constant per row: ||x||^2 is never computed, a
 ``w.w - 2 x.w``. Which code runs depends on shapes only, not on values of tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -98,14 +96,14 @@ class Likelihood:
         P = solved_by(unsplit(self.factor, self.factor.shape[1]), right)
         return laid_out(P), self.shares[:, 2]
 
-    def task(self, number: int) -> Likelihood:
+    def task(self, number: int) -> "Likelihood":
         """The likelihood of one task, [1, ..]; some of the tensors may be shared by all tasks."""
         if len(self.bias) == 1:
             return self
         own: Any = {name: x[number % len(x)][None] for name, x in self.tensors().items()}
         return replace(self, **own)
 
-    def to(self, device: torch.device | str) -> Likelihood:
+    def to(self, device: torch.device | str) -> "Likelihood":
         if self.bias.device == torch.device(device):
             return self
         moved: Any = {name: x.to(device) for name, x in self.tensors().items()}
@@ -215,7 +213,7 @@ def column(x: Tensor) -> Tensor:
     return x.view(-1, 1, 1)
 
 
-def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> Likelihood:
+def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor) -> "Likelihood":
     """The likelihood with means of centred rows by weights [B, S]; its metric stays as it is."""
     K = likelihood.shots.shape[-1]
     w = weights.to(x.dtype)

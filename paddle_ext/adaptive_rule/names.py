@@ -6,8 +6,6 @@ average, the logits of the names are added to the likelihoods of `adaptive`; oth
 start at the names and absorb the batch in rounds.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -220,7 +218,7 @@ class Start:
     one: Tensor  # []
     trust: float  # in distances, which depend on the centre
 
-    def narrowed(self, likely: Tensor) -> Start:
+    def narrowed(self, likely: Tensor) -> "Start":
         """The same for the likely classes [B, M]."""
         B, K = self.anchors.shape[:2]
         place = likely + torch.arange(0, B * K, K, device=likely.device).unsqueeze(1)
@@ -284,7 +282,7 @@ class Start:
         return logits, offset, *factors
 
 
-def start_of(rows: UnitRows, names: NameLogits) -> Start:
+def start_of(rows: UnitRows, names: NameLogits) -> "Start":
     """Centre the rows, and turn the names into rows."""
     (B, Q, K), S = names.query.shape, rows.support.shape[1]
     centre, x, sums = rows.mean, rows.off, None

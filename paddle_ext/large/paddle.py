@@ -5,8 +5,9 @@ chooses a transform of the rows in which numbers are about 1. Letters: B tasks, 
 classes, D features.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def solve(
     with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
-        results: list[tuple[Tensor, ...]] = []
+        results: list[Any] = []
         if tasks <= size and isinstance(query, Tensor) and can_be_replayed(query, options):
             results = [replayed(in_steps, query, index, support, labels, K, options)]
         else:
@@ -84,10 +85,10 @@ def in_steps(
     K: int,
     options: Options,
     tasks: slice = slice(None),
-) -> Steps[tuple[Tensor, ...]]:
+) -> Steps:
     """Solve some tasks, with support [B or 1, S, D]; all by default."""
     queries = Queries(rows_of(query, index, tasks))
-    return (yield from Paddle(queries, support, labels, K, options).steps())
+    yield from Paddle(queries, support, labels, K, options).steps()
 
 
 def rows_of(query: Rows | Tensor, index: Tensor | None, tasks: slice) -> Rows | Tensor:
@@ -375,7 +376,7 @@ class Paddle:
         lam = float(self.queries.N) if o.lam is None else o.lam
         self.dual_weight = min(lam / self.queries.N, STEEPEST[queries.dtype])
 
-    def move(self, state: State) -> Steps[RowResults | None]:
+    def move(self, state: State) -> Generator[Any, bool, RowResults | None]:
         """Iterate prototypes and dual.
 
         Returns the results for the rows, if the last iteration could write them: those of one task,
@@ -397,8 +398,8 @@ class Paddle:
                 scores.use(self.rows)
                 state.running.fill_(1)  # no task stops on rounded values
                 iterate = None
-            left = (o.max_iter - step) // every
-            if step % every == 0 and not (yield state.running, left):
+            left = o.max_iter - step
+            if (step % every == 0 or left == 0) and not (yield state.running, -(-left // every)):
                 break
         return results
 
@@ -427,8 +428,8 @@ class Paddle:
 
         return iterate
 
-    def steps(self) -> Steps[tuple[Tensor, ...]]:
-        """Solve the tasks; the results are in the order of `output_table`."""
+    def steps(self) -> Steps:
+        """Solve the tasks; yields the results in the order of `output_table`."""
         o, dtype = self.options, self.queries.dtype
         state = State(
             self.queries.B,
@@ -458,7 +459,7 @@ class Paddle:
         ]
         if o.prototypes:
             outputs.append(self.input_prototypes(weighed))
-        return tuple(outputs) if every is not None else (*outputs, top.classes, results.held)
+        yield tuple(outputs) if every is not None else (*outputs, top.classes, results.held)
 
     def input_prototypes(self, dual: Tensor) -> Tensor:
         """Prototypes [B, K, D] as weighted means of the input rows, not transformed."""

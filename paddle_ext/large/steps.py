@@ -4,8 +4,6 @@ Sums are added to what their output already contains, so that the chunks of a ta
 Letters: B tasks, N rows of each in a chunk, K classes, D features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,7 +24,7 @@ class Top:
     probabilities: Tensor  # [B, N, top]
     classes: Tensor  # [B, N, top] int64
 
-    def rows(self, part: slice) -> Top:
+    def rows(self, part: slice) -> "Top":
         """A view of some rows of a single task, or of all rows of several."""
         return Top(self.probabilities[:, part], self.classes[:, part])
 

@@ -1,7 +1,5 @@
 """Where native code runs: on GPUs that this build has code for, and on the CPU for the rest."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings

@@ -1,12 +1,10 @@
 """CUDA graphs of functions that launch many small kernels, for which a host is too slow."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from functools import cache, partial
 from inspect import isgeneratorfunction
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -18,45 +16,45 @@ from .call import is_fake
 from .devices import needs_cpu, warn_once
 
 Result = TypeVar("Result")
-# A function that repeats a step. It yields a tensor that says which tasks still run, and how often
-# the step may follow; it is sent whether to go on, and returns its result.
-Steps: TypeAlias = Generator[tuple[Tensor, int], bool, Result]
+# A function that repeats a step: yields a tensor that says which tasks still run, and how often the
+# step may follow, is sent whether it does, and yields its result at the end.
+Steps: TypeAlias = Generator[Any, bool, None]
 
 # Older ones can fail to record linear algebra, which would disturb other work on the GPU.
 RECORDS = torch.__version__ >= "2.11"
 CALLS_BEFORE = 2  # with the same shapes, before one is recorded, which takes as long as three
 
 
-def replayed(function: Callable[..., Result | Steps[Result]], *arguments: Any) -> Result:
+def replayed(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function of tensors and of hashable values, in dataclasses or named tuples or alone.
 
     The result depends on the arguments only, and the function reads no tensor on a GPU from the
-    host, except by its `Steps`. On CUDA a call of few numbers is recorded when it is repeated with
-    the same shapes, and then replayed: all its kernels, or those of a step, are launched at once.
+    host, except by `Steps`. On CUDA a call of few numbers is recorded when it is repeated with the
+    same shapes, and then replayed: all its kernels, or those of a step, are launched at once.
     """
     tensors = tensors_in(arguments)
     first = tensors[0]
     if is_fake(first) or sum(x.nbytes for x in tensors) > MOST_GRAPH_BYTES:
-        return done(function(*arguments))
-    if first.is_cuda and RECORDS and not needs_cpu(first):
-        found = recorded_result(function, arguments, tensors)
-        if found is not None:
-            return cast(Result, found)
+        return cast(Result, done(function(*arguments)))
+    if first.is_cuda and RECORDS and not (needs_cpu(first) or is_captured(first)):
+        with lock, torch.cuda.device(first.device):
+            recorder = recorder_of(first.device)
+            recorded = recorder.recorded(function, arguments)
+            if recorded is not None:
+                return cast(Result, recorder.replay(recorded, tensors))
     with torch.inference_mode():  # an eighth less time for the host
         result = done(function(*arguments))
     return cast(Result, with_tensors(result, torch.clone))
 
 
-def done(steps: Result | Steps[Result]) -> Result:
+def done(result: Any) -> Any:
     """The result of a function, after all its steps."""
-    if not isinstance(steps, Generator):
-        return steps
-    try:
-        running, _ = next(steps)
-        while True:
-            running, _ = steps.send(goes_on(running))
-    except StopIteration as end:
-        return cast(Result, end.value)
+    if not isinstance(result, Generator):
+        return result
+    running, left = next(result)
+    while left > 0 and goes_on(running):
+        running, left = result.send(True)
+    return result.send(False)
 
 
 def goes_on(running: Tensor) -> bool:
@@ -67,18 +65,6 @@ def goes_on(running: Tensor) -> bool:
 def is_captured(x: Tensor) -> bool:
     """Whether work on x is captured in a CUDA graph, so that its values cannot be read."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def recorded_result(function: Callable[..., object], arguments: Any, tensors: list[Tensor]) -> Any:
-    """The result of the graph of such a call; None if there is none yet."""
-    if is_captured(tensors[0]):
-        return None
-    device = tensors[0].device
-    with lock, torch.cuda.device(device):
-        if device not in recorders:
-            recorders[device] = Recorder(device)
-        recorded = recorders[device].recorded(function, arguments)
-        return None if recorded is None else recorders[device].replay(recorded, tensors)
 
 
 class Recorded(NamedTuple):
@@ -102,7 +88,7 @@ class Recorder:
         self.known: OrderedDict[Hashable, int | Recorded | None] = OrderedDict()
 
     def recorded(self, function: Callable[..., object], arguments: Any) -> Recorded | None:
-        """The graph of such a call, recorded if it is time to; None: there is none."""
+        """The graph of such a call, recorded if it is time to; None if there is none."""
         key = function, with_tensors(arguments, lambda x: (x.shape, x.dtype))
         known = self.known.pop(key, 0)
         if known == CALLS_BEFORE:
@@ -137,7 +123,7 @@ class Recorder:
         steps = function()
         start, (running, most) = self.capture(partial(next, steps))
         step, _ = self.capture(partial(steps.send, True), start.pool())
-        end, result = self.capture(partial(last, steps), start.pool())
+        end, result = self.capture(partial(steps.send, False), start.pool())
         return Recorded([start, step, end], inputs, result, running, most)
 
     def capture(
@@ -171,16 +157,7 @@ class Recorder:
         return result
 
 
-def last(steps: Steps[Result]) -> Result:
-    try:
-        steps.send(False)
-    except StopIteration as end:
-        return cast(Result, end.value)
-    raise AssertionError("there is a step after the last")
-
-
-recorders: dict[torch.device, Recorder] = {}
-lock = threading.Lock()
+lock, recorder_of = threading.Lock(), cache(Recorder)
 
 
 def with_tensors(x: Any, change: Callable[[Tensor], Any]) -> Any:

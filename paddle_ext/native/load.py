@@ -1,7 +1,5 @@
 """The native module, loaded on first use, so that importing the package never fails."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util

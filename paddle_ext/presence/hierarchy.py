@@ -1,7 +1,5 @@
 """Roll-up: where the class of a sample is uncertain, name the group of classes that is certain."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -78,7 +76,7 @@ class Hierarchy:
     depth: tuple[int, ...]  # [N] 0 for a root
 
     @classmethod
-    def of(cls, parents: Mapping[Any, Hashable], classes: Sequence[Hashable]) -> Hierarchy:
+    def of(cls, parents: Mapping[Any, Hashable], classes: Sequence[Hashable]) -> "Hierarchy":
         """Check that every class has a parent, that there is no cycle, and no unknown name."""
         nodes = tuple(dict.fromkeys([*classes, *parents.values()]))
         if len(set(classes)) != len(classes):

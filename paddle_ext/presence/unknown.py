@@ -3,8 +3,6 @@
 The probabilities of a solution only compare classes with each other, so this needs the features.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -118,7 +116,7 @@ class KnownClasses:
     hubs: Tensor  # [K] bias of the classes
 
     @classmethod
-    def of(cls, rows: Tensor, unit: Tensor, labels: Tensor, num_classes: int) -> KnownClasses:
+    def of(cls, rows: Tensor, unit: Tensor, labels: Tensor, num_classes: int) -> "KnownClasses":
         """Learn from labelled rows [S, D], the same rows with unit norm, and labels [S]."""
         found = likelihood_of(rows.unsqueeze(0), labels.unsqueeze(0), num_classes, "diagonal")
         root = found.scale[0].sqrt()

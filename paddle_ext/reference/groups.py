@@ -9,8 +9,6 @@ as likely as rows of different groups. All groups choose the mixture of 17 chanc
 pairs are likeliest; a group has the mean of its posterior.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -33,7 +31,7 @@ class Members(NamedTuple):
     rows: list[Tensor]  # of each group
 
     @staticmethod
-    def of(groups: Tensor) -> Members:
+    def of(groups: Tensor) -> "Members":
         of_row = torch.unique(groups, return_inverse=True)[1]
         sizes = of_row.bincount()
         rows = of_row.argsort(stable=True).split(sizes.tolist())

@@ -4,8 +4,6 @@ Correct predictions are summed as integers, so that the same tasks give the same
 order or the batch size.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -90,13 +88,13 @@ class Evaluation:
         write_json(Path(path), asdict(self))
 
     @classmethod
-    def load(cls, path: str | Path) -> Evaluation:
+    def load(cls, path: str | Path) -> "Evaluation":
         """Read a file written by `save`."""
         with contents_of(Path(path), "an evaluation") as contents:
             return cls.from_fields(contents)
 
     @classmethod
-    def from_fields(cls, contents: Mapping[str, Any]) -> Evaluation:
+    def from_fields(cls, contents: Mapping[str, Any]) -> "Evaluation":
         """From the fields of an evaluation in a file, where tuples have become lists."""
         fields, results = dict(contents), []
         for own in fields.pop("results"):

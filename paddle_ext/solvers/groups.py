@@ -3,8 +3,6 @@
 Letters: Q rows, G groups, K classes; n rows of a group. The equations are in docs/groups.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -19,7 +19,7 @@ K, D = 6, 32
 @pytest.fixture(autouse=True)
 def fresh():
     """Without the graphs of other tests, and without a warning that a call cannot be recorded."""
-    graphs.recorders.clear()
+    graphs.recorder_of.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -51,8 +51,8 @@ def by_solve(support, labels, query, names):
 
 def recorded():
     """How many graphs there are."""
-    known = [x for one in graphs.recorders.values() for x in one.known.values()]
-    return sum(isinstance(x, graphs.Recorded) for x in known)
+    known = graphs.recorder_of(torch.device("cuda", 0)).known
+    return sum(isinstance(x, graphs.Recorded) for x in known.values())
 
 
 CALLS = [(by_names, 0, 60), (by_names, 1, 60), (with_noise, 1, 60), (with_noise, 5, 60)]
@@ -67,7 +67,7 @@ def test_a_replayed_call_has_the_result_of_the_first(call, per_class, Q):
             labels[:4] = (labels[:4] + 1) % K
     plain = []
     for batch in batches:
-        graphs.recorders.clear()  # so this call is the first of its shapes
+        graphs.recorder_of.cache_clear()  # so this call is the first of its shapes
         plain.append(call(*batch))
     results = [call(*batch) for batch in batches * 2]
     assert recorded() == 1
@@ -135,4 +135,4 @@ def test_inside_a_graph_of_the_caller_the_function_is_called():
     x.fill_(4)
     graph.replay()
     assert twice.tolist() == [8, 8, 8]
-    assert not graphs.recorders
+    assert not graphs.recorder_of.cache_info().misses

@@ -1,7 +1,5 @@
 """Output of the commands: results on stdout, everything else on stderr."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ def on_interrupt(sentence: str) -> Iterator[None]:
         raise KeyboardInterrupt(sentence) from None
 
 
-def console() -> Console:
+def console() -> "Console":
     from rich.console import Console
 
     wide = None if sys.stdout.isatty() else PLAIN_WIDTH
