@@ -58,8 +58,8 @@ template <typename... Parameters>
 void launch_together(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
                      int64_t bytes, cudaStream_t stream, Parameters... parameters) {
     void* arguments[] = {&parameters...};
-    check_cuda(cudaLaunchCooperativeKernel(kernel, dim3(grid_size(blocks)), dim3(threads),
-                                           arguments, size_t(bytes), stream),
+    check_cuda(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), grid_size(blocks),
+                                           threads, arguments, size_t(bytes), stream),
                name);
 }
 
