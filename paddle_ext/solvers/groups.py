@@ -219,8 +219,9 @@ def solution_of_groups(
     whole = whole._replace(proportions=shares.to(u.dtype))
     if top is None:
         return whole
-    best, classes = u.topk(min(top, K), -1)
-    return whole._replace(probabilities=best, classes=classes, held=held)
+    label_first = u.scatter(-1, whole.labels.unsqueeze(-1), math.inf)  # of equals, topk takes any
+    classes = label_first.topk(min(top, K), -1).indices
+    return whole._replace(probabilities=u.gather(-1, classes), classes=classes, held=held)
 
 
 def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> Solution:
