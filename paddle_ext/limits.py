@@ -43,9 +43,9 @@ CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
 MOST_STORED_LIKELIHOODS = 2**31 - 2**26
 MOST_STORED_ROWS = 2**28
 
-# CUDA graphs of repeated calls that are kept for each GPU, and the bytes of the tensors that are
-# given to one: larger calls keep a GPU busy without.
-MOST_GRAPHS, MOST_GRAPH_BYTES = 4, 2**26
+# CUDA graphs of repeated calls that are kept for each GPU, the bytes of the tensors that are given
+# to one, since larger calls keep a GPU busy without, and of the memory that one keeps.
+MOST_GRAPHS, MOST_GRAPH_BYTES, MOST_GRAPH_MEMORY = 4, 2**26, 2**28
 
 # Labelled rows, of classes with two or more, from which on probabilities are called calibrated.
 FEWEST_TO_CALIBRATE = 20

@@ -3,8 +3,6 @@
 An edge leads from a unit-norm row to each of its nearest queries, with their cosine as its weight.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +22,7 @@ class NeighbourGraph:
     cosines: Tensor  # [E]
 
     @classmethod
-    def of(cls, query: Tensor, knn: int) -> NeighbourGraph:
+    def of(cls, query: Tensor, knn: int) -> "NeighbourGraph":
         """The graph of unit-norm queries [B, Q, D], each joined to its `knn` nearest others."""
         B, Q, _ = query.shape
         nearest = nearest_others(query, knn)  # [B, Q, knn]

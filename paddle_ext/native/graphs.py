@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..limits import MOST_GRAPH_BYTES, MOST_GRAPHS
+from ..limits import MOST_GRAPH_BYTES, MOST_GRAPH_MEMORY, MOST_GRAPHS
 from .call import is_fake
 from .devices import needs_cpu, warn_once
 
@@ -84,7 +84,7 @@ class Recorder:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # By function and shapes, the latest last: how often it was called, its graph, or None if it
-        # cannot be recorded.
+        # cannot be recorded, or takes too much memory.
         self.known: OrderedDict[Hashable, int | Recorded | None] = OrderedDict()
 
     def recorded(self, function: Callable[..., object], arguments: Any) -> Recorded | None:
@@ -106,6 +106,7 @@ class Recorder:
         self.stream.wait_event(self.done)
         with torch.cuda.stream(self.stream):
             done(function(*static))  # libraries allocate what they need on a stream
+            before = torch.cuda.memory_reserved()
             try:
                 recorded = self.captured(partial(function, *static), tensors_in(static))
             except RuntimeError as error:
@@ -114,7 +115,7 @@ class Recorder:
                 self.capture(tensors_in(static)[0].zero_)
                 return None
         torch.cuda.current_stream().wait_stream(self.stream)
-        return recorded
+        return recorded if torch.cuda.memory_reserved() - before <= MOST_GRAPH_MEMORY else None
 
     def captured(self, function: partial[Any], inputs: list[Tensor]) -> Recorded:
         if not isgeneratorfunction(function.func):

@@ -91,6 +91,13 @@ def test_what_cannot_be_recorded_is_called():
     assert recorded() == 0
 
 
+def test_a_graph_that_takes_much_memory_is_not_kept(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPH_MEMORY", 2**20)
+    found = [by_names(*named_batch(0))[1] for _ in range(4)]
+    assert recorded() == 0
+    assert all(torch.equal(x, found[0]) for x in found)
+
+
 def test_few_graphs_are_kept():
     for Q in range(40, 40 + MOST_GRAPHS + 3):
         for _ in range(4):
