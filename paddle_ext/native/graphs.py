@@ -131,7 +131,7 @@ class Recorder:
         self, function: Callable[[], Result], pool: Any = None
     ) -> tuple[torch.cuda.CUDAGraph, Result]:
         graph = torch.cuda.CUDAGraph()
-        # Relaxed: other threads go on, and libraries may allocate.
+        # Relaxed: other threads continue, and libraries may allocate.
         graph.capture_begin(pool=pool, capture_error_mode="relaxed")
         try:
             return graph, function()
