@@ -60,13 +60,17 @@ __device__ inline float measure_features(const Chunk& c, int64_t at,
     return largest;
 }
 
-// One block per task, 8 per multiprocessor: a large device runs a thousand tasks at once.
+// One block per task, so many per multiprocessor: a large device runs a thousand tasks at once.
+#if __CUDA_ARCH__ % 100 == 0 && __CUDA_ARCH__ < 1100  // 2048 threads fit, elsewhere 1536
+constexpr int kTasks = 2048 / kThreads;
+#else
+constexpr int kTasks = 1536 / kThreads;
+#endif
 template <typename Feature>
-__global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, bool aligned) {
+__global__ void __launch_bounds__(kThreads, kTasks) scale_queries_kernel(Chunk c, bool aligned) {
     __shared__ float warp_largest[kWarps];
     const PaddleParams& p = c.call;
-    const int64_t Q = p.size.Q, D = p.size.D;
-    const int64_t at = blockIdx.x;
+    const int64_t Q = p.size.Q, D = p.size.D, at = blockIdx.x;
     const auto row = query_rows<Feature>(p, c.first + at);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float* const norms = c.norms + at * Q;
@@ -101,11 +105,7 @@ __global__ void __launch_bounds__(kThreads, 8) scale_queries_kernel(Chunk c, boo
     int exponent = 0;
     if (!unit_norm && largest > 0.0f && isfinite(largest)) frexpf(largest, &exponent);
     exponent = max(exponent, Range<float>::kMinExponent);
-    if (threadIdx.x == 0) {
-        c.exponent[at] = exponent;
-        c.far[at] = 0;
-    }
-
+    if (threadIdx.x == 0) c.exponent[at] = exponent, c.far[at] = 0;
     for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] = ldexpf(scale[d], -exponent);
     __syncthreads();  // the scale of all features is final
 
