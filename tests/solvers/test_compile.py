@@ -177,6 +177,7 @@ def arguments_of(name: str, device: str) -> dict[str, Any]:
     return {x.name: {**defaults, **options, **given}[x.name] for x in schema}
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
 @pytest.mark.parametrize("name", ["solve", "solve_indexed", "tim", "adapt", "sinkhorn"])
 def test_opcheck(name: str, device: str) -> None:
     call = arguments_of(name, device)

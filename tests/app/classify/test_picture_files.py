@@ -5,6 +5,7 @@ import sqlite3
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -296,7 +297,7 @@ def test_damaged_rows_of_a_cache_count_as_missing(tmp_path: Path) -> None:
     one, other, third = (digest(letter) for letter in (b"a", b"b", b"c"))
     cache, rows = FeatureCache(tmp_path, "key"), {one: torch.ones(2), other: torch.zeros(2)}
     cache.put(rows)
-    with sqlite3.connect(str(cache.path)) as database:
+    with closing(sqlite3.connect(str(cache.path))) as database, database:
         (kept,) = database.execute("SELECT row FROM features WHERE digest = ?", (one,)).fetchone()
         for cell in (bytes([kept[0] ^ 1]) + kept[1:], kept[:-1], b"", "text", 5, None):
             database.execute("UPDATE features SET row = ? WHERE digest = ?", (cell, one))
