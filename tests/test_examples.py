@@ -18,6 +18,8 @@ from toy_images import one_thread  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))
+# Of Python 3.15, in the tracebacks of programs that runpy has loaded.
+pytestmark = pytest.mark.filterwarnings("ignore:Module globals is missing:DeprecationWarning")
 
 
 def program(name: str) -> dict[str, Any]:

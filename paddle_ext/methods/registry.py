@@ -223,7 +223,7 @@ def describe(name: str) -> tuple[Option, ...]:
 def options_of_class(cls: type[Method]) -> tuple[Option, ...]:
     documented: dict[str, tuple[str, str]] = {}
     for base in reversed(cls.__mro__):  # a subclass documents what differs
-        documented |= parameters(inspect.cleandoc(vars(base).get("__doc__") or ""))
+        documented |= parameters(inspect.cleandoc(base.__doc__ or ""))
     options = []
     for field in fields_of(cls):
         kind, text = documented.get(field.name, (str(field.type), ""))
