@@ -1,7 +1,5 @@
 """Tasks with class prototypes or zero-shot logits, for the methods that can use them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,16 +21,16 @@ class Named:
     def call(self) -> dict[str, Any]:
         return vars(self).copy()
 
-    def each(self, change: Callable[[str, Tensor], Tensor]) -> Named:
+    def each(self, change: Callable[[str, Tensor], Tensor]) -> "Named":
         given = {name: x for name, x in vars(self).items() if x is not None}
         return Named(**{name: change(name, x) for name, x in given.items()})
 
-    def to(self, target: torch.dtype | str) -> Named:
+    def to(self, target: torch.dtype | str) -> "Named":
         """With another dtype or device; labels stay integers."""
         stays = "support_labels" if isinstance(target, torch.dtype) else ""
         return self.each(lambda name, x: x if name == stays else x.to(target))
 
-    def task(self, b: int) -> Named:
+    def task(self, b: int) -> "Named":
         """One task of a batch; shared tensors stay shared."""
         return self.each(lambda name, x: x if x.dim() < 3 - (name == "support_labels") else x[b])
 
@@ -49,7 +47,7 @@ def make_named(
     noise: float = 1.0,
     shared: bool = False,
     seed: int = 0,
-) -> Named:
+) -> "Named":
     """Rows around centres, and prototypes near the centres, all shifted in one direction.
 
     The last `without` classes have no labelled row; `shared`: one support for all tasks.
@@ -73,26 +71,26 @@ def make_named(
     return Named(support.float(), support_labels, query.float(), prototypes.float())
 
 
-def with_logits(task: Named, factor: float = 100.0) -> Named:
+def with_logits(task: Named, factor: float = 100.0) -> "Named":
     """Logits instead of prototypes."""
     assert task.prototypes is not None
     x, t = (torch.nn.functional.normalize(a, dim=-1) for a in (task.query, task.prototypes))
     return replace(task, prototypes=None, logits=factor * x @ t.mT)
 
 
-def identical_rows() -> Named:
+def identical_rows() -> "Named":
     task = make_named(Q=9, K=4, D=6, shots=2)
     return replace(
         task, query=task.query[:1].repeat(9, 1), support=task.query[:1].repeat(len(task.support), 1)
     )
 
 
-def everything_identical() -> Named:
+def everything_identical() -> "Named":
     task = identical_rows()
     return replace(task, prototypes=task.query[:1].repeat(4, 1))
 
 
-def zeros() -> Named:
+def zeros() -> "Named":
     return make_named(Q=6, K=3, D=4, shots=1).each(lambda name, x: torch.zeros_like(x))
 
 
@@ -121,5 +119,5 @@ NASTY: dict[str, Callable[[], Named]] = {
 }
 
 
-def scaled(task: Named, factor: float) -> Named:
+def scaled(task: Named, factor: float) -> "Named":
     return task.each(lambda name, x: x if name == "support_labels" else x * factor)

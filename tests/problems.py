@@ -4,8 +4,6 @@ A problem is made on the CPU, in float32 or converted from it. The truth is the 
 the very same numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import warnings
@@ -45,7 +43,7 @@ class Problem:
     query: Tensor  # [Q, D] or [B, Q, D]
     num_classes: int
 
-    def to(self, where: torch.dtype | torch.device | str) -> Problem:
+    def to(self, where: torch.dtype | torch.device | str) -> "Problem":
         labels = self.support_labels
         if not isinstance(where, torch.dtype):
             labels = labels.to(where)
@@ -53,11 +51,11 @@ class Problem:
             self, support=self.support.to(where), support_labels=labels, query=self.query.to(where)
         )
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Problem:
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
         """Apply the same change to support and query."""
         return replace(self, support=change(self.support), query=change(self.query))
 
-    def task(self, b: int) -> Problem:
+    def task(self, b: int) -> "Problem":
         """One task of a batch on its own."""
         if self.support.dim() == 2:
             return replace(self, query=self.query[b])
@@ -86,7 +84,7 @@ def make_problem(
     lead: float = 40.0,
     shared: bool = False,
     seed: int = 0,
-) -> Problem:
+) -> "Problem":
     """Random classes, on average `lead` nats apart, at most five of them among the queries.
 
     The shots differ from class to class, between the two bounds, and the rows are shuffled; in a
@@ -139,12 +137,12 @@ def make_problem(
 # --- nasty problems -----------------------------------------------------------------------------
 
 
-def offset() -> Problem:
+def offset() -> "Problem":
     """A common offset that dwarfs every difference."""
     return make_problem(Q=40, K=6, D=16, seed=1).map(lambda x: x + 1e4)
 
 
-def duplicates() -> Problem:
+def duplicates() -> "Problem":
     """Every query three times, and all of them in the support too."""
     base = make_problem(Q=10, K=5, D=8, seed=2)
     found = base.truth(scaling="none").labels
@@ -153,7 +151,7 @@ def duplicates() -> Problem:
     return Problem(support, labels, base.query.repeat(3, 1), 5)
 
 
-def constant_columns() -> Problem:
+def constant_columns() -> "Problem":
     """Features that are the same for all queries, one of them not in the support."""
     base = make_problem(Q=30, K=5, D=12, seed=3)
     base.support[:, 3], base.query[:, 3] = 2.0, 2.0
@@ -161,7 +159,7 @@ def constant_columns() -> Problem:
     return base
 
 
-def far_class() -> Problem:
+def far_class() -> "Problem":
     """A class so far away that its distances dwarf the others; no query is in it."""
     base = make_problem(Q=30, K=6, D=10, seed=6)
     present = base.truth(scaling="none").labels.unique()
@@ -170,7 +168,7 @@ def far_class() -> Problem:
     return base
 
 
-def far_queries() -> Problem:
+def far_queries() -> "Problem":
     """A class far from the others, with queries in it."""
     base = make_problem(Q=30, K=6, D=10, seed=7)
     found = base.truth(scaling="none").labels
@@ -179,7 +177,7 @@ def far_queries() -> Problem:
     return base
 
 
-def zero_rows() -> Problem:
+def zero_rows() -> "Problem":
     """All-zero rows in support and query, which cannot be normalised."""
     base = make_problem(Q=20, K=4, D=8, shots=(3, 3), seed=8)
     base.support[base.support_labels == 2] = 0.0
@@ -205,20 +203,20 @@ NASTY: dict[str, Callable[[], Problem]] = {
 }
 
 
-def tied() -> Problem:
+def tied() -> "Problem":
     """Classes 1 and 3 have the same support, so they cannot be distinguished."""
     base = make_problem(Q=20, K=4, D=6, shots=(2, 2), seed=10)
     base.support[base.support_labels == 3] = base.support[base.support_labels == 1]
     return base
 
 
-def all_equal() -> Problem:
+def all_equal() -> "Problem":
     """One point, many times."""
     base = make_problem(Q=8, K=3, D=4, shots=(2, 2), seed=11)
     return base.map(lambda x: torch.full_like(x, 0.7))
 
 
-def one_direction() -> Problem:
+def one_direction() -> "Problem":
     """Classes of one direction and different lengths: unit-norm rows cannot separate them."""
     base = make_problem(Q=12, K=2, D=5, shots=(3, 3), seed=12)
     direction = torch.linspace(-1.0, 1.3, 5)
@@ -227,7 +225,7 @@ def one_direction() -> Problem:
     return replace(base, support=lengths[:, None] * direction, query=signs[:, None] * direction)
 
 
-def late_class() -> Problem:
+def late_class() -> "Problem":
     """Class 1 holds nothing until the prototype of class 0 has left the last five queries."""
     support, query = torch.zeros(40, 40), torch.zeros(65, 40)
     support[1, 0] = -10.0
@@ -318,7 +316,7 @@ REFUSALS: dict[type[Exception], tuple[type[Exception], ...]] = {
 # --- the maths again, as plainly as possible -----------------------------------------------------
 
 
-def naive_scaled(problem: Problem, scaling: str) -> Problem:
+def naive_scaled(problem: Problem, scaling: str) -> "Problem":
     """One task in scaled coordinates, in float64."""
     support, query = problem.support.double(), problem.query.double()
     K = problem.num_classes
@@ -371,7 +369,7 @@ class Place(NamedTuple):
     device: str
     dtype: torch.dtype
 
-    def put(self, problem: Problem) -> Problem:
+    def put(self, problem: Problem) -> "Problem":
         return problem.to(self.dtype).to(self.device)
 
     def solve(self, problem: Problem, **options: Any) -> Solution:

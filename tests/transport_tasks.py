@@ -1,7 +1,5 @@
 """Tasks for the tests of Sinkhorn's iteration: random and difficult ones; and comparisons."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,20 +28,20 @@ class Tasks(NamedTuple):
     row_mass: Tensor  # [B, Q] or [Q]
     col_mass: Tensor  # [B, K] or [K]
 
-    def to(self, where: Any) -> Tasks:
+    def to(self, where: Any) -> "Tasks":
         return Tasks(*(x.to(where) for x in self))
 
-    def at(self, place: Place) -> Tasks:
+    def at(self, place: Place) -> "Tasks":
         return self.to(place.dtype).to(place.device)
 
-    def task(self, b: int) -> Tasks:
+    def task(self, b: int) -> "Tasks":
         return Tasks(*(x[b] if x.dim() == n else x for x, n in zip(self, (3, 2, 2), strict=True)))
 
     def truth(self, **options: Any) -> Transport:
         return remembered(reference.sinkhorn, *self.to("cpu").to(torch.float64), **options)
 
 
-def make_tasks(B: int, Q: int, K: int, *, masses: str = "own", seed: int = 0) -> Tasks:
+def make_tasks(B: int, Q: int, K: int, *, masses: str = "own", seed: int = 0) -> "Tasks":
     """Squared distances of unit vectors; random masses, "own" or "shared", or "equal" ones."""
     random = torch.Generator().manual_seed(seed)
     x, w = torch.randn(B, Q, 8, generator=random), torch.randn(B, K, 8, generator=random)
@@ -85,7 +83,7 @@ def agrees(tasks: Tasks, place: Place, iterations: int = 0, **options: Any) -> T
 # --- nasty costs and masses -----------------------------------------------------------------------
 
 
-def offsets() -> Tasks:
+def offsets() -> "Tasks":
     """Costs that differ by little, under offsets that dwarf them."""
     tasks = make_tasks(2, 20, 9)
     cost = tasks.cost.mul(64).round().div(64)  # so that the offsets round nothing
@@ -93,7 +91,7 @@ def offsets() -> Tasks:
     return tasks._replace(cost=cost + rows - columns)
 
 
-def far_column() -> Tasks:
+def far_column() -> "Tasks":
     """A column far from every row; its mass must go there anyway."""
     tasks = make_tasks(2, 20, 9)
     tasks.cost[0, :, 3] += 1e4
@@ -101,14 +99,14 @@ def far_column() -> Tasks:
     return tasks
 
 
-def far_row() -> Tasks:
+def far_row() -> "Tasks":
     tasks = make_tasks(2, 20, 9)
     tasks.cost[:, 4] -= 1e5
     tasks.cost[:, 6] += 1e5
     return tasks
 
 
-def forbidden() -> Tasks:
+def forbidden() -> "Tasks":
     """Some pairs have a prohibitive cost."""
     tasks = make_tasks(2, 20, 9)
     random = torch.Generator().manual_seed(1)
@@ -119,7 +117,7 @@ def forbidden() -> Tasks:
 
 
 def scaled_cost(factor: float) -> Callable[[], Tasks]:
-    def make() -> Tasks:
+    def make() -> "Tasks":
         random = torch.Generator().manual_seed(2)
         tasks = make_tasks(2, 20, 9)
         return tasks._replace(cost=factor * torch.randn(2, 20, 9, generator=random))
@@ -127,7 +125,7 @@ def scaled_cost(factor: float) -> Callable[[], Tasks]:
     return make
 
 
-def no_mass() -> Tasks:
+def no_mass() -> "Tasks":
     cost, rows, columns = make_tasks(3, 20, 9)
     rows[0, 3:7] = 0.0
     columns[0, 2] = 0.0
@@ -137,7 +135,7 @@ def no_mass() -> Tasks:
     return Tasks(cost, rows, columns)
 
 
-def uneven_mass() -> Tasks:
+def uneven_mass() -> "Tasks":
     cost, rows, columns = make_tasks(2, 20, 9)
     rows[:, 1], rows[:, 2], rows[:, 3] = 1e-20, 1e-9, 1e6
     columns[:, 1] = 1e-12
@@ -146,7 +144,7 @@ def uneven_mass() -> Tasks:
 
 
 def scaled_mass(factor: float) -> Callable[[], Tasks]:
-    def make() -> Tasks:
+    def make() -> "Tasks":
         cost, rows, columns = make_tasks(2, 20, 9)
         return Tasks(cost, factor * rows, factor * columns)
 
