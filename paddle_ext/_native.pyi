@@ -221,8 +221,8 @@ def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCa
 class CountCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, likelihood: int, weights: int, running: int, held: int, faint: int, workspace: int,
-        workspace_bytes: int,
+        self, *, likelihood: int, weights: int, running: int, squares: int, held: int, faint: int,
+        workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def dual_call(
@@ -263,16 +263,16 @@ class SumsCall:
     ) -> None: ...
 
 def absorb_call(
-    *, target: Target, dtype: int, N: int, K: int, weight: float, trust: float, temper: float,
-    slope: float, sharper: float, share: float,
+    *, target: Target, dtype: int, stored: int, N: int, K: int, trust: float, temper: float,
+    sharper: float, share: float,
 ) -> AbsorbCall: ...
 
 @final
 class AbsorbCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, products: int, added: int, own: int, bias: int, square: int, mass: int,
-        constant: int, total: int, prior: int,
+        self, *, products: int, before: int, weights: int, added: int, own: int, square: int,
+        mass: int, constant: int, count_share: int, prior_share: int,
     ) -> None: ...
 
 def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...

@@ -303,8 +303,9 @@ CALL(Count, count, CPU, CUDA) {
     RUN(const void*, likelihood);  // [B, N, K]
     RUN(const void*, weights);     // [B, K] real
     RUN(const int32_t*, running);  // [B] tasks where it is not 1 are left out; or null: none
-    RUN(double*, held);            // [B, K] incremented by the sums of the probabilities
-    RUN(double*, faint);           // [B] incremented by the number of rows that lost precision
+    RUN(void*, squares);  // out [B, N, K] of the probabilities, like the likelihoods; or null
+    RUN(double*, held);   // [B, K] incremented by the sums of the probabilities, or of the squares
+    RUN(double*, faint);  // [B] incremented by the number of rows that lost precision
     MEMORY();
 };
 
@@ -377,23 +378,22 @@ CALL(Sums, sums, CPU, NO_CUDA) {
 // common/adaptive.h. The contribution of other rows to the class sums s_k is known, so rows are
 // independent.
 CALL(Absorb, absorb, CPU, CUDA) {
-    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(DType, dtype);   // of all arrays but `before`: float32 or float64
+    MAKE(DType, stored);  // of `before`: the same, or float16 on CUDA
     MAKE(int64_t, N, K);
-    MAKE(double, weight, trust, temper);
-    MAKE(double, slope);    // of the logits before the step
-    MAKE(double, sharper);  // factor on distances
-    MAKE(double, share);    // factor on `added`
-    // [N, 2, K]: products of rows with the prototypes in the metric, and with s_k; the new logits
-    // overwrite the first
-    RUN(void*, products);
-    RUN(const void*, added);     // [N, K] further logits, before and after the step; or null
-    RUN(const void*, own);       // [N] products of rows with themselves
-    RUN(const void*, bias);      // [K] of the logits before the step
-    RUN(const void*, square);    // [K] s_k.s_k
-    RUN(const void*, mass);      // [K] total weight of the rows in s_k
-    RUN(const void*, constant);  // [K] added to the logits
-    RUN(const void*, total);     // [K] count of the class plus its prior
-    RUN(const void*, prior);     // [K] the prior alone: `total` without a row is at least this
+    MAKE(double, trust, temper);
+    MAKE(double, sharper);          // factor on distances
+    MAKE(double, share);            // factor on `added`
+    RUN(void*, products);           // [N, K] of rows with s_k in the metric; out: the new logits
+    RUN(const void*, before);       // [N, K] likelihoods before the step, and
+    RUN(const void*, weights);      // [K] of the classes, as in `count`
+    RUN(const void*, added);        // [N, K] further logits; or null
+    RUN(const void*, own);          // [N] products of rows with themselves
+    RUN(const void*, square);       // [K] s_k.s_k
+    RUN(const void*, mass);         // [K] total weight of the rows in s_k
+    RUN(const void*, constant);     // [K] added to the logits
+    RUN(const void*, count_share);  // [K] of a row in the class's count plus prior, and
+    RUN(const void*, prior_share);  // [K] of the prior, which is left without any row
 };
 
 // One pass over a chunk of rows: what the coordinates of a task depend on. Rows are first made

@@ -124,7 +124,16 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
         for (; k < K; ++k) sum += a[k] * g[k];
         sums.log_sums += sum < T(kFaintRow);
         const T share = sum > 0 ? 1 / sum : T(0);
-        for (k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
+        if (p.squares == nullptr) {
+            for (k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
+            continue;
+        }
+        T* const __restrict__ squares = reals<T>(p.squares, (task * p.N + q) * K);
+        for (k = 0; k < K; ++k) {
+            const T u = a[k] * g[k] * share;
+            squares[k] = u * u;
+            sums.held[k] += double(squares[k]);
+        }
     }
 }
 
@@ -133,31 +142,28 @@ template <typename T>
 static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
     const int64_t K = p.K;
     const auto read = [](const void* x) { return reals<T>(x); };
-    const T *const bias = read(p.bias), *const mass = read(p.mass), *const square = read(p.square);
-    const T *const constant = read(p.constant), *const total = read(p.total),
-                   *const prior = read(p.prior);
-    const T slope = T(p.slope), sharper = T(p.sharper), temper = T(p.temper), trust = T(p.trust);
+    const T *const mass = read(p.mass), *const square = read(p.square);
+    const T *const constant = read(p.constant), *const weights = read(p.weights);
+    const T *const count_share = read(p.count_share), *const prior_share = read(p.prior_share);
+    const T sharper = T(p.sharper), temper = T(p.temper), trust = T(p.trust);
     for (int64_t q = first; q < end; ++q) {
-        T* const cross = reals<T>(p.products, q * 2 * K);
-        const T* const all = cross + K;
+        T* const __restrict__ all = reals<T>(p.products, q * K);
+        const T* const __restrict__ before = read(p.before) + q * K;
         const T* const added = p.added == nullptr ? nullptr : read(p.added) + q * K;
         const T own = read(p.own)[q];
-        const auto more = [&](int64_t k) { return added == nullptr ? T(0) : added[k]; };
-        T most = Range<T>::kMinusInfinity, sum = 0;
+        T sum = 0;
+        for (int64_t k = 0; k < K; ++k) sum += before[k] * weights[k];
+        const T of_all = sum > 0 ? 1 / sum : T(0);
         for (int64_t k = 0; k < K; ++k) {
-            cross[k] = slope * cross[k] + bias[k] + more(k);
-            most = std::max(most, cross[k]);
-        }
-        for (int64_t k = 0; k < K; ++k) {
-            cross[k] = std::exp(cross[k] - most);
-            sum += cross[k];
-        }
-        for (int64_t k = 0; k < K; ++k) {
-            const T u = cross[k] / sum, w = query_weight(u, trust);
+            const T u = before[k] * weights[k] * of_all, w = query_weight(u, trust);
             const T z = sharper * half_distance(w, T(0), all[k], own, square[k], mass[k]);
-            const T left = std::max(total[k] - T(p.weight) * u, prior[k]);
-            cross[k] = temper * (z + constant[k] + T(p.share) * more(k) + std::log(left));
+            all[k] = z + constant[k];
+            // Most classes hold nothing of a row, and there is nothing to take the logarithm of.
+            const T left = std::max(1 - count_share[k] * u, prior_share[k]);
+            if (left < 1) all[k] += std::log(left);
         }
+        for (int64_t k = 0; added != nullptr && k < K; ++k) all[k] += T(p.share) * added[k];
+        for (int64_t k = 0; k < K; ++k) all[k] *= temper;
     }
 }
 

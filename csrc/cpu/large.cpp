@@ -357,6 +357,7 @@ void run_cpu(const AssignParams& p, int threads) {
 }
 
 void run_cpu(const AbsorbParams& p, int threads) {
+    require(p.stored == p.dtype, "likelihoods must have the dtype of the products");
     const int at = precision(p.dtype, "products");
     const AssignKernels& level = cpu_kernels().assign;
     parallel_for(parts_of(p.N), row_workers(1, p.N, p.K, threads), [&](int64_t part, int) {

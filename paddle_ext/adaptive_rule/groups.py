@@ -110,7 +110,7 @@ def absorbed(
     in_metric, half = likelihood.in_metric(sums.unsqueeze(0)), likelihood.sharpness / 2
     square, spread = half * (in_metric[0] * sums).sum(-1), 2 * half * mass.square()
     constant = likelihood.constant_with(mass - shots)[0]
-    absorbing = AbsorbedScores(scores, in_metric / mass.unsqueeze(-1), None)
+    absorbing = AbsorbedScores(scores, in_metric / mass.unsqueeze(-1))
 
     a, n = found.concentration.unsqueeze(-1), groups.sizes.double().unsqueeze(-1)
     # Where few classes are present logits count less, but not for a row without others.

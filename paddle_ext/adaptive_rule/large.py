@@ -14,7 +14,7 @@ from torch import Tensor
 from ..large import passes
 from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
 from ..large.sources import Rows
-from ..large.steps import AbsorbStep, State, split
+from ..large.steps import AbsorbStep, Counter, State, assign_call, split
 from ..native.call import packed
 from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
@@ -77,11 +77,15 @@ class LikelihoodScores:
         self.slope, self.bias = likelihood.sharpness, bias
         self.unseen = validate  # whether the next pass looks for non-finite values
 
+    def as_precise(self, stored: Counter) -> bool:
+        """Whether stored likelihoods are as precise as those that are computed again."""
+        return not self.form.sums_of_two or stored.likelihood.dtype is not torch.float16
+
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
         """Indices and rows [1, n, D]."""
         extremes: list[Tensor] = []
         # Small chunks, because the stored likelihoods take most of the memory.
-        for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 2):
+        for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 4):
             if self.unseen:
                 extremes += rows.aminmax()
             yield part, rows
@@ -89,12 +93,15 @@ class LikelihoodScores:
             passes.check_summable(extremes, self.queries.features)
         self.unseen = False
 
+    def products(self, x: Tensor, part: slice) -> Tensor:
+        """Of prepared rows; further pieces of their numbers are ignored."""
+        found = self.form.products(x[..., : self.operand.shape[-1]], self.operand)
+        return found if self.added is None else found.add_(self.added[part] / self.slope)
+
     def parts(self) -> Iterator[passes.Part]:
         for part, rows in self.rows():
             x = self.form.operand(rows, part)
-            products = self.form.products(x, self.operand)
-            if self.added is not None:
-                products.add_(self.added[part] / self.slope)
+            products = self.products(x, part)
             yield part, products, None, x
             del products, x  # before the next ones are computed, to save memory
 
@@ -106,10 +113,21 @@ class LikelihoodScores:
 
 
 class AbsorbedScores:
-    """Logits after the absorb step; implements `passes.Scores`, if there is a `step`."""
+    """Logits after the absorb step; implements `passes.Scores`, if there is a `step`.
 
-    def __init__(self, before: LikelihoodScores, weights: Tensor, step: AbsorbStep | None) -> None:
-        self.before, self.step = before, step
+    It takes the likelihoods of `stored` if they are given, else those of `before` with this dual.
+    """
+
+    def __init__(
+        self,
+        before: LikelihoodScores,
+        weights: Tensor,
+        step: AbsorbStep | None = None,
+        dual: Tensor | None = None,
+        stored: Counter | None = None,
+    ) -> None:
+        self.before, self.step, self.stored = before, step, stored
+        self.old_bias = before.bias if dual is None else before.bias + dual
         likelihood = self.likelihood = before.likelihood
         self.form = before.form
         if weights.is_cuda:
@@ -148,9 +166,30 @@ class AbsorbedScores:
         for part, rows in self.before.rows():
             x, own = self.measured(rows)
             found = self.form.products(x, self.operand)
+            if self.stored is not None:
+                likely, weights = self.stored.likelihood[:, part], self.stored.weights
+            else:
+                likely, bias = self.before.products(x, part), self.old_bias.to(found.dtype)
+                assign_call(likely, self.before.slope, bias, probabilities=likely)()
+                weights = torch.ones_like(bias)
             assert self.step is not None
-            self.step(found, own[0].contiguous(), self.added(part, x))
+            self.step(found, likely, weights, own[0].contiguous(), self.added(part, x))
             yield part, found, None
+
+
+def sums_of_squares(
+    scores: LikelihoodScores, stored: Counter, dual: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Sums of rows by class, weighed by the squares of their probabilities, and of the weights."""
+    stored.start(dual)
+    sums, squares = scores.form.zero_sums(scores.shape[2]), None
+    for part, rows in scores.rows():
+        if squares is None:  # the first chunk is the largest
+            squares = torch.empty_like(stored.likelihood[:, part])
+        u = squares[:, : rows.shape[1]]
+        stored.call(part=part, squares=u)()
+        scores.form.adder(sums, u, None, scores.form.operand(rows, part))(1)
+    return sums, stored.held
 
 
 def absorb_step_of(
@@ -168,23 +207,21 @@ def absorb_step_of(
     sharpness = float(likelihood.sharpness)
     counts, two_classes = state.weight * held, (K - 1) * a / (1 + K * a)
     kept = 1 - two_classes.unsqueeze(-1) * counts / (counts + shots)
-    prior = a.unsqueeze(-1) * state.measure / kept  # c (N + a / c) is c N + a
+    prior = a.unsqueeze(-1) * state.measure
     possible = prior > 0
-    constant = constant * share.to(real).unsqueeze(-1) + kept.log().to(real)
+    total = (kept * counts + prior).masked_fill(~possible, 1.0)
+    constant = constant * share.to(real).unsqueeze(-1) + total.log().to(real)
     constant = constant.masked_fill(~possible, native.IMPOSSIBLE)
     step = AbsorbStep(
-        weight=state.weight,
         trust=trust_in_queries(queries, K),
         temper=likelihood.temper,
-        slope=sharpness,
         sharper=sharpness * float(share),
         share=float(share),
-        bias=(likelihood.bias + state.dual).to(real)[0],
         square=square[0].contiguous(),
         mass=(shots + mass).to(real)[0],
         constant=constant[0].contiguous(),
-        total=(counts + prior).to(real)[0],
-        prior=prior.masked_fill(~possible, 1.0).to(real)[0],
+        count_share=(state.weight * kept / total).to(real)[0],
+        prior_share=(prior.masked_fill(~possible, 1.0) / total).to(real)[0],
     )
     return step, weights
 
@@ -209,15 +246,19 @@ def solve_large(
     counter, state, chosen = passes.best_prior(
         scores, measures, max_iter, total=weight * total, weight=weight, tol=tol
     )
-    held = counter.held(state.dual)
+    held, stored = counter.held(state.dual), None
+    if isinstance(counter, passes.StoredLikelihoods) and scores.as_precise(counter.counter):
+        stored = counter.counter
+        sums, mass = sums_of_squares(scores, stored, state.dual)
+    else:
+        bias = (scores.bias + state.dual).to(scores.slope.dtype)
+        adding = passes.ClassSums(scores.form, scores.slope, bias, squared=True)
+        sums, mass = adding.add_up(scores.parts())
     del counter  # it may be large
-    bias = (scores.bias + state.dual).to(scores.slope.dtype)
-    adding = passes.ClassSums(scores.form, scores.slope, bias, squared=True)
-    sums, mass = adding.add_up(scores.parts())
     trust = trust_in_queries(total, K)
     moved = scores.form.total(sums, mass) * trust
     step, weights = absorb_step_of(likelihood, state, held, moved, trust * mass, total)
-    absorbed = AbsorbedScores(scores, torch.cat([likelihood.weights, weights], 1), step)
+    absorbed = AbsorbedScores(scores, weights, step, state.dual, stored)
     found = passes.classify_rows(absorbed, None, top=top, all_classes=all_classes)
     counted = counts_of(found.top.classes[..., 0], torch.zeros_like(found.held))
     real, every, top_classes = scores.slope.dtype, found.probabilities, found.top.classes

@@ -109,50 +109,60 @@ class Counter:
         self.held.zero_()
         self.faint.zero_()
 
-    def call(self, running: Tensor | None = None) -> Callable[[], None]:
-        """A native call that counts; tasks whose `running` [B] int32 is not 1 are left out."""
-        B, N, K = self.likelihood.shape
+    def call(
+        self,
+        running: Tensor | None = None,
+        part: slice = slice(None),
+        squares: Tensor | None = None,
+    ) -> Callable[[], None]:
+        """A native call that counts some rows; tasks whose `running` [B] is not 1 are left out.
+
+        With `squares` [B, N, K] the squares of the probabilities are counted, and written to it.
+        """
+        rows = self.likelihood[:, part]
+        B, N, K = rows.shape
         tensors: Inputs = {
-            "likelihood": (self.likelihood, self.likelihood.dtype, (B, N, K)),
+            **alike(rows.dtype, B, N, K, likelihood=rows, squares=squares),
             "weights": (self.weights, self.weights.dtype, (B, K)),
             "running": (running, torch.int32, (B,)),
             "held": (self.held, torch.float64, (B, K)),
             "faint": (self.faint, torch.float64, (B,)),
         }
         options = {"B": B, "N": N, "K": K}
-        return prepare(native.module.count_call, options, self.likelihood, tensors)[0]
+        return prepare(native.module.count_call, options, rows, tensors)[0]
 
 
 @dataclass(frozen=True)
 class AbsorbStep:
     """The absorb step of one large task, as in `adaptive_rule.classify.posterior`."""
 
-    weight: float  # of a query in the counts
     trust: float  # the weight of a query in a prototype, if its probability is 1
     temper: float  # factor on the final logits
-    slope: float  # of the logits before the step
     sharper: float  # factor on distances
     share: float  # factor on further logits
-    bias: Tensor  # [K] of the logits before the step
     square: Tensor  # [K] squares of the class sums, in the metric
     mass: Tensor  # [K] total weight of the rows in each class sum
     constant: Tensor  # [K] added to the logits
-    total: Tensor  # [K] counts plus prior
-    prior: Tensor  # [K] the prior alone
+    count_share: Tensor  # [K] of a query in the count of the class plus its prior, and
+    prior_share: Tensor  # [K] of the prior
 
-    def __call__(self, products: Tensor, own: Tensor, added: Tensor | None) -> None:
-        """Turn products [1, N, 2 K] into logits, which overwrite the first K of each row.
+    def __call__(
+        self, products: Tensor, before: Tensor, weights: Tensor, own: Tensor, added: Tensor | None
+    ) -> None:
+        """Turn products [1, N, K] of rows with class sums into logits.
 
-        The first K products are with prototypes, the others with class sums. `own` [N] are products
-        of rows with themselves, `added` [N, K] further logits.
+        `before` [1, N, K] are likelihoods before the step, `weights` [1, K] those of a `Counter`.
+        `own` [N] are products of rows with themselves, `added` [N, K] further logits.
         """
-        N, K, real = products.shape[1], products.shape[2] // 2, products.dtype
+        (_, N, K), real = products.shape, products.dtype
         tensors: dict[str, Any] = {
-            "products": (products, real, (1, N, 2 * K)),
+            "products": (products, real, (1, N, K)),
+            "before": (before, before.dtype, (1, N, K)),
+            "weights": (weights, real, (1, K)),
             "added": (added, real, (N, K)),
             "own": (own, real, (N,)),
         }
-        options: dict[str, Any] = {"N": N, "K": K}
+        options: dict[str, Any] = {"stored": DTYPES[before.dtype], "N": N, "K": K}
         for name, x in vars(self).items():
             if isinstance(x, Tensor):
                 tensors[name] = (x, real, (K,))

@@ -15,8 +15,8 @@ constexpr int kMostChances = 32;  // one for each lane
 // Limits of what a group has in shared memory: three blocks fit on a multiprocessor, or more if rows
 // are short.
 constexpr int64_t kNearBytes = 72 << 10, kNearRows = 64;
-// So that loads overlap: partners that a row is multiplied by, with lanes for the sum of each, and
-// classes of a lane that are read before one is written.
+// So that loads overlap: partners that a row is multiplied by, with lanes for the sum of each, or
+// groups of a mixture; and classes of a lane that are read before one is written.
 constexpr int kAtOnce = 8, kEach = 32 / kAtOnce, kAhead = 4;
 
 struct GroupsPlan {
@@ -91,7 +91,7 @@ struct MixturePlan {
     double* sums = arena.take<double>(2 * kMostTeamBlocks * kMostChances);
 };
 
-// A warp weighs the chances of one group at a time.
+// A warp weighs the chances of some groups at a time.
 __global__ void __launch_bounds__(kThreads) mixture_kernel(MixturePlan memory, int blocks) {
     const MixtureParams& p = memory.p;
     __shared__ double sums[kWarps][kMostChances];
@@ -102,9 +102,25 @@ __global__ void __launch_bounds__(kThreads) mixture_kernel(MixturePlan memory, i
     double held = counts ? p.shares[lane] : 0;
     for (int step = 0; step < p.steps; ++step) {
         double sum = 0;
-        for (int64_t group = first; group < p.N; group += warps) {
-            const double own = counts ? p.likely[group * p.C + lane] * held : 0;
-            sum += own / warp_sum(own);
+        for (int64_t group = first; group < p.N; group += kAtOnce * warps) {
+            double own[kAtOnce] = {}, whole[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int64_t at = group + j * warps;
+                if (counts && at < p.N) own[j] = p.likely[at * p.C + lane] * held;
+                whole[j] = own[j];
+            }
+#pragma unroll
+            for (int lanes = 16; lanes > 0; lanes /= 2) {
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) {
+                    whole[j] += __shfl_xor_sync(kAllLanes, whole[j], lanes);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                if (group + j * warps < p.N) sum += own[j] / whole[j];
+            }
         }
         sums[warp][lane] = sum;
         __syncthreads();
@@ -114,9 +130,16 @@ __global__ void __launch_bounds__(kThreads) mixture_kernel(MixturePlan memory, i
             parts[blockIdx.x * kMostChances] = sum;
         }
         team.sync();
+        sum = 0;  // of some of the blocks, because reading them one after the other takes longest
+        for (int block = warp; block < blocks; block += kWarps) {
+            sum += __ldcg(parts + block * kMostChances);
+        }
+        sums[warp][lane] = sum;
+        __syncthreads();
         held = 0;
-        for (int block = 0; block < blocks; ++block) held += __ldcg(parts + block * kMostChances);
+        for (int other = 0; other < kWarps; ++other) held += sums[other][lane];
         held /= double(p.N);
+        __syncthreads();
     }
     const double chance = counts ? p.chances[lane] : 0;
     for (int64_t group = first; group < p.N; group += warps) {
