@@ -60,6 +60,7 @@ void add_constants(py::module_& module) {
     module.attr("MIN_CONCENTRATION") = kMinConcentration;
     module.attr("MIXTURE_STEPS") = kMixtureSteps;
     module.attr("NO_SCATTER") = kNoScatter;
+    module.attr("SET_CLASSES") = kSetClasses;
     module.attr("SPLIT_FACTOR") = kSplitFactor;
     module.attr("STANDARD_ERROR") = kStandardError;
     module.attr("VALUES_ROWS") = kValuesRows;

@@ -39,6 +39,7 @@ MAX_CONCENTRATION: float
 MIN_CONCENTRATION: float
 MIXTURE_STEPS: int
 NO_SCATTER: float
+SET_CLASSES: int
 SPLIT_FACTOR: float
 STANDARD_ERROR: float
 VALUES_ROWS: int
@@ -128,6 +129,29 @@ class MixtureCall:
     def workspace(self) -> int: ...
     def run(
         self, *, likely: int, chances: int, shares: int, means: int, workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def judge_call(
+    *, target: Target, dtype: int, B: int, Q: int, K: int, temper: float,
+) -> JudgeCall: ...
+
+@final
+class JudgeCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, logits: int, order: int, starts: int, even: int, kept: int, known: int, share: int,
+        probabilities: int, workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def sets_call(*, target: Target, dtype: int, B: int, Q: int, K: int) -> SetsCall: ...
+
+@final
+class SetsCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, logits: int, order: int, starts: int, log_mean: int, weight: int, counts: int,
+        ratios: int, evidence: int, chances: int, probabilities: int, workspace: int,
         workspace_bytes: int,
     ) -> None: ...
 

@@ -178,6 +178,12 @@ PADDLE_EXT_HD int64_t partner_shift(int64_t j, int64_t n, int64_t partners) {
 // About the geometric over the arithmetic mean of a proportion, where the class also holds the row.
 PADDLE_EXT_HD double certainty(double count) { return (count + 0.5) / (count + 1.0); }
 
+// The likeliest classes of a group, and their sets: numbers, whose bits are the classes.
+constexpr int kSetClasses = 8, kSets = 1 << kSetClasses;
+
+// The least likelihood of a row under a set, relative to that of any row.
+constexpr double kLeastRatio = 1e-30;
+
 // --- the dual of an iteration --------------------------------------------------------------------
 //
 // From the counts of a batch, N_k = sum_q u_qk:

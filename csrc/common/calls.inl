@@ -145,6 +145,44 @@ CALL(Mixture, mixture, CPU_TASKS, CUDA) {
     MEMORY();
 };
 
+// The last step of `adaptive` for groups: every row by its logits and the others of its group, twice.
+// One group is one task.
+//   u = softmax( even_k + known ln max(1, 1 + kept_k (sum_k - u_k)) + share logit ),   sum_k of u
+CALL(Judge, judge, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // real: float32 or float64
+    MAKE(int64_t, B, Q, K);
+    MAKE(double, temper);         // factor on the last logits
+    RUN(const void*, logits);     // [Q, K] real
+    RUN(const int64_t*, order);   // [Q] the rows, group by group
+    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
+    RUN(const void*, even);       // [B, K] real: log of the mean proportions; kImpossible, or more
+    RUN(const void*, kept);       // [B, K] real: what a row adds to a count, over the prior
+    RUN(const void*, known);      // [B] real, the first time; then 1
+    RUN(const void*, share);      // [B] real
+    RUN(void*, probabilities);    // [Q, K] real, replaced
+    MEMORY();
+};
+
+// Groups of few classes (docs/groups.md): how likely their rows are if they are equally often of every
+// class of a set, over all sets of the group's likeliest classes; and the probabilities of rows under
+// these sets. One group is one task.
+CALL(Sets, sets, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // real: float32 or float64
+    MAKE(int64_t, B, Q, K);
+    RUN(const void*, logits);     // [Q, K] real
+    RUN(const int64_t*, order);   // [Q] the rows, group by group
+    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
+    RUN(const void*, log_mean);   // [B, K] real: of the mean proportions; kImpossible, or more
+    RUN(const double*, weight);   // [B] of a row in the evidence
+    RUN(const double*, counts);   // [B, K] whose largest are the likeliest classes
+    RUN(void*, ratios);  // [Q, kSetClasses] real, memory: rows of each of them over any rows
+    // out [B, kSetClasses + 1] logs: of sets of 1, 2, .. classes, and of any rows; or null, and
+    RUN(double*, evidence);
+    RUN(const double*, chances);  // [B, kSetClasses + 1] of these, and of any proportions
+    RUN(void*, probabilities);    // [Q, K] real: in any proportions; then with those of the sets
+    MEMORY();
+};
+
 // The mean proportions of groups, under a Dirichlet prior that is learned.
 CALL(Mean, mean, CPU, CUDA) {
     MAKE(int64_t, K);
@@ -500,4 +538,4 @@ CALL(Task, tasks, CPU, NO_CUDA) {
 
 // Those of CPU_TASKS.
 ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
-           LikelihoodParams, PosteriorParams, GroupsParams, MixtureParams);
+           LikelihoodParams, PosteriorParams, GroupsParams, MixtureParams, JudgeParams, SetsParams);

@@ -144,3 +144,55 @@ static void mixture_task(const MixtureParams& p, int64_t, void* scratch, int = 1
 static Work mixture_work(const MixtureParams& p) {
     return {1, double(p.N) * double(p.C) * double(p.steps), 0};
 }
+
+template <typename T>
+struct JudgeTask {
+    Arena& arena;
+    const JudgeParams& p;
+    int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
+    T* total = arena.take<T>(Kp);
+    T* row = arena.take<T>(Kp);
+    double* sums = arena.take<double>(Kp);
+};
+
+template <typename T>
+static void judge_task(const JudgeParams& p, int64_t group, void* scratch, int = 1) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    Arena arena(scratch);
+    const JudgeTask<T> t{arena, p};
+    const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
+    const int64_t* const order = p.order + p.starts[group];
+    const T *const even = reals<T>(p.even, group * K), *const kept = reals<T>(p.kept, group * K);
+    const T share = reals<T>(p.share)[group];
+    for (int pass = 0; pass < 2; ++pass) {
+        const T known = pass == 0 ? reals<T>(p.known)[group] : T(1);
+        const T temper = pass == 0 ? T(1) : T(p.temper);
+        std::fill_n(t.sums, K, 0.0);
+        for (int64_t i = 0; i < n; ++i) {
+            const T* const u = reals<T>(p.probabilities, order[i] * K);
+            for (int64_t k = 0; k < K; ++k) t.sums[k] += double(u[k]);
+        }
+        for (int64_t k = 0; k < K; ++k) t.total[k] = T(1 + double(kept[k]) * t.sums[k]);
+        for (int64_t i = 0; i < n; ++i) {
+            T* const __restrict__ u = reals<T>(p.probabilities, order[i] * K);
+            const T* const __restrict__ logits = reals<T>(p.logits, order[i] * K);
+            for (int64_t k = 0; k < K; ++k) t.row[k] = std::max(T(1), t.total[k] - kept[k] * u[k]);
+            for (int64_t k = K; k < t.Kp; ++k) t.row[k] = 1;
+            for (int64_t k = 0; k < t.Kp; k += kLanes)
+                store<T>(t.row + k, vlog<T>(load(t.row + k)));
+            T most = Range<T>::kMinusInfinity;
+            for (int64_t k = 0; k < K; ++k) {
+                t.row[k] = temper * (even[k] + known * t.row[k] + share * logits[k]);
+                most = std::max(most, t.row[k]);
+            }
+            for (int64_t k = K; k < t.Kp; ++k) t.row[k] = -T(INFINITY);
+            const T unit = 1 / exponentials(t.row, most, t.Kp);
+            for (int64_t k = 0; k < K; ++k) u[k] = t.row[k] * unit;
+            if (given_up(i, double(K) * 8)) return;
+        }
+    }
+}
+
+static Work judge_work(const JudgeParams& p) {
+    return {p.B, 30 * double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B), 0};
+}

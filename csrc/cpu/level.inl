@@ -51,6 +51,7 @@ static constexpr TaskKernels<Params> task_kernels(const char* array, Work (*work
 #include "cpu/posterior_task.inl"
 #include "cpu/assign_task.inl"
 #include "cpu/groups_task.inl"
+#include "cpu/sets_task.inl"
 
 constexpr CpuKernels kKernels = {
     PADDLE_EXT_LEVEL_NAME,
@@ -69,7 +70,9 @@ constexpr CpuKernels kKernels = {
      task_kernels<PosteriorScratch>("query", posterior_work, posterior_task<float>,
                                     posterior_task<double>),
      task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>),
-     task_kernels<MixtureTask>("likely", mixture_work, mixture_task, mixture_task)},
+     task_kernels<MixtureTask>("likely", mixture_work, mixture_task, mixture_task),
+     task_kernels<JudgeTask>("logits", judge_work, judge_task<float>, judge_task<double>),
+     task_kernels<SetsTask>("logits", sets_work, sets_task<float>, sets_task<double>)},
 };
 
 }  // namespace PADDLE_EXT_LEVEL

@@ -9,11 +9,13 @@ from torch import Tensor
 from ..groups import Groups, thing_logits
 from ..large.passes import Queries
 from ..large.sources import TensorRows
+from ..large.steps import AbsorbStep
 from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
 from ..rows import unit_rows
 from ..solution import Solution
-from ..solvers.groups import Shared, shared_proportions, solution_of_groups
+from ..solvers.groups import Shared, judge, shared_proportions, solution_of_groups
+from ..solvers.sets import Sets
 from .large import FEW, SOFTER, AbsorbedScores, LikelihoodScores, trust_in_queries
 from .likelihood import Likelihood
 
@@ -78,9 +80,17 @@ def classify_groups(
     found = shared_proportions(
         logits, groups, weight, likelihood.rows, measures, max_iter=max_iter, tol=tol
     )
+    sets, u = Sets(groups, weight, found), found.probabilities
+    chances = sets.chances(logits, likelihood.mean_shots)
+    sets.mix(logits, chances)
     del logits
-    u = absorbed(query, likelihood, groups, weight, found, added)
-    return solution_of_groups(groups, found._replace(probabilities=u), None, top)
+    found = found._replace(counts=weight.unsqueeze(-1) * groups.sums(u).double())
+    z = absorbed(query, likelihood, groups, weight, found, added)
+    # Half of the result has any proportions, because classes may be unequally common in a group.
+    chances /= 2
+    chances[:, -1] += 0.5
+    sets.mix(z, chances)
+    return solution_of_groups(groups, found, None, top)
 
 
 def absorbed(
@@ -91,7 +101,10 @@ def absorbed(
     found: Shared,
     added: Tensor | None,
 ) -> Tensor:
-    """The probabilities [Q, K] after prototypes have absorbed the rows of all groups, in place."""
+    """The logits [Q, K] after prototypes have absorbed the rows of all groups.
+
+    The probabilities of `found` are replaced by those that follow in any proportions.
+    """
     u, K, real = found.probabilities, likelihood.bias.shape[-1], likelihood.bias.dtype
     trust, shots = trust_in_queries(len(query), K), likelihood.shots[0]
     scores = scores_of(query, likelihood, added)
@@ -107,43 +120,41 @@ def absorbed(
     moved = form.total(by_class, mass.unsqueeze(0))[0]
     sums = likelihood.prototypes[0] * shots.unsqueeze(-1) + trust * moved
     mass = (shots + trust * mass).to(real)
-    in_metric, half = likelihood.in_metric(sums.unsqueeze(0)), likelihood.sharpness / 2
-    square, spread = half * (in_metric[0] * sums).sum(-1), 2 * half * mass.square()
-    constant = likelihood.constant_with(mass - shots)[0]
-    absorbing = AbsorbedScores(scores, in_metric / mass.unsqueeze(-1))
-
-    a, n = found.concentration.unsqueeze(-1), groups.sizes.double().unsqueeze(-1)
-    # Where few classes are present logits count less, but not for a row without others.
-    share = (1 - SOFTER / (1 + a / FEW) * (n - 1) / n).to(real)
-    two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)
-    kept = weight.unsqueeze(-1) * (1 - two_classes * held / (held + shots))
-    # Relative to the prior A: c rho, and c N + A. An impossible class has neither.
-    kept = kept / found.prior.clamp(min=torch.finfo(real).tiny)
-    total, of_one = (1 + kept * found.counts / weight.unsqueeze(-1)).to(real), kept.to(real)
-    even = (found.prior / a).log().clamp(min=native.module.IMPOSSIBLE).to(real)
-    even = even[:1] if found.prior_used is None else even  # it is the same for all groups
-    # The other one of two rows knows of this one only; in a large group that hardly matters.
-    known, logits = ((n - 2).clamp(min=0) / n).to(real), torch.empty_like(u)
-
-    def judge(part: slice, total: Tensor, even: Tensor, known: Tensor, share: Tensor) -> None:
-        """Classify rows by their logits and, as far as that is known, the others of the group."""
-        of_row = groups.of_row[part]
-        others = total[of_row].addcmul_(of_one[of_row], u[part], value=-1).clamp_(min=1).log_()
-        z = torch.addcmul(even if len(even) == 1 else even[of_row], others, known[of_row])
-        torch.softmax(z.addcmul_(logits[part], share[of_row]), -1, out=u[part])
-
+    # With M the mass and W that of this row, -f/2 (M / (M - W))^2 ||x - w||^2
+    in_metric = likelihood.in_metric(sums.unsqueeze(0)) * likelihood.sharpness
+    step = AbsorbStep(
+        trust=trust,
+        temper=1.0,
+        sharper=1.0,
+        share=1.0,
+        square=(in_metric[0] * sums).sum(-1),
+        mass=mass,
+        constant=likelihood.constant_with(mass - shots)[0],
+        count_share=torch.zeros_like(mass),
+        prior_share=torch.ones_like(mass),
+    )
+    absorbing, logits = AbsorbedScores(scores, in_metric), torch.empty_like(u)
+    one = torch.ones_like(mass).unsqueeze(0)
     for part, rows in scores.rows():
         x, own = absorbing.measured(rows)
-        z = form.products(x, absorbing.operand, out=logits[part].unsqueeze(0))[0]
-        # With M the mass and W that of this row, -f/2 (M / (M - W))^2 ||x - w||^2
-        torch.addcmul(-square, z.sub_(own[0].unsqueeze(-1) / 2), spread, out=z)
-        without = torch.addcmul(mass, u[part], u[part], value=-trust)
-        torch.addcdiv(constant, z, without.square_(), out=z)
-        if (extra := absorbing.added(part, x)) is not None:
-            z += extra
-        judge(part, total, even, known, share)
-    total, known = (1 + kept * groups.sums(u)).to(real), torch.full_like(known, likelihood.temper)
-    even, share = likelihood.temper * even, likelihood.temper * share
-    for part, _ in scores.rows():
-        judge(part, total, even, known, share)
-    return u
+        z = form.products(x, absorbing.operand, out=logits[part].unsqueeze(0))
+        of_part = u[part].unsqueeze(0)
+        step(z, of_part, one, own[0] * likelihood.sharpness, absorbing.added(part, x))
+
+    a, n = found.concentration.unsqueeze(-1), groups.sizes.double().unsqueeze(-1)
+    two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)
+    kept = weight.unsqueeze(-1) * (1 - two_classes * held / (held + shots))
+    judge(
+        u,
+        logits,
+        groups,
+        even=(found.prior / a).log().clamp(min=native.module.IMPOSSIBLE),
+        # c rho, relative to the prior. An impossible class has none.
+        kept=kept / found.prior.clamp(min=torch.finfo(real).tiny),
+        # The other one of two rows knows of this one only; in a large group that hardly matters.
+        known=(n - 2).clamp(min=0) / n,
+        # Where few classes are present logits count less, but not for a row without others.
+        share=1 - SOFTER / (1 + a / FEW) * (n - 1) / n,
+        temper=likelihood.temper,
+    )
+    return logits.mul_(likelihood.temper)

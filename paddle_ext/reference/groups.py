@@ -21,6 +21,7 @@ from .adaptive import FEW, SOFTER, Likelihood, centred, moved_distances
 
 PARTNERS = 16
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
+SET_CLASSES = 8
 
 
 class Members(NamedTuple):
@@ -54,12 +55,17 @@ def pair_evidence(t: Tensor, m: Tensor) -> Tensor:
 def mixed_chances(evidence: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """The mean chance of each group, [G], under the likeliest mixture, and its shares [17]."""
     likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
-    shares = shares.clamp(min=torch.finfo(shares.dtype).tiny)  # see the native code
+    shares = mixture_shares(likely, shares.clamp(min=torch.finfo(shares.dtype).tiny))
+    own = likely * shares / (likely * shares).sum(-1, keepdim=True)
+    return (own * likely.new_tensor(CHANCES)).sum(-1), shares
+
+
+def mixture_shares(likely: Tensor, shares: Tensor) -> Tensor:
+    """The shares [C] of a mixture under which the groups [G, C] are likeliest, from these."""
     for _ in range(20):
         own = likely * shares
         shares = (own / own.sum(-1, keepdim=True)).mean(0)
-    own = likely * shares / (likely * shares).sum(-1, keepdim=True)
-    return (own * likely.new_tensor(CHANCES)).sum(-1), shares
+    return shares
 
 
 def proportions_of(
@@ -157,6 +163,59 @@ def shared(
     return fit, used
 
 
+class Sets:
+    """The sets of the likeliest classes of one group, whose rows are equally often of each."""
+
+    def __init__(self, logits: Tensor, m: Tensor, counts: Tensor, weight: float) -> None:
+        """Logits [n, K] of the rows, the measure m [K], and counts [K] that choose the classes."""
+        K = len(m)
+        self.classes = counts.argsort(descending=True, stable=True)[:SET_CLASSES]
+        log_m, every = m.log().clamp(min=IMPOSSIBLE), range(2 ** len(self.classes))
+        self.members = torch.tensor(
+            [[n >> j & 1 for j in range(len(self.classes))] for n in every[1:]]
+        ).double()
+        self.sizes = self.members.sum(-1)
+        usual = (logits + log_m).logsumexp(-1, keepdim=True) - math.log(K)
+        self.usual = weight * usual.sum()
+        ratios = (logits[:, self.classes] - usual).exp()
+        self.ratios = torch.where(m[self.classes] > 0, ratios, 0)
+        self.sums = (self.ratios @ self.members.mT).clamp(min=1e-30)
+        evidence = weight * (self.sums / self.sizes).log().sum(0)
+        self.of_sets = (evidence + self.members @ log_m[self.classes]).clamp(min=IMPOSSIBLE)
+
+        symmetric = torch.zeros(SET_CLASSES + 1).double()
+        symmetric[0] = 1
+        for x in m:
+            symmetric[1:] += symmetric[:-1].clone() * x
+        evidence = torch.full((SET_CLASSES,), IMPOSSIBLE, dtype=torch.float64)
+        for s in range(1, len(self.classes) + 1):
+            found = self.of_sets[self.sizes == s].logsumexp(0)
+            if symmetric[s] > 0:
+                evidence[s - 1] = found - symmetric[s].log()
+        self.evidence = evidence
+
+    def mixed(self, u: Tensor, chances: Tensor) -> Tensor:
+        """Probabilities of rows [n, K], from those in any proportions and the chances [9]."""
+        weights = torch.zeros_like(self.sizes)
+        for s in range(1, len(self.classes) + 1):
+            own = self.sizes == s
+            weights[own] = chances[s - 1] * self.of_sets[own].softmax(0)
+        u = u * chances[-1]
+        u[:, self.classes] += (weights / self.sums) @ self.members * self.ratios
+        return u / u.sum(-1, keepdim=True)
+
+
+def chances_of_sets(sets: list[Sets], fit: Fit, sizes: Tensor, shots: float) -> Tensor:
+    """How likely it is that each group has 1, 2, .. classes, or any proportions, [G, 9]."""
+    proportions = (fit.bound - torch.stack([one.usual for one in sets])).clamp(min=0)
+    evidence = torch.stack([one.evidence for one in sets])
+    evidence = torch.cat([evidence, proportions.unsqueeze(-1)], -1)
+    evidence = evidence * ((1 + shots) / (sizes + shots)).unsqueeze(-1)
+    likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
+    own = likely * mixture_shares(likely, torch.full_like(likely[0], 1 / len(likely[0])))
+    return own / own.sum(-1, keepdim=True)
+
+
 def solution(fit: Fit, u: Tensor, shares: Tensor, used: Tensor | None) -> Solution:
     own = fit.counts + fit.prior
     dual = torch.digamma(torch.where(own > 0, own, 1)) - torch.digamma(own.sum(-1, keepdim=True))
@@ -209,7 +268,22 @@ def posterior_of_groups(
     weight = 2 * S / (2 * S + n)
     logits = known.logits(known.distances(z)) + added
     fit, used = shared(logits, found, weight, S, prior, max_iter, tol)
-    u, a, rows = fit.u, fit.a, found.of_row
+    a, rows, m = fit.a, found.of_row, fit.prior / fit.a.unsqueeze(-1)
+
+    def sets_of(logits: Tensor, counts: Tensor) -> list[Sets]:
+        each = enumerate(found.rows)
+        return [Sets(logits[own], m[g], counts[g], float(weight[g])) for g, own in each]
+
+    def mixed(u: Tensor, sets: list[Sets], chances: Tensor) -> Tensor:
+        u = u.clone()
+        for own, one, chance in zip(found.rows, sets, chances, strict=True):
+            u[own] = one.mixed(u[own], chance)
+        return u
+
+    likeliest, sets = fit.counts, sets_of(logits, fit.counts)
+    chances = chances_of_sets(sets, fit, n, S / K)
+    u = mixed(fit.u, sets, chances)
+    fit.counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
     W = u.square() * Q / (Q + K)
     moved = moved_distances(z, known.means, known.shots, W, known.metric)
     moved = moved + known.excess() - known.excess(W.sum(0))
@@ -217,7 +291,8 @@ def posterior_of_groups(
     two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
     counts = fit.counts.sum(0)
     kept = 1 - two_classes * counts / (counts + known.shots)
-    logits = (known.logits(moved) + added) * share[rows].unsqueeze(-1)
+    after = known.logits(moved) + added
+    logits = after * share[rows].unsqueeze(-1)
 
     def log_others(counts: Tensor, u: Tensor) -> Tensor:
         left = (counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)
@@ -228,6 +303,7 @@ def posterior_of_groups(
     u = (logits + power * log_others(fit.counts, u) + (1 - power) * even).softmax(-1)
     counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
     u = torch.softmax(known.temper * (logits + log_others(counts, u)), dim=-1)
+    u = (u + mixed(u, sets_of(known.temper * after, likeliest), chances)) / 2
     labels, shares = u.argmax(-1), []
     for g, own_rows in enumerate(found.rows):
         counted = torch.bincount(labels[own_rows], minlength=K)

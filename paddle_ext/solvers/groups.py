@@ -151,6 +151,35 @@ def call_groups(
     return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
 
 
+def judge(
+    u: Tensor,
+    logits: Tensor,
+    groups: Groups,
+    *,
+    even: Tensor,
+    kept: Tensor,
+    known: Tensor,
+    share: Tensor,
+    temper: float,
+) -> None:
+    """Replace probabilities u [Q, K] by those from logits [Q, K] and the others of a group, twice.
+
+    even and kept are [G, K], known and share [G, 1].
+    """
+    (Q, K), G, real = u.shape, len(groups.names), u.dtype
+    by_class = {"even": packed(even.to(real)), "kept": packed(kept.to(real))}
+    by_group = {"known": packed(known.to(real)), "share": packed(share.to(real))}
+    inputs: Inputs = {
+        "order": (groups.order, torch.int64, (Q,)),
+        "starts": (groups.starts, torch.int64, (G + 1,)),
+        **alike(real, Q, K, logits=logits, probabilities=u),
+        **alike(real, G, K, **by_class),
+        **alike(real, G, 1, **by_group),
+    }
+    options = {"B": G, "Q": Q, "K": K, "temper": temper}
+    call_native(native.module.judge_call, options, u, inputs)
+
+
 def chances_on(device: torch.device) -> Tensor:
     """The chances, [17] float64, computed there: a copy would wait for the device."""
     # As far apart as the variance of a share is large: neighbours differ equally clearly anywhere.
@@ -165,17 +194,25 @@ def mixed_chances(
 
     It begins with these shares, or even ones. Pairs of rows of a group tell its chance.
     """
-    N, C, double = len(groups.names), CHANCES, torch.float64
-    inputs = {"chances": (chances_on(rows.device), double, (C,))}
-    outputs = {"likely": (double, (N, C))}  # over that of the likeliest chance
+    C, double, chances = CHANCES, torch.float64, chances_on(rows.device)
+    inputs = {"chances": (chances, double, (C,))}
+    outputs = {"likely": (double, (len(groups.names), C))}  # over that of the likeliest chance
     (likely,) = call_groups(rows, groups, mean, inputs, outputs, C=C)
     # None is 0: under another measure, no other chance may be possible for a large group.
     least = torch.finfo(double).tiny
     shares = likely.new_full((C,), 1 / C) if shares is None else shares.clamp(min=least)
-    mixed = {**inputs, "likely": (likely, double, (N, C)), "shares": (shares, double, (C,))}
-    sizes = {"N": N, "C": C, "steps": MIXTURE_STEPS}
-    call = native.module.mixture_call  # it replaces the shares
-    return call_native(call, sizes, likely, mixed, {"means": (double, (N,))})[0], shares
+    return likeliest_mixture(likely, chances, shares), shares
+
+
+def likeliest_mixture(likely: Tensor, values: Tensor, shares: Tensor) -> Tensor:
+    """Replace the shares [C] of a mixture by the likeliest; its mean value for each group, [N].
+
+    `likely` [N, C] are the likelihoods of the groups under each component, which has a value [C].
+    """
+    (N, C), double = likely.shape, torch.float64
+    inputs = {"likely": (likely, double, (N, C)), **alike(double, C, chances=values, shares=shares)}
+    sizes, outputs = {"N": N, "C": C, "steps": MIXTURE_STEPS}, {"means": (double, (N,))}
+    return call_native(native.module.mixture_call, sizes, likely, inputs, outputs)[0]
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:

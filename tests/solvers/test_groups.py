@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from places import at_places
+from places import at_places, on_devices
 from problems import Place, largest, make_problem
 from torch import Tensor
 
@@ -14,8 +14,11 @@ import paddle_ext
 from paddle_ext.groups import groups_of
 from paddle_ext.large import passes
 from paddle_ext.reference.adaptive import centred, likelihood, posterior
+from paddle_ext.reference.groups import Sets as ReferenceSets
 from paddle_ext.reference.groups import adapt_groups, posterior_of_groups
 from paddle_ext.rows import unit_rows
+from paddle_ext.solvers.groups import Shared, shared_proportions
+from paddle_ext.solvers.sets import Sets
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7}
 STEPS: dict[str, Any] = {"max_iter": 15, "tol": 0.0}
@@ -138,7 +141,7 @@ def test_what_is_expected_of_a_group_is_believed() -> None:
 
 
 # Q rows of K classes with D features and so many shots
-TASKS = [(7, 12, (4, 4)), (6, 40, (2, 5)), (5, 9, (1, 1))]
+TASKS = [(7, 12, (4, 4)), (6, 40, (2, 5)), (5, 9, (1, 1)), (9, 16, (3, 3)), (40, 24, (1, 3))]
 
 
 @at_places("K, D, shots", TASKS)
@@ -152,6 +155,76 @@ def test_adaptive_agrees_with_the_reference(
     known = likelihood(exact.support, exact.support_labels, K, "auto")
     want = posterior_of_groups(known, exact.query, groups, **STEPS)
     assert_near(got, want, TOLERANCE[place.dtype])
+
+
+def test_adaptive_with_impossible_classes(place: Place) -> None:
+    groups = make_groups([1, 4, 12])
+    problem = make_problem(Q=len(groups), K=10, D=12, shots=(2, 4), lead=4, B=None).to(place.dtype)
+    prior = torch.ones(3, 10)
+    prior[0, 1:], prior[1, :7], prior[2, ::2] = 0, 0, 5  # one class, three, and favoured ones
+    given: dict[str, Any] = {"groups": groups, "prior": prior, **STEPS}
+    got = paddle_ext.adaptive(*place.put(problem).inputs(), num_classes=10, **given)
+    exact = problem.to(torch.float64)
+    known = likelihood(exact.support, exact.support_labels, 10, "auto")
+    want = posterior_of_groups(known, exact.query, groups, prior=prior, **STEPS)
+    assert_near(got, want, TOLERANCE[place.dtype])
+    of_row = torch.unique(groups, return_inverse=True)[1]
+    assert largest(got.probabilities.cpu()[prior[of_row] == 0]) == 0
+
+
+# --- sets of few classes --------------------------------------------------------------------------
+
+
+def sets_of(logits: Tensor, groups: Tensor, m: Tensor) -> Sets:
+    """Those of groups [Q] in even proportions, with the measure m [G, K]."""
+    known, u = groups_of(groups, len(groups), logits.device), logits.softmax(-1)
+    G, double = len(known.names), {"dtype": torch.float64, "device": logits.device}
+    weight, ones = torch.linspace(0.5, 1, G, **double), torch.ones(G, **double)
+    counts = weight.unsqueeze(-1) * known.sums(u).double()
+    return Sets(known, weight, Shared(u, counts, m.to(**double), ones, ones.int(), ones, ones))
+
+
+@at_places("sizes, K", [*SHAPES, ([3, 50], 9), ([4, 1], 1025), ([2500, 2], 12)])
+def test_sets_agree_with_the_reference(place: Place, sizes: list[int], K: int) -> None:
+    groups = make_groups(sizes)
+    random, G = torch.Generator().manual_seed(1), len(sizes)
+    logits = make_logits(groups, K).to(place.dtype)
+    m = torch.rand(G, K, generator=random).double().pow(6)
+    m[0, K // 2 :] = 0
+    m[:, 0] += 0.1
+    m = m * K / m.sum(-1, keepdim=True)
+    native = sets_of(logits.to(place.device), groups, m)
+    of_row, u, counts = native.groups.of_row.cpu(), logits.double().softmax(-1), native.found.counts
+    chances = torch.rand(G, 9, generator=random).double()
+    evidence = native.call(logits.to(place.device))
+    assert evidence is not None
+    chances[evidence.cpu() < -1e29] = 0
+    native.mix(logits.to(place.device), chances.to(place.device))
+    for g, weight in enumerate(native.weight.tolist()):
+        own = of_row == g
+        want = ReferenceSets(logits[own].double(), m[g], counts[g].cpu(), weight)
+        logs = torch.cat([want.evidence, want.usual.view(1)])
+        error = (evidence[g].cpu() - logs) / (1 + logs.abs())
+        assert largest(error) < TOLERANCE[place.dtype] / 10
+        got = native.found.probabilities[own.to(place.device)].cpu().double()
+        assert largest(got - want.mixed(u[own], chances[g])) < TOLERANCE[place.dtype]
+
+
+@on_devices("number", [1, 2, 3, 20])
+def test_how_many_classes_groups_have(device: str, number: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    groups = torch.arange(60).repeat_interleave(24)
+    truth = (7 * groups + torch.randint(number, groups.shape, generator=random)) % 20
+    logits = torch.randn(len(groups), 20, generator=random)
+    logits[torch.arange(len(groups)), truth] += 2
+    known = groups_of(groups, len(groups), torch.device(device))
+    weight = torch.ones(60, dtype=torch.float64, device=device)
+    given = 2 * logits.to(device)  # as likely as they are
+    found = shared_proportions(given, known, weight, math.inf, None, max_iter=100, tol=1e-3)
+    chances = Sets(known, weight, found).chances(given, 5.0).cpu()
+    assert largest(chances.sum(-1) - 1) < 1e-9
+    place = 8 if number == 20 else number - 1  # the last are any proportions
+    assert float(chances[:, place].mean()) > 0.9
 
 
 def test_rows_in_several_chunks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

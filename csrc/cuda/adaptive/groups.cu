@@ -15,8 +15,8 @@ constexpr int kMostChances = 32;  // one for each lane
 // Limits of what a group has in shared memory: three blocks fit on a multiprocessor, or more if rows
 // are short.
 constexpr int64_t kNearBytes = 72 << 10, kNearRows = 64;
-// So that loads overlap: partners that a row is multiplied by, with lanes for the sum of each, or
-// groups of a mixture; and classes of a lane that are read before one is written.
+// So that loads overlap: partners that a row is multiplied by, with lanes for the sum of each, and
+// classes of a lane that are read before one is written.
 constexpr int kAtOnce = 8, kEach = 32 / kAtOnce, kAhead = 4;
 
 struct GroupsPlan {
@@ -91,63 +91,62 @@ struct MixturePlan {
     double* sums = arena.take<double>(2 * kMostTeamBlocks * kMostChances);
 };
 
-// A warp weighs the chances of some groups at a time.
+// A thread weighs the chances of one group at a time.
 __global__ void __launch_bounds__(kThreads) mixture_kernel(MixturePlan memory, int blocks) {
     const MixtureParams& p = memory.p;
-    __shared__ double sums[kWarps][kMostChances];
+    __shared__ double sums[kWarps][kMostChances], held[kMostChances];
     Team team(memory.team, int(blockIdx.x), blocks);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool counts = lane < p.C;
-    const int64_t first = team.thread / 32, warps = team.threads / 32;
-    double held = counts ? p.shares[lane] : 0;
+    if (threadIdx.x < p.C) held[threadIdx.x] = p.shares[threadIdx.x];
+    __syncthreads();
     for (int step = 0; step < p.steps; ++step) {
-        double sum = 0;
-        for (int64_t group = first; group < p.N; group += kAtOnce * warps) {
-            double own[kAtOnce] = {}, whole[kAtOnce];
+        double own[kMostChances] = {};
+        for (int64_t group = team.thread; group < p.N; group += team.threads) {
+            const double* const likely = p.likely + group * p.C;
+            double whole = 0;
 #pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-                const int64_t at = group + j * warps;
-                if (counts && at < p.N) own[j] = p.likely[at * p.C + lane] * held;
-                whole[j] = own[j];
+            for (int c = 0; c < kMostChances; ++c) {
+                if (c < p.C) whole += likely[c] * held[c];
             }
+            const double share = 1 / whole;
 #pragma unroll
-            for (int lanes = 16; lanes > 0; lanes /= 2) {
-#pragma unroll
-                for (int j = 0; j < kAtOnce; ++j) {
-                    whole[j] += __shfl_xor_sync(kAllLanes, whole[j], lanes);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-                if (group + j * warps < p.N) sum += own[j] / whole[j];
+            for (int c = 0; c < kMostChances; ++c) {
+                if (c < p.C) own[c] += likely[c] * held[c] * share;
             }
         }
-        sums[warp][lane] = sum;
+#pragma unroll
+        for (int c = 0; c < kMostChances; ++c) {
+            if (c < p.C) own[c] = warp_sum(own[c]);
+            if (c < p.C && lane == 0) sums[warp][c] = own[c];
+        }
         __syncthreads();
-        double* const parts = memory.sums + step % 2 * blocks * kMostChances + lane;
-        if (warp == 0) {
-            for (int other = 1; other < kWarps; ++other) sum += sums[other][lane];
-            parts[blockIdx.x * kMostChances] = sum;
+        double* const parts = memory.sums + step % 2 * blocks * kMostChances;
+        if (threadIdx.x < p.C) {
+            double sum = 0;
+            for (int other = 0; other < kWarps; ++other) sum += sums[other][threadIdx.x];
+            parts[blockIdx.x * kMostChances + threadIdx.x] = sum;
         }
         team.sync();
-        sum = 0;  // of some of the blocks, because reading them one after the other takes longest
-        for (int block = warp; block < blocks; block += kWarps) {
-            sum += __ldcg(parts + block * kMostChances);
+        if (threadIdx.x < p.C) {
+            double sum = 0;
+#pragma unroll 16
+            for (int block = 0; block < blocks; ++block) {
+                sum += __ldcg(parts + block * kMostChances + threadIdx.x);
+            }
+            held[threadIdx.x] = sum / double(p.N);
         }
-        sums[warp][lane] = sum;
-        __syncthreads();
-        held = 0;
-        for (int other = 0; other < kWarps; ++other) held += sums[other][lane];
-        held /= double(p.N);
         __syncthreads();
     }
-    const double chance = counts ? p.chances[lane] : 0;
-    for (int64_t group = first; group < p.N; group += warps) {
-        const double own = counts ? p.likely[group * p.C + lane] * held : 0;
-        const double mean = warp_sum(own * chance) / warp_sum(own);
-        if (lane == 0) p.means[group] = mean;
+    for (int64_t group = team.thread; group < p.N; group += team.threads) {
+        double sum = 0, mean = 0;
+        for (int c = 0; c < p.C; ++c) {
+            const double own = p.likely[group * p.C + c] * held[c];
+            sum += own;
+            mean += own * p.chances[c];
+        }
+        p.means[group] = mean / sum;
     }
-    if (first == 0 && counts) p.shares[lane] = held;
+    if (blockIdx.x == 0 && threadIdx.x < p.C) p.shares[threadIdx.x] = held[threadIdx.x];
 }
 
 __global__ void __launch_bounds__(kThreads) mean_kernel(MeanParams p) {
@@ -286,7 +285,61 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupsPlan memory, int6
     }
 }
 
+struct JudgePlan {
+    JudgeParams p;
+    Arena arena{p.workspace};
+    float* total = arena.take<float>(p.B * p.K);
+};
+
+// One block per group, one warp per row.
+__global__ void __launch_bounds__(kThreads) judge_kernel(JudgePlan memory) {
+    const JudgeParams& p = memory.p;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t group = blockIdx.x, K = p.K, start = p.starts[group];
+    const int64_t n = p.starts[group + 1] - start;
+    const int64_t* const order = p.order + start;
+    const float *const even = floats(p.even, group * K), *const kept = floats(p.kept, group * K);
+    float* const total = memory.total + group * K;
+    const float share = floats(p.share)[group];
+    for (int pass = 0; pass < 2; ++pass) {
+        const float known = pass == 0 ? floats(p.known)[group] : 1.0f;
+        const float temper = pass == 0 ? 1.0f : float(p.temper);
+        for (int64_t k = threadIdx.x; k < K; k += kThreads) {
+            double sum = 0;
+#pragma unroll 8
+            for (int64_t i = 0; i < n; ++i)
+                sum += double(floats(p.probabilities)[order[i] * K + k]);
+            total[k] = float(1 + double(kept[k]) * sum);
+        }
+        __syncthreads();
+        for (int64_t i = warp; i < n; i += kWarps) {
+            float* const u = floats(p.probabilities, order[i] * K);
+            const float* const logits = floats(p.logits, order[i] * K);
+            float most = -INFINITY, sum = 0;
+            for (int64_t k = lane; k < K; k += 32) {
+                const float others = logf(fmaxf(1.0f, total[k] - kept[k] * u[k]));
+                u[k] = temper * (even[k] + known * others + share * logits[k]);
+                most = fmaxf(most, u[k]);
+            }
+            most = warp_max(most);
+            for (int64_t k = lane; k < K; k += 32) sum += u[k] = expf(u[k] - most);
+            const float unit = 1.0f / warp_sum(sum);
+            for (int64_t k = lane; k < K; k += 32) u[k] *= unit;
+        }
+        __syncthreads();
+    }
+}
+
 }  // namespace
+
+int64_t workspace_cuda(const JudgeParams& p) { return JudgePlan{p}.arena.used(); }
+
+void run_cuda(const JudgeParams& p, cudaStream_t stream) {
+    require(p.dtype == DType::kFloat32, "logits on CUDA must be float32 for the native code");
+    const JudgePlan memory{p};
+    require_workspace(p.workspace_bytes, memory.arena.used());
+    launch("judge_kernel", judge_kernel, p.B, kThreads, 0, stream, memory);
+}
 
 int64_t workspace_cuda(const GroupsParams& p) { return GroupsPlan{p}.arena.used(); }
 
@@ -314,7 +367,7 @@ void run_cuda(const MixtureParams& p, cudaStream_t stream) {
     require(p.C <= kMostChances, "too many chances: ", p.C);
     const MixturePlan memory{p};
     require_workspace(p.workspace_bytes, memory.arena.used());
-    launch_teams("mixture_kernel", mixture_kernel, 1, (p.N + kWarps - 1) / kWarps, kThreads, 0,
+    launch_teams("mixture_kernel", mixture_kernel, 1, ceil_div(p.N, int64_t(kThreads)), kThreads, 0,
                  memory.team, stream, memory);
 }
 

@@ -1,0 +1,64 @@
+"""Groups of few classes: sums over the sets of a group's likeliest classes, docs/groups.md, step 5.
+
+Letters: Q rows, G groups of n rows, K classes.
+"""
+
+import torch
+from torch import Tensor
+
+from ..groups import Groups
+from ..native import load as native
+from ..native.call import alike, call_native, packed
+from .groups import Shared, likeliest_mixture
+
+
+class Sets:
+    """The sets of the likeliest classes of groups, whose rows are equally often of each class."""
+
+    def __init__(self, groups: Groups, weight: Tensor, found: Shared) -> None:
+        """`weight` [G] is that of a row in the evidence, `found` are groups in any proportions."""
+        self.groups, self.weight, self.found = groups, weight, found
+        mean = found.prior / found.prior.sum(-1, keepdim=True)
+        log_mean = mean.log().clamp(min=native.module.IMPOSSIBLE)
+        self.log_mean = packed(log_mean.to(found.probabilities.dtype))
+
+    def chances(self, logits: Tensor, shots: float) -> Tensor:
+        """How likely it is that a group has 1, 2, .. classes, or any proportions, [G, 9] float64.
+
+        `shots` is the mean number of labelled rows of a class.
+        """
+        evidence, n = self.call(logits), self.groups.sizes.double()
+        assert evidence is not None
+        evidence[:, -1] = (self.found.bound - evidence[:, -1]).clamp(min=0)
+        # Rows of a class share the error of its mean, so they are not independent.
+        evidence *= ((1 + shots) / (n + shots)).unsqueeze(-1)
+        likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
+        shares = torch.full_like(likely[0], 1 / len(likely[0]))
+        likeliest_mixture(likely, torch.zeros_like(shares), shares)
+        own = likely * shares
+        return own / own.sum(-1, keepdim=True)
+
+    def mix(self, logits: Tensor, chances: Tensor) -> None:
+        """Replace the probabilities by those with these chances [G, 9] of the sets."""
+        self.call(logits, chances)
+
+    def call(self, logits: Tensor, chances: Tensor | None = None) -> Tensor | None:
+        """With chances replace the probabilities; else return logs of the evidence, [G, 9] float64,
+
+        of sets of 1, 2, .. classes and of independent rows.
+        """
+        (Q, K), G, real, double = logits.shape, len(self.groups.names), logits.dtype, torch.float64
+        M = native.module.SET_CLASSES
+        evidence = logits.new_empty(G, M + 1, dtype=double) if chances is None else None
+        inputs = {
+            "order": (self.groups.order, torch.int64, (Q,)),
+            "starts": (self.groups.starts, torch.int64, (G + 1,)),
+            **alike(real, Q, K, logits=logits, probabilities=self.found.probabilities),
+            "log_mean": (self.log_mean, real, (G, K)),
+            "weight": (self.weight, double, (G,)),
+            "counts": (self.found.counts, double, (G, K)),
+            **alike(double, G, M + 1, chances=chances, evidence=evidence),
+        }
+        sizes, outputs = {"B": G, "Q": Q, "K": K}, {"ratios": (real, (Q, M))}
+        call_native(native.module.sets_call, sizes, logits, inputs, outputs)
+        return evidence
