@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FEW_ROWS = 32  # from here on, copying to OpenBLAS's preferred memory order pays: up to 3x faster
+MANY_ROWS = 512  # from here on, the copy takes longer than it saves
 PART = 2**24  # how many numbers are processed at once; 128 MiB in float64
 
 
@@ -29,7 +30,7 @@ def products(x: Tensor, w: Tensor) -> Tensor:
     """Scalar products of rows, [.., N, D] and [.., K, D] -> [.., N, K]."""
     if w.dim() == 3 and len(w) == 1 <= len(x):
         w = w[0]  # a batch of 1 would be copied for every task, and torch transposes it slowly
-    if x.shape[-2] >= FEW_ROWS:
+    if x.shape[-2] >= FEW_ROWS and w.shape[-2] < MANY_ROWS:
         w = laid_out(w)
     return x @ w.mT
 
@@ -37,6 +38,12 @@ def products(x: Tensor, w: Tensor) -> Tensor:
 def laid_out(w: Tensor) -> Tensor:
     """The rows [.., K, D] in the memory order that is fastest for products with many others."""
     return w.mT.contiguous().mT if w.is_cpu else w
+
+
+def mean_row(x: Tensor) -> Tensor:
+    """[B, N, D] -> [B, 1, D]; on the CPU a product is up to twice as fast as a mean."""
+    B, N, _ = x.shape
+    return torch.bmm(x.new_full((B, 1, N), 1 / N), x) if x.is_cpu else x.mean(1, keepdim=True)
 
 
 def squared_distances(x: Tensor, w: Tensor) -> Tensor:

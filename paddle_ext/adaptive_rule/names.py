@@ -19,7 +19,7 @@ from ..groups import Groups
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
 from ..prevalence import counts_of, estimated_shares
-from ..rows import class_sums, evenly_spread, laid_out, products, unit_rows
+from ..rows import class_sums, evenly_spread, laid_out, mean_row, products, unit_rows
 from ..solution import Solution
 from ..solvers.adapt import call_adapt, solution_of
 from ..solvers.groups import each_alone, of_rows, shared_proportions, solution_of_groups
@@ -137,7 +137,7 @@ class UnitRows:
 
 def unit_rows_of(task: Task) -> UnitRows:
     S, query = task.support.shape[1], unit_rows(task.query)
-    mean, none = query.mean(1, keepdim=True), task.support_labels[0, :0]
+    mean, none = mean_row(query), task.support_labels[0, :0]
     return UnitRows(
         mean=mean,
         off=query.sub_(mean),
@@ -157,11 +157,11 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
         logits = task.logits - task.logits.mean(-1, keepdim=True)
         return NameLogits(logits * weight, None, None, None, None, None)
     away = unit_rows(task.prototypes)
-    away.sub_(away.mean(-2, keepdim=True))
+    away.sub_(mean_row(away))
     inner = products(rows.off, away)
     deviation = lengths(rows.off).mean(1, keepdim=True)
     if len(rows.index):
-        apart = lengths(rows.support - rows.support.mean(1, keepdim=True))
+        apart = lengths(rows.support - mean_row(rows.support))
         deviation = torch.maximum(deviation, apart.mean(1, keepdim=True))
     # Dividing by the spread of rows and of names makes encoders with narrow embeddings comparable.
     length = lengths(away)
@@ -176,7 +176,7 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
         weight, reach = weight * factor.square(), reach * factor
         calibration = calibration * weight
     scale = scale * weight
-    query = (inner + products(rows.mean, away)).mul_(scale)
+    query = torch.addcmul(products(rows.mean, away) * scale, inner, scale)
     return NameLogits(query, calibration, away, inner, scale, reach)
 
 
@@ -287,18 +287,18 @@ def start_of(rows: UnitRows, names: NameLogits) -> "Start":
     (B, Q, K), S = names.query.shape, rows.support.shape[1]
     centre, x, sums = rows.mean, rows.off, None
     if S:
-        centre = torch.lerp(centre, rows.support.mean(1, keepdim=True), S / (S + Q))
+        centre = torch.lerp(centre, mean_row(rows.support), S / (S + Q))
         x, labelled = x + (rows.mean - centre), rows.support - centre
         sums, _ = class_sums(labelled, rows.labels.expand(B, -1).contiguous(), K)
     squares = x.square()
-    spread = squares.sum(1, keepdim=True)
-    spread = spread + labelled.square().sum(1, keepdim=True) if S else spread
+    spread = mean_row(squares)
+    spread = torch.lerp(spread, mean_row(labelled.square()), S / (S + Q)) if S else spread
     if names.away is None or names.reach is None:
         anchors = x.new_zeros(B, K, x.shape[-1])
     else:
         anchors = names.away * names.reach
     anchored = torch.linspace(0, 2 * ANCHOR_ROWS, 3, dtype=x.dtype, device=x.device).unsqueeze(1)
-    counts, spread = rows.shots.unsqueeze(1) + anchored, spread / (UNIT * (S + Q))
+    counts, spread = rows.shots.unsqueeze(1) + anchored, spread / UNIT
     one, trust = x.new_ones(()), 1 / (1 + (TELLING / (S + Q)) ** 3)
     return Start(centre, x, squares, spread, counts, sums, anchors, S + Q, one, trust)
 
@@ -383,7 +383,7 @@ def last_logits(
         found = proportions(logits, count, measures, groups, **steps)
         u, most, count = found.probabilities, ROUND_ITERATIONS, enough
         if u.shape[-1] > M:
-            order = u.mean(1)
+            order = mean_row(u).squeeze(1)
             order += counts_of(found.labels, torch.zeros_like(order)).add_(rows.shots) > 0
             likely = order.topk(M, sorted=False).indices.sort().values
             added, start, u = narrowed(added, likely), start.narrowed(likely), narrowed(u, likely)
@@ -412,7 +412,8 @@ def proportions(
 
 def narrowed(x: Tensor, likely: Tensor) -> Tensor:
     """The columns of the likely classes [B, M], [B or 1, N, K] -> [B, N, M]; also for groups."""
-    return torch.take_along_dim(x, likely.unsqueeze(1), -1)
+    B = max(len(x), len(likely))
+    return x.expand(B, -1, -1).gather(-1, likely.unsqueeze(1).expand(B, x.shape[1], -1))
 
 
 def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
