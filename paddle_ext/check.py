@@ -361,7 +361,7 @@ def dense(support: Tensor, support_labels: Tensor, query: Tensor, *, least_rows:
 
 
 def of_classes(name: str, x: Tensor) -> None:
-    """Numbers of each query and class."""
+    """Check that a tensor has a number for each query and class, [Q, K] or [B, Q, K]."""
     features(name, x)
     if not (x.is_cpu or x.is_cuda):
         one_device(**{name: x})

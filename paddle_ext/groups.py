@@ -109,7 +109,7 @@ def check_length(shape: tuple[int, ...], rows: int, name: str) -> None:
 def groups_and_things(
     groups: Any, same: Any, rows: int, device: torch.device, name: str = "same", kind: str = "group"
 ) -> tuple[Groups | None, Groups | None]:
-    """Check the groups of this `kind` and the things of rows as `groups_of` does; together too."""
+    """Check groups and things as `groups_of` does, and that each thing is in one group (`kind`)."""
     grouped = None if groups is None else groups_of(groups, rows, device)
     things = None if same is None else groups_of(same, rows, device, name)
     if grouped is None or things is None:
@@ -130,8 +130,8 @@ def thing_logits(logits: Tensor, things: Groups, known: Any = 0.0, labelled: int
     """The logits of things [T, K] from those of their rows [Q, K], in float64.
 
     If rows of a thing correlate by r within their class, n of them are worth
-    ``n / (1 + (n - 1) r)`` independent rows. Things are of the classes that the means of their rows
-    say; `known` is r as `labelled` rows beyond the classes say it. If neither can tell, it is 1.
+    ``n / (1 + (n - 1) r)`` independent rows. r is estimated from these logits, and averaged with
+    `known` by degrees of freedom, `labelled` of which `known` has. If neither can tell, it is 1.
     docs/groups.md has the equations.
     """
     x, n = logits.double(), things.sizes.double().unsqueeze(-1)

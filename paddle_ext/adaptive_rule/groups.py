@@ -35,7 +35,7 @@ def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> T
 
 
 def ties_of(rows: Tensor, likelihood: Likelihood, things: Groups) -> Tensor:
-    """Of rows [Q, D], [1, 3]: |x - mean of its thing|^2 and n - 1, summed; the mean of 1 - 1/n."""
+    """How rows [Q, D] vary in their things, [1, 3]: sum |x - mean|^2, sum n - 1, mean 1 - 1/n."""
     x = likelihood.centred(rows.to(likelihood.bias.dtype)[None])[0] * likelihood.scale.sqrt()
     squares, n = (x - things.means(x)[things.of_row]).square().sum(), things.sizes.double()
     return torch.stack([squares.double(), (n - 1).sum(), (1 - 1 / n).mean()]).unsqueeze(0)
@@ -103,7 +103,7 @@ def absorbed(
 ) -> Tensor:
     """The logits [Q, K] after prototypes have absorbed the rows of all groups.
 
-    The probabilities of `found` are replaced by those that follow in any proportions.
+    The probabilities of `found` are replaced by those of step 6 before sets are mixed in again.
     """
     u, K, real = found.probabilities, likelihood.bias.shape[-1], likelihood.bias.dtype
     trust, shots = trust_in_queries(len(query), K), likelihood.shots[0]
@@ -148,10 +148,10 @@ def absorbed(
         u,
         logits,
         groups,
-        even=(found.prior / a).log().clamp(min=native.module.IMPOSSIBLE),
+        log_measure=(found.prior / a).log().clamp(min=native.module.IMPOSSIBLE),
         # c rho, relative to the prior. An impossible class has none.
         kept=kept / found.prior.clamp(min=torch.finfo(real).tiny),
-        # The other one of two rows knows of this one only; in a large group that hardly matters.
+        # In a pair the other row only repeats this one; in a large group that hardly matters.
         known=(n - 2).clamp(min=0) / n,
         # Where few classes are present logits count less, but not for a row without others.
         share=1 - SOFTER / (1 + a / FEW) * (n - 1) / n,

@@ -302,7 +302,7 @@ class CalibrationRows(NamedTuple):
         return cls(labels, chosen, counts, doubts, rates, wrong, gain, halves, prior)
 
     def longer(self, own: Tensor) -> Tensor:
-        """By how much the weighted distances [n, B, S] to the own class are shorter, [n, B]."""
+        """Factors [n, B] that make own-class distances [n, B, S] sum up as in the first metric."""
         near = (own[..., self.chosen] * self.counts).sum(-1) + SMALLEST
         return near[0] / near
 

@@ -26,7 +26,7 @@ SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this conc
 
 @dataclass(frozen=True)
 class UnitTransform(Transform):
-    """That of a likelihood: unit-norm rows, minus the centre, unit-norm again."""
+    """Rows made unit-norm, minus the centre, unit-norm again, as `Likelihood.centred` does it."""
 
     metric: Tensor  # [1, D]
 
@@ -94,7 +94,7 @@ class LikelihoodScores:
         self.unseen = False
 
     def products(self, x: Tensor, part: slice) -> Tensor:
-        """Of prepared rows; further pieces of their numbers are ignored."""
+        """Products of prepared rows x with the weights; pieces of x that these lack are ignored."""
         found = self.form.products(x[..., : self.operand.shape[-1]], self.operand)
         return found if self.added is None else found.add_(self.added[part] / self.slope)
 

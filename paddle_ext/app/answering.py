@@ -209,7 +209,7 @@ def examples_of(labelled: Labelled, place: torch.device) -> Examples:
 
 
 def things_of(labelled: Labelled, place: torch.device, alone: bool = False) -> Examples:
-    """The same with one row for each thing, as samples of a thing would vouch for each other."""
+    """The same by `counted_once`, because samples of one thing would vouch for each other."""
     tied = labelled.tied and labelled.tied.to(place)
     return counted_once(examples_of(labelled, place), tied, alone)
 
@@ -217,7 +217,7 @@ def things_of(labelled: Labelled, place: torch.device, alone: bool = False) -> E
 def novelty_of(
     labelled: Labelled, device: torch.device
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Gives the novelty of rows [n, D], NaN if their class has one label; None: too few labels."""
+    """A function for the novelty of rows [n, D], NaN if a class has one label; None if too few."""
     classes, number = labelled.classes_with_samples()
     if not len(classes):
         return None

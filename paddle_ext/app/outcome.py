@@ -207,7 +207,7 @@ def wilson(share: float, n: float) -> tuple[float, float]:
 
 
 def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccuracy | None:
-    """From the first `given` labelled samples; the rest were corrected, so not a fair test."""
+    """By the first `given` labelled samples; the rest were corrected, so they are no fair test."""
     if checked is None or checked.labelled.prototypes is not None:
         return None
     things, K = checked.things[checked.things < given], len(checked.labelled.class_names)
@@ -220,7 +220,7 @@ def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccu
 
 
 def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | None:
-    """None if no class has two things, or if there are too many to compare."""
+    """Judge each label by the others; None if no class has two things, or there are too many."""
     classes, number = labelled.classes_with_samples()
     tied, T = labelled.tied, int(labelled.shots().sum())
     if len(classes) >= T or len(classes) < 2 or T * len(classes) > MOST_LEFT_OUT:

@@ -199,7 +199,7 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
 
 
 def counted_once(examples: Examples, tied: Groups | None, alone: bool = False) -> Examples:
-    """The examples with one row for each labelled thing: the mean of its unit-norm rows, or one."""
+    """One row for each labelled thing: the mean of its unit-norm rows or, if `alone`, the first."""
     if tied is None:
         return examples
     rows, labels, sure = examples.support, examples.labels[tied.first], examples.trusted

@@ -72,7 +72,7 @@ def solve(
 
 
 def can_be_replayed(query: Tensor, o: Options) -> bool:
-    """Whether all iterations are the same, and no tensor is read but after each two of them."""
+    """Whether all iterations are alike, and the host reads a tensor only every `LOOK_EVERY`."""
     same = query.is_cuda and query.dtype is torch.float32 and query.shape[-2] < MANY_ROWS
     return same and o.max_iter > 2 * LOOK_EVERY and o.max_iter % LOOK_EVERY == 0
 
@@ -406,7 +406,7 @@ class Paddle:
     def iteration(
         self, scores: DistanceScores, bias: Tensor, state: State, results: RowResults | None
     ) -> Callable[[], None]:
-        """What does one iteration after the other; the last may write results for the rows."""
+        """A function that does one more iteration and, if given, writes `results` for the rows."""
         adding = ClassSums(
             scores.rows.form,
             scores.slope,

@@ -143,8 +143,9 @@ class AbsorbStep:
     square: Tensor  # [K] squares of the class sums, in the metric
     mass: Tensor  # [K] total weight of the rows in each class sum
     constant: Tensor  # [K] added to the logits
-    count_share: Tensor  # [K] of a query in the count of the class plus its prior, and
-    prior_share: Tensor  # [K] of the prior
+    # Shares of c N + prior of each class, [K]: what a query of probability 1 adds, and the prior.
+    count_share: Tensor
+    prior_share: Tensor
 
     def __call__(
         self, products: Tensor, before: Tensor, weights: Tensor, own: Tensor, added: Tensor | None

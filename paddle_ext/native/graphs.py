@@ -75,7 +75,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """The graphs of one GPU, of which one waits for the other, on whatever stream."""
+    """The graphs of one GPU, which run one at a time, on whatever stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -164,7 +164,7 @@ def shared(
 
 
 class Sets:
-    """The sets of the likeliest classes of one group, whose rows are equally often of each."""
+    """Sets of the likeliest classes of one group, as models in which these are equally common."""
 
     def __init__(self, logits: Tensor, m: Tensor, counts: Tensor, weight: float) -> None:
         """Logits [n, K] of the rows, the measure m [K], and counts [K] that choose the classes."""
@@ -299,8 +299,8 @@ def posterior_of_groups(
         return torch.log(kept[rows] * left + fit.prior[rows]).clamp(min=IMPOSSIBLE)
 
     power = ((n - 2) / n).clamp(min=0)[rows].unsqueeze(-1)
-    even = fit.prior[rows].log().clamp(min=IMPOSSIBLE)
-    u = (logits + power * log_others(fit.counts, u) + (1 - power) * even).softmax(-1)
+    log_prior = fit.prior[rows].log().clamp(min=IMPOSSIBLE)
+    u = (logits + power * log_others(fit.counts, u) + (1 - power) * log_prior).softmax(-1)
     counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
     u = torch.softmax(known.temper * (logits + log_others(counts, u)), dim=-1)
     u = (u + mixed(u, sets_of(known.temper * after, likeliest), chances)) / 2

@@ -18,10 +18,10 @@ from ..prevalence import estimated_shares
 from ..solution import Solution, label_counts
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
-CHANCES = 17  # that the classes of two rows of a group are one draw
-MIXTURE_STEPS = 20  # of the mixture of these chances, in each round, and
-MEAN_STEPS = 12  # of the concentration of the mean proportions, each at most a factor e
-MEAN_ROUNDS = 2  # of estimating the mean proportions
+CHANCES = 17  # how many chances are tried that the classes of two rows of a group are one draw
+MIXTURE_STEPS = 20  # of EM for the shares of a mixture
+MEAN_STEPS = 12  # for the concentration of the mean proportions, each at most a factor e
+MEAN_ROUNDS = 2  # in which the mean proportions are estimated
 
 
 class Shared(NamedTuple):
@@ -156,7 +156,7 @@ def judge(
     logits: Tensor,
     groups: Groups,
     *,
-    even: Tensor,
+    log_measure: Tensor,
     kept: Tensor,
     known: Tensor,
     share: Tensor,
@@ -164,10 +164,11 @@ def judge(
 ) -> None:
     """Replace probabilities u [Q, K] by those from logits [Q, K] and the others of a group, twice.
 
-    even and kept are [G, K], known and share [G, 1].
+    This is the end of step 6: `log_measure` [G, K] is ln m, `kept` [G, K] is c rho / A, `known`
+    [G, 1] is p, and `share` [G, 1] is y. The last logits are multiplied by `temper`.
     """
     (Q, K), G, real = u.shape, len(groups.names), u.dtype
-    by_class = {"even": packed(even.to(real)), "kept": packed(kept.to(real))}
+    by_class = {"even": packed(log_measure.to(real)), "kept": packed(kept.to(real))}
     by_group = {"known": packed(known.to(real)), "share": packed(share.to(real))}
     inputs: Inputs = {
         "order": (groups.order, torch.int64, (Q,)),

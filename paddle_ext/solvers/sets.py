@@ -1,4 +1,4 @@
-"""Groups of few classes: sums over the sets of a group's likeliest classes, docs/groups.md, step 5.
+"""Groups of few classes: sums over sets of a group's likeliest classes, step 5 of docs/groups.md.
 
 Letters: Q rows, G groups of n rows, K classes.
 """
@@ -13,10 +13,10 @@ from .groups import Shared, likeliest_mixture
 
 
 class Sets:
-    """The sets of the likeliest classes of groups, whose rows are equally often of each class."""
+    """Sets of the likeliest classes of each group, as models in which these are equally common."""
 
     def __init__(self, groups: Groups, weight: Tensor, found: Shared) -> None:
-        """`weight` [G] is that of a row in the evidence, `found` are groups in any proportions."""
+        """`weight` [G] is that of a row in the evidence; `found`, the groups in any proportions."""
         self.groups, self.weight, self.found = groups, weight, found
         mean = found.prior / found.prior.sum(-1, keepdim=True)
         log_mean = mean.log().clamp(min=native.module.IMPOSSIBLE)
@@ -39,13 +39,13 @@ class Sets:
         return own / own.sum(-1, keepdim=True)
 
     def mix(self, logits: Tensor, chances: Tensor) -> None:
-        """Replace the probabilities by those with these chances [G, 9] of the sets."""
+        """Replace the probabilities by their mean over the models with these chances [G, 9]."""
         self.call(logits, chances)
 
     def call(self, logits: Tensor, chances: Tensor | None = None) -> Tensor | None:
-        """With chances replace the probabilities; else return logs of the evidence, [G, 9] float64,
+        """Replace the probabilities or, without chances, return log evidences, [G, 9] float64.
 
-        of sets of 1, 2, .. classes and of independent rows.
+        These are of sets of 1, 2, .. classes and, last, of independent rows.
         """
         (Q, K), G, real, double = logits.shape, len(self.groups.names), logits.dtype, torch.float64
         M = native.module.SET_CLASSES

@@ -100,7 +100,7 @@ def empty_texts(names: Sequence[str], texts: Sequence[str]) -> list[str]:
 
 
 def contents_of(opened: Source) -> list[Hashable]:
-    """What is equal for equal labelled samples; None for a file whose size no other has."""
+    """A key of each labelled sample, equal for equal ones; None for a file of a unique size."""
     examples = opened.examples
     if opened.kind != "pictures":
         if examples.features.shape[1] == 0:
