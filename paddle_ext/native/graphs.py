@@ -1,5 +1,6 @@
 """CUDA graphs of functions that launch many small kernels, for which a host is too slow."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable
@@ -20,8 +21,7 @@ Result = TypeVar("Result")
 # step may follow, is sent whether it does, and yields its result at the end.
 Steps: TypeAlias = Generator[Any, bool, None]
 
-# Older ones can fail to record linear algebra, which would disturb other work on the GPU.
-RECORDS = torch.__version__ >= "2.11"
+NO_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 CALLS_BEFORE = 2  # with the same shapes, before one is recorded, which takes as long as three
 
 
@@ -35,13 +35,22 @@ def replayed(function: Callable[..., Result], *arguments: Any) -> Result:
     tensors = tensors_in(arguments)
     first = tensors[0]
     few = first.is_cuda and sum(x.nbytes for x in tensors) <= MOST_GRAPH_BYTES
-    if few and RECORDS and not (is_fake(first) or needs_cpu(first) or is_captured(first)):
+    if few and records() and not (is_fake(first) or needs_cpu(first) or is_captured(first)):
         with lock, torch.cuda.device(first.device):
             recorder = recorder_of(first.device)
             recorded = recorder.recorded(function, arguments)
             if recorded is not None:
                 return cast(Result, recorder.replay(recorded, tensors))
     return cast(Result, done(function(*arguments)))
+
+
+def records() -> bool:
+    """Whether this torch records graphs, and keeps the memory that they use."""
+    # Older ones can fail to record linear algebra, which would disturb other work on the GPU. Other
+    # allocators may free the memory of a graph that is replayed later.
+    if torch.__version__ < "2.11" or NO_CACHE in os.environ:
+        return False
+    return torch.cuda.get_allocator_backend() == "native"
 
 
 def done(result: Any) -> Any:

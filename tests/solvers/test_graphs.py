@@ -93,6 +93,14 @@ def test_a_graph_that_takes_much_memory_is_not_kept(monkeypatch):
     assert all(torch.equal(x, found[0]) for x in found)
 
 
+def test_no_graph_without_the_cache_of_torch(monkeypatch):
+    """Its memory would be freed, and a replayed graph would write to what others have there."""
+    monkeypatch.setenv(graphs.NO_CACHE, "1")
+    found = [by_names(batch_of())[1] for _ in range(4)]
+    assert recorded() == 0
+    assert all(torch.equal(x, found[0]) for x in found)
+
+
 def test_few_graphs_are_kept():
     for Q in range(40, 40 + MOST_GRAPHS + 3):
         for _ in range(4):
