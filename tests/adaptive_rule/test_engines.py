@@ -84,6 +84,20 @@ def test_around_the_switch(shots: int, dtype: torch.dtype, monkeypatch: pytest.M
         assert torch.equal(found.probabilities, small.probabilities) == (Q == 100)
 
 
+@pytest.mark.parametrize("shots", SHOTS)
+def test_likelihoods_that_are_not_stored(shots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a task that is too large for that are computed again in every pass."""
+    inputs = hard(700, 14, shots).inputs()
+    given: dict[str, Any] = {"return_assignments": False, "top": 14}
+    given["prior"] = torch.linspace(0, 1, 14)  # the first class is impossible
+    monkeypatch.setitem(passes.CHUNK_NUMBERS, "cpu", 2**11)
+    stored = paddle_ext.adaptive(*inputs, **given)
+    monkeypatch.setattr(passes, "MOST_STORED_LIKELIHOODS", 0)
+    found = paddle_ext.adaptive(*inputs, **given)
+    assert_same(found.labels, all_of(found), all_of(stored))
+    assert not torch.equal(found.probabilities, stored.probabilities)  # they were computed again
+
+
 # --- the callers ----------------------------------------------------------------------------------
 
 
