@@ -163,16 +163,17 @@ class AbsorbedScores:
         return found
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        bias = self.old_bias.to(self.slope.dtype)
+        weights = torch.ones_like(bias) if self.stored is None else self.stored.weights
+        assert self.step is not None
         for part, rows in self.before.rows():
             x, own = self.measured(rows)
             found = self.form.products(x, self.operand)
             if self.stored is not None:
-                likely, weights = self.stored.likelihood[:, part], self.stored.weights
+                likely = self.stored.likelihood[:, part]
             else:
-                likely, bias = self.before.products(x, part), self.old_bias.to(found.dtype)
+                likely = self.before.products(x, part)
                 assign_call(likely, self.before.slope, bias, probabilities=likely)()
-                weights = torch.ones_like(bias)
-            assert self.step is not None
             self.step(found, likely, weights, own[0].contiguous(), self.added(part, x))
             yield part, found, None
 

@@ -139,8 +139,7 @@ def call_groups(
     none = dict.fromkeys(("chances", "prior", "weight"), (None, torch.float64, ()))
     every: Inputs = {
         "rows": (packed(rows), real, (Q, K)),
-        "order": (groups.order, torch.int64, (Q,)),
-        "starts": (groups.starts, torch.int64, (G + 1,)),
+        **members(groups),
         "inverse": (packed(inverse.to(real).expand(G, K)), real, (G, K)),
         **none,
         **inputs,
@@ -149,6 +148,15 @@ def call_groups(
     wanted = {**outputs, **{name: None for name in names if name not in outputs}}
     sizes: Any = {"B": G, "Q": Q, "K": K, "partners": PARTNERS, "C": 0, "max_iter": 1, "tol": 0.0}
     return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
+
+
+def members(groups: Groups) -> Inputs:
+    """Which rows are in which group, for native code."""
+    Q, G = len(groups.of_row), len(groups.names)
+    return {
+        "order": (groups.order, torch.int64, (Q,)),
+        "starts": (groups.starts, torch.int64, (G + 1,)),
+    }
 
 
 def judge(
@@ -171,8 +179,7 @@ def judge(
     by_class = {"even": packed(log_measure.to(real)), "kept": packed(kept.to(real))}
     by_group = {"known": packed(known.to(real)), "share": packed(share.to(real))}
     inputs: Inputs = {
-        "order": (groups.order, torch.int64, (Q,)),
-        "starts": (groups.starts, torch.int64, (G + 1,)),
+        **members(groups),
         **alike(real, Q, K, logits=logits, probabilities=u),
         **alike(real, G, K, **by_class),
         **alike(real, G, 1, **by_group),

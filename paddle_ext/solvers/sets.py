@@ -9,7 +9,7 @@ from torch import Tensor
 from ..groups import Groups
 from ..native import load as native
 from ..native.call import alike, call_native, packed
-from .groups import Shared, likeliest_mixture
+from .groups import Shared, likeliest_mixture, members
 
 
 class Sets:
@@ -27,8 +27,7 @@ class Sets:
 
         `shots` is the mean number of labelled rows of a class.
         """
-        evidence, n = self.call(logits), self.groups.sizes.double()
-        assert evidence is not None
+        evidence, n = self.evidence(logits), self.groups.sizes.double()
         evidence[:, -1] = (self.found.bound - evidence[:, -1]).clamp(min=0)
         # Rows of a class share the error of its mean, so they are not independent.
         evidence *= ((1 + shots) / (n + shots)).unsqueeze(-1)
@@ -38,21 +37,25 @@ class Sets:
         own = likely * shares
         return own / own.sum(-1, keepdim=True)
 
+    def evidence(self, logits: Tensor) -> Tensor:
+        """Log evidences of sets of 1, 2, .. classes and, last, of independent rows, [G, 9]."""
+        shape = len(self.groups.names), native.module.SET_CLASSES + 1
+        found = logits.new_empty(shape, dtype=torch.float64)
+        self.call(logits, evidence=found)
+        return found
+
     def mix(self, logits: Tensor, chances: Tensor) -> None:
         """Replace the probabilities by their mean over the models with these chances [G, 9]."""
-        self.call(logits, chances)
+        self.call(logits, chances=chances)
 
-    def call(self, logits: Tensor, chances: Tensor | None = None) -> Tensor | None:
-        """Replace the probabilities or, without chances, return log evidences, [G, 9] float64.
-
-        These are of sets of 1, 2, .. classes and, last, of independent rows.
-        """
+    def call(
+        self, logits: Tensor, *, evidence: Tensor | None = None, chances: Tensor | None = None
+    ) -> None:
+        """Write the evidence [G, 9], or replace the probabilities by those with these chances."""
         (Q, K), G, real, double = logits.shape, len(self.groups.names), logits.dtype, torch.float64
         M = native.module.SET_CLASSES
-        evidence = logits.new_empty(G, M + 1, dtype=double) if chances is None else None
         inputs = {
-            "order": (self.groups.order, torch.int64, (Q,)),
-            "starts": (self.groups.starts, torch.int64, (G + 1,)),
+            **members(self.groups),
             **alike(real, Q, K, logits=logits, probabilities=self.found.probabilities),
             "log_mean": (self.log_mean, real, (G, K)),
             "weight": (self.weight, double, (G,)),
@@ -61,4 +64,3 @@ class Sets:
         }
         sizes, outputs = {"B": G, "Q": Q, "K": K}, {"ratios": (real, (Q, M))}
         call_native(native.module.sets_call, sizes, logits, inputs, outputs)
-        return evidence

@@ -196,8 +196,7 @@ def test_sets_agree_with_the_reference(place: Place, sizes: list[int], K: int) -
     native = sets_of(logits.to(place.device), groups, m)
     of_row, u, counts = native.groups.of_row.cpu(), logits.double().softmax(-1), native.found.counts
     chances = torch.rand(G, 9, generator=random).double()
-    evidence = native.call(logits.to(place.device))
-    assert evidence is not None
+    evidence = native.evidence(logits.to(place.device))
     chances[evidence.cpu() < -1e29] = 0
     native.mix(logits.to(place.device), chances.to(place.device))
     for g, weight in enumerate(native.weight.tolist()):
