@@ -79,23 +79,26 @@ class Team {
     int exchange_ = 0;
 };
 
-// Launches kernel(arguments.., blocks) with a team of `blocks` blocks for each task: one, or if that
-// leaves the device idle several, at most as many as are `useful`. Returns their number.
-template <typename... Parameters, typename... Arguments>
-int launch_teams(const char* name, void (*kernel)(Parameters...), int64_t tasks, int64_t useful,
-                 int threads, int64_t bytes, TeamMemory* memory, cudaStream_t stream,
-                 const Arguments&... arguments) {
+// Blocks of the team of each task: one, or if that leaves the device idle several, at most as many
+// as are `useful`.
+template <typename... Parameters>
+int team_blocks(void (*kernel)(Parameters...), int64_t tasks, int64_t useful, int threads,
+                int64_t bytes) {
     allow_all_shared(kernel);
     const int64_t room =
         resident_blocks(kernel, threads, bytes) * device_attribute(cudaDevAttrMultiProcessorCount);
-    const int blocks = int(max(min(min(room / tasks, useful), kMostTeamBlocks), int64_t(1)));
-    if (blocks == 1) {
-        launch(name, kernel, tasks, threads, bytes, stream, arguments..., 1);
-        return 1;
-    }
+    return int(max(min(min(room / tasks, useful), kMostTeamBlocks), int64_t(1)));
+}
+
+// Launches kernel(arguments.., blocks) with as many blocks for each task.
+template <typename... Parameters, typename... Arguments>
+void launch_teams(const char* name, void (*kernel)(Parameters...), int64_t tasks, int64_t useful,
+                  int threads, int64_t bytes, TeamMemory* memory, cudaStream_t stream,
+                  const Arguments&... arguments) {
+    const int blocks = team_blocks(kernel, tasks, useful, threads, bytes);
+    if (blocks == 1) return launch(name, kernel, tasks, threads, bytes, stream, arguments..., 1);
     fill_bytes(memory, 0, int64_t(sizeof(TeamMemory)) * tasks, stream);
     launch_together(name, kernel, tasks * blocks, threads, bytes, stream, arguments..., blocks);
-    return blocks;
 }
 
 }  // namespace paddle_ext

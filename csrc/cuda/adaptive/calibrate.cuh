@@ -3,10 +3,10 @@
 // task, else a team of blocks does. Sums over the rows are taken in one order for any team.
 //
 // Distances provides (task, i, k, share), the distance of row i to class k in a mixture of two
-// metrics, with this share of the second; start(task, team), which all threads call once and which
-// ends with a barrier; and finish(task, sharpness, share), called by one block after the share and
-// the sharpness that fit best have been found and `drawn` is complete. The share grows from 0 to 1
-// in this many `mixtures`, see kStandardError; with 0 mixtures there is one metric.
+// metrics, with this share of the second; start(task), which all threads of all blocks call once and
+// which ends with a barrier; and finish(task, sharpness, share), called by one block after the share
+// and the sharpness that fit best have been found and `drawn` is complete. The share grows from 0 to
+// 1 in this many `mixtures`, see kStandardError; with 0 mixtures there is one metric.
 #pragma once
 
 #include "common/adaptive.h"
@@ -15,13 +15,14 @@
 
 namespace paddle_ext {
 
-constexpr int kCalibrateThreads = 640, kCalibrateWarps = kCalibrateThreads / 32;
-constexpr int kRowLanes = 8;  // lanes that share a row
-constexpr int kRowsTogether = kCalibrateThreads / kRowLanes;
+// Of a block: fewer if two of them fit a multiprocessor.
+constexpr int kCalibrateThreads = 512, kMostCalibrateThreads = 1024;
+constexpr int kRowLanes = 8;         // lanes that share a row
+constexpr float kFarBehind = 1e30f;  // the distance of a class that does not exist
 
 // Exchange between the threads of a block.
 struct CalibrateShared {
-    double2 sums[kCalibrateWarps];
+    double2 sums[kMostCalibrateThreads / 32];
     double prior;
     float sharpness;
     bool goes_on;
@@ -31,7 +32,8 @@ struct CalibrateShared {
 struct CalibratePlan : CalibrateParams {
     SharedArena arena{workspace};
     // Of the rows.
-    int64_t parts = max(kCalibrateWarps / ceil_div(K, int64_t(32)), ceil_div(R, int64_t(64)));
+    int64_t parts =
+        max(kCalibrateThreads / 32 / ceil_div(K, int64_t(32)), ceil_div(R, int64_t(64)));
     double2* moments = arena.take<double2>(B * 2 * R);  // [B, 2, R] of the rows, written in turns
     // [B, R] smallest distances of rows that are not in shared memory
     float* least = arena.take<float>(B * R);
@@ -46,8 +48,9 @@ template <bool kStaged, typename Distances>
 struct CalibrateTask {
     const CalibratePlan& p;
     const Distances& source;
-    float* rows;  // [count, stride], if kStaged
-    int64_t stride, task;
+    float* rows;    // [count, width + 8], if kStaged: distances, padded, and that to the own class
+    int64_t width;  // K, padded so that each lane reads four numbers at a time
+    int64_t task;
     Team team;
     CalibrateShared& shared;
     int64_t count = min(max(p.count[task], int64_t(0)), p.R);
@@ -60,7 +63,24 @@ struct CalibrateTask {
     __device__ int own(int64_t i) const { return int(min(max(labels[i], int64_t(0)), p.K - 1)); }
 
     __device__ float behind(int64_t i, int64_t k, float low) const {
-        return kStaged ? rows[i * stride + k] : source(task, i, k, share) - low;
+        return kStaged ? row(i)[k] : source(task, i, k, share) - low;
+    }
+    __device__ float* row(int64_t i) const { return rows + i * (width + kRowLanes); }
+    __device__ float own_behind(int64_t i, float low) const {
+        return behind(i, kStaged ? width : own(i), low);
+    }
+
+    // Calls body(distance) for the classes of this lane.
+    template <typename Body>
+    __device__ void each_class(int64_t i, float low, const Body& body) const {
+        const int lane = threadIdx.x % kRowLanes;
+        if (i >= count) return;
+        for (int64_t k = 4 * lane; kStaged && k < width; k += 4 * kRowLanes) {
+            const float4 d = *reinterpret_cast<const float4*>(row(i) + k);
+            body(d.x), body(d.y), body(d.z), body(d.w);
+        }
+#pragma unroll 4
+        for (int64_t k = lane; !kStaged && k < p.K; k += kRowLanes) body(behind(i, k, low));
     }
 
     // Calls body(i) for every row with the eight lanes that share it. All lanes of a warp stay in
@@ -72,28 +92,27 @@ struct CalibrateTask {
         }
     }
 
-    // Changes the mixture. In shared memory one warp writes a row, so that memory is read in order.
+    // Changes the mixture.
     __device__ void set_share(float to) {
         share = to;
-        const int lane = threadIdx.x % 32;
-        for (int64_t i = threadIdx.x / 32; kStaged && i < count; i += kCalibrateWarps) {
+        const int lane = threadIdx.x % kRowLanes;
+        each_row([&](int64_t i) {
             float low = Range<float>::kInfinity;
-            for (int64_t k = lane; k < p.K; k += 32) {
+#pragma unroll 8
+            for (int64_t k = lane; i < count && k < p.K; k += kRowLanes) {
                 const float value = source(task, i, k, share);
-                rows[i * stride + k] = value;
+                if (kStaged) row(i)[k] = value;
                 low = fminf(low, value);
             }
-            low = -warp_max(-low);
-            for (int64_t k = lane; k < p.K; k += 32) rows[i * stride + k] -= low;
-        }
-        each_row([&](int64_t i) {
-            if (kStaged) return;
-            float low = Range<float>::kInfinity;
-            for (int64_t k = threadIdx.x % kRowLanes; i < count && k < p.K; k += kRowLanes) {
-                low = fminf(low, source(task, i, k, share));
-            }
             low = group_min(low, kRowLanes);
-            if (i < count && threadIdx.x % kRowLanes == 0) least[i] = low;
+            if (!kStaged && i < count && lane == 0) least[i] = low;
+            if (!kStaged || i >= count) return;
+            const int mine = own(i);
+            for (int64_t k = lane; k < width; k += kRowLanes) {
+                const float value = k < p.K ? row(i)[k] - low : kFarBehind;
+                row(i)[k] = value;
+                if (k == mine) row(i)[width] = value;
+            }
         });
         __syncthreads();
     }
@@ -112,7 +131,7 @@ struct CalibrateTask {
         });
         if (!kStaged) {
             team.sync();
-            for (int64_t i = threadIdx.x; i < count; i += kCalibrateThreads) {
+            for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
                 sum.x += moments[i].x, sum.y += moments[i].y;
             }
         }
@@ -124,17 +143,16 @@ struct CalibrateTask {
         const float factor = -0.5f * kLog2e<float> * f;
         return sums([&](int64_t i, float low) {
             float sum = 0, mean = 0, second = 0;
-#pragma unroll 4
-            for (int64_t k = threadIdx.x % kRowLanes; i < count && k < p.K; k += kRowLanes) {
-                const float d = behind(i, k, low), e = exp2f(factor * d);
+            each_class(i, low, [&](float d) {
+                const float e = exp2f(factor * d), first = e * d;
                 sum += e;
-                mean += e * d;
-                second += e * d * d;
-            }
+                mean += first;
+                second += first * d;
+            });
             sum = group_sum(sum, kRowLanes);
             mean = group_sum(mean, kRowLanes) / sum;
             second = group_sum(second, kRowLanes) / sum;
-            const float lag = i < count ? behind(i, own(i), low) - mean : 0.0f;
+            const float lag = i < count ? own_behind(i, low) - mean : 0.0f;
             return make_double2(double(lag), double(fmaxf(second - mean * mean, 0.0f)));
         });
     }
@@ -144,14 +162,11 @@ struct CalibrateTask {
         const float half = 0.5f * kLog2e<float> * f;
         const auto entropy = sums([&](int64_t i, float low) {
             float sum = 0;
-#pragma unroll 4
-            for (int64_t k = threadIdx.x % kRowLanes; i < count && k < p.K; k += kRowLanes) {
-                sum += exp2f(-half * behind(i, k, low));
-            }
+            each_class(i, low, [&](float d) { sum += exp2f(-half * d); });
             sum = group_sum(sum, kRowLanes);
             if (i >= count) return make_double2(0.0, 0.0);
             if (threadIdx.x % kRowLanes == 0) normaliser[i] = half * low - log2f(sum);
-            const double off = 0.5 * double(f) * double(behind(i, own(i), low));
+            const double off = 0.5 * double(f) * double(own_behind(i, low));
             return make_double2(log(double(sum)) + off, 0.0);
         });
         return entropy.x;
@@ -173,8 +188,7 @@ struct CalibrateTask {
             parts[part * p.K + k] = sum;
         }
         team.sync();
-        for (int64_t k = team.thread; k < p.K && team.thread < kCalibrateThreads;
-             k += kCalibrateThreads) {
+        for (int64_t k = team.thread; k < p.K && team.thread < blockDim.x; k += blockDim.x) {
             float sum = 0;
             for (int64_t part = 0; part < p.parts; ++part) sum += parts[part * p.K + k];
             floats(p.drawn)[task * p.K + k] = sum;
@@ -200,16 +214,16 @@ struct CalibrateTask {
     }
 };
 
-template <bool kStaged, typename Distances>
-__global__ void __launch_bounds__(kCalibrateThreads, 2)
-    calibrate_kernel(CalibratePlan p, Distances source, int64_t stride, int mixtures, int blocks) {
-    extern __shared__ float rows[];
+template <bool kStaged, int kThreads, typename Distances>
+__global__ void __launch_bounds__(kThreads, kMostCalibrateThreads / kThreads)
+    calibrate_kernel(CalibratePlan p, Distances source, int64_t width, int mixtures, int blocks) {
+    extern __shared__ __align__(16) float rows[];
     __shared__ CalibrateShared shared;
     const int64_t task = blockIdx.x / blocks;
     const int rank = int(blockIdx.x % blocks);
     const Team team = kStaged || blocks == 1 ? Team() : Team(p.teams + task, rank, blocks);
-    CalibrateTask<kStaged, Distances> t{p, source, rows, stride, task, team, shared};
-    source.start(task, t.team);
+    CalibrateTask<kStaged, Distances> t{p, source, rows, width, task, team, shared};
+    source.start(task);
     double least = 0;
     float best = 0, sharpness = 0;
     for (int mixture = 0; mixture <= mixtures; ++mixture) {
@@ -240,16 +254,18 @@ template <typename Distances>
 void launch_calibrate(const CalibrateParams& p, const Distances& source, int mixtures,
                       cudaStream_t stream) {
     constexpr int64_t kOther = 8192;  // bytes, more than the kernel's other shared memory
-    // Neighbouring rows begin in different banks.
-    const int64_t stride = round_up(p.K, int64_t(32)) + kRowLanes;
-    const int64_t bytes = p.R * stride * int64_t(sizeof(float));
-    const bool staged = bytes + kOther <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const int64_t width = round_up(p.K, int64_t(4 * kRowLanes));
+    const int64_t bytes = p.R * (width + kRowLanes) * int64_t(sizeof(float));
+    const int64_t most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const bool staged = bytes + kOther <= most, alone = 2 * (bytes + kOther) > most;
     const CalibratePlan plan{p};
-    const auto kernel =
-        staged ? calibrate_kernel<true, Distances> : calibrate_kernel<false, Distances>;
-    launch_teams("calibrate_kernel", kernel, p.B,
-                 staged ? 1 : ceil_div(p.R, int64_t(kRowsTogether)), kCalibrateThreads,
-                 staged ? bytes : 0, plan.teams, stream, plan, source, stride, mixtures);
+    constexpr int kFew = kCalibrateThreads, kMany = kMostCalibrateThreads;
+    const auto kernel = !staged ? calibrate_kernel<false, kFew, Distances>
+                        : alone ? calibrate_kernel<true, kMany, Distances>
+                                : calibrate_kernel<true, kFew, Distances>;
+    launch_teams("calibrate_kernel", kernel, p.B, staged ? 1 : ceil_div(p.R * kRowLanes, kFew),
+                 staged && alone ? kMany : kFew, staged ? bytes : 0, plan.teams, stream, plan,
+                 source, width, mixtures);
 }
 
 }  // namespace paddle_ext

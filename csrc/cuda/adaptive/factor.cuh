@@ -1,8 +1,8 @@
 // The factor of the full metric on CUDA, and rows solved for with it; see common/adaptive.h.
 //
 // Blocks of columns from left to right: each tile of 64 x 64 numbers loses the products of the
-// columns before, then is multiplied by the inverse of the factor's diagonal block. One block of
-// threads factorises a task, or a team of blocks if there are few tasks.
+// columns before, then is multiplied by the inverse of the factor's diagonal block. A team of thread
+// blocks factorises a task if there are few; else all tasks go from column to column together.
 #pragma once
 
 #include "common/adaptive.h"
@@ -28,11 +28,16 @@ struct Factor {
     float* scatter;  // [B]
     SolvedRows classes{}, judges{};
     TeamMemory* teams = nullptr;  // [B]
+
+    __device__ __half* split(int64_t task) const {
+        const int64_t pitch = factor_columns(M);
+        return reinterpret_cast<__half*>(factor + task * pitch * pitch);
+    }
 };
 
 constexpr int kSide = int(kFactorBlock), kHalf = kSide / 2;
 constexpr int kPitch = kSide + 4;              // of floats: eight rows begin in different banks
-using SquareTile = Tile<1, 4, 4, 2>;           // 64 x 64
+using TeamTile = Tile<1, 4, 4, 2>;             // 64 x 64, by twice as many threads
 constexpr int kSidePieces = 2 * kGroupPieces;  // in a row of as many numbers
 
 // Floats: what remains of a diagonal block after the products of the columns before, and its
@@ -127,10 +132,10 @@ __device__ inline void invert_half(const float* matrix, float* inverse) {
 }
 
 // to = start + factor (left right), or left right^T, of 32 x 32 numbers each, by a block.
-template <bool transposed>
+template <bool transposed, int kThreads>
 __device__ inline void multiply_half(float* to, const float* start, float factor, const float* left,
                                      const float* right) {
-    constexpr int kLanes = SquareTile::kThreads / kHalf, kColumns = kHalf / kLanes;
+    constexpr int kLanes = kThreads / kHalf, kColumns = kHalf / kLanes;
     const int i = threadIdx.x / kLanes, first = threadIdx.x % kLanes;
     float sum[kColumns] = {};
 #pragma unroll 8
@@ -151,10 +156,11 @@ __device__ inline void multiply_half(float* to, const float* start, float factor
 }
 
 // The inverse of the factor of the tile, by halves: [L 0; M N]^-1 is [L' 0; -N' M L' N'].
+template <int kThreads>
 __device__ inline void invert_diagonal(Diagonal& s) {
     constexpr int kBelow = kHalf * kPitch, kRight = kHalf, kLast = kBelow + kHalf;
     float *const spare = s.tile + kRight, *const last = s.tile + kLast;
-    for (int at = threadIdx.x; at < kHalf * kHalf; at += SquareTile::kThreads) {
+    for (int at = threadIdx.x; at < kHalf * kHalf; at += kThreads) {
         s.inverse[kRight + at / kHalf * kPitch + at % kHalf] = 0.0f;
     }
 #pragma unroll 1  // the code is long
@@ -163,11 +169,12 @@ __device__ inline void invert_diagonal(Diagonal& s) {
         if (threadIdx.x < 32) invert_half(s.tile + at, s.inverse + at);
         __syncthreads();
         if (half == 1) break;
-        multiply_half<true>(spare, nullptr, 1.0f, s.tile + kBelow, s.inverse);
-        multiply_half<true>(last, last, -1.0f, spare, spare);
+        multiply_half<true, kThreads>(spare, nullptr, 1.0f, s.tile + kBelow, s.inverse);
+        multiply_half<true, kThreads>(last, last, -1.0f, spare, spare);
     }
-    multiply_half<false>(s.tile + kBelow, nullptr, 1.0f, spare, s.inverse);
-    multiply_half<false>(s.inverse + kBelow, nullptr, -1.0f, s.inverse + kLast, s.tile + kBelow);
+    multiply_half<false, kThreads>(s.tile + kBelow, nullptr, 1.0f, spare, s.inverse);
+    multiply_half<false, kThreads>(s.inverse + kBelow, nullptr, -1.0f, s.inverse + kLast,
+                                   s.tile + kBelow);
 }
 
 // Numbers c and c + 1 of a row of kSide numbers in shared memory.
@@ -196,10 +203,10 @@ struct FactorTask {
     // Products of the columns before, from block `first` on, minus a tile of rows.
     __device__ T negative_rest(const TileRows& rows, int column0, int first) const {
         T tile;
-        rows.load_negative(tile, column0);
         const auto row = [&](int r) { return rows.to + min(r, rows.count - 1) * row_pitch(); };
         const auto column = [&](int c) { return factor + (column0 + c) * row_pitch(); };
-        tile.add_products(s.stages, row, column, first * kSide, column0);
+        tile.add_products(s.stages, row, column, first * kSide, column0,
+                          [&] { rows.load_negative(tile, column0); });
         return tile;
     }
 
@@ -227,7 +234,7 @@ struct FactorTask {
             s.diagonal.tile[r * kPitch + c + 1] = (r == c + 1 ? 1.0f : 0.0f) - y;
         });
         __syncthreads();
-        invert_diagonal(s.diagonal);
+        invert_diagonal<T::kThreads>(s.diagonal);
         for (int at = 2 * threadIdx.x; at < kSide * kSide; at += 2 * T::kThreads) {
             const float* const x = s.diagonal.inverse + at / kSide * kPitch + at % kSide;
             store_shared(s.inverse, at / kSide, at % kSide, x[0], x[1]);
@@ -243,7 +250,29 @@ struct FactorTask {
         return reinterpret_cast<uint4*>(s.inverse +
                                         piece_place<kSide>(at / kSidePieces, at % kSidePieces));
     }
+
+    __device__ void store_inverse(__half* to, int column0) const {
+        for (int at = threadIdx.x; at < kSide * kSidePieces; at += T::kThreads) {
+            *reinterpret_cast<uint4*>(to + place(column0, at)) = *inverse(at);
+        }
+    }
+    // Asynchronously: solve_tile() waits.
+    __device__ void load_inverse(int column0) const {
+        for (int at = threadIdx.x; at < kSide * kSidePieces; at += T::kThreads) {
+            copy_async16(shared_address(inverse(at)), factor + place(column0, at), true);
+        }
+    }
 };
+
+// Rows of the factor itself from row0 on.
+template <typename T>
+__device__ TileRows square_rows(const Factor& f, int64_t task, int row0, float scatter) {
+    const int pitch = int(factor_columns(f.M)), count = min(pitch - row0, T::kRows);
+    const float* const from = f.factor + (task * pitch + row0) * int64_t(pitch);
+    __half* const to = f.split(task) + row0 * 2 * int64_t(pitch);
+    const int valid = min(int(f.M) - row0, count);
+    return {count, valid, int(f.M), from, false, nullptr, pitch, to, 1.0f / scatter};
+}
 
 template <typename T>
 __device__ TileRows tile_rows(const SolvedRows& rows, int64_t task, int64_t tile, int64_t M,
@@ -257,68 +286,136 @@ __device__ TileRows tile_rows(const SolvedRows& rows, int64_t task, int64_t tile
             1.0f,       int(row0)};
 }
 
-// A team also finds the next products.
+// Rows of a block of columns that are solved for once its inverse is known.
+template <typename T>
+struct ColumnTiles {
+    const Factor& f;
+    int pitch, row0;  // rows of the factor from row0 on, then classes, then judges
+    int below = ceil_div(pitch - row0, T::kRows);
+    int with_classes = below + int(ceil_div(f.classes.count, T::kRows));
+    int all = with_classes + int(ceil_div(f.judges.count, T::kRows));
+
+    __device__ TileRows rows(int64_t task, int tile, float scatter) const {
+        if (tile < below) return square_rows<T>(f, task, row0 + tile * T::kRows, scatter);
+        if (tile >= with_classes) {
+            return tile_rows<T>(f.judges, task, tile - with_classes, f.M, pitch);
+        }
+        return tile_rows<T>(f.classes, task, tile - below, f.M, pitch);
+    }
+};
+
+// By one block.
+template <int kThreads>
+__device__ float find_scatter(const Factor& f, int64_t task, double* scratch) {
+    const int64_t pitch = factor_columns(f.M);
+    double trace = 0;
+    for (int64_t i = threadIdx.x; i < f.M; i += kThreads)
+        trace += double(f.factor[task * pitch * pitch + i * (pitch + 1)]);
+    return float(mean_scatter(block_sum(trace, scratch), f.S, f.K));
+}
+
+// A task by a team, which also finds the next products.
 template <typename Products>
-__global__ void __launch_bounds__(SquareTile::kThreads, 2)
+__global__ void __launch_bounds__(TeamTile::kThreads, 2)
     factor_kernel(Factor f, Products next, int blocks) {
     extern __shared__ __align__(128) char memory[];
-    auto& s = *reinterpret_cast<FactorShared<SquareTile>*>(memory);
+    auto& s = *reinterpret_cast<FactorShared<TeamTile>*>(memory);
     const int64_t task = blockIdx.x / blocks;
     const int rank = int(blockIdx.x % blocks), pitch = int(factor_columns(f.M));
-    Team team = blocks == 1 ? Team() : Team(f.teams + task, rank, blocks);
-    float* const products = f.factor + task * pitch * int64_t(pitch);
-    const FactorTask<SquareTile> t{s, reinterpret_cast<__half*>(products), pitch};
-
-    double trace = 0;
-    for (int64_t i = threadIdx.x; i < f.M; i += SquareTile::kThreads)
-        trace += double(products[i * (pitch + 1)]);
-    const float scatter = float(mean_scatter(block_sum(trace, s.sums), f.S, f.K));
+    Team team(f.teams + task, rank, blocks);
+    const FactorTask<TeamTile> t{s, f.split(task), pitch};
+    const float scatter = find_scatter<TeamTile::kThreads>(f, task, s.sums);
     if (rank == 0 && threadIdx.x == 0) f.scatter[task] = scatter;
-
-    const int square = pitch / kSide;
-    const int with_classes = square + int(ceil_div(f.classes.count, kSide));
-    const int all = with_classes + int(ceil_div(f.judges.count, kSide));
-    const auto rows_of = [&](int tile) {
-        if (tile >= with_classes) {
-            return tile_rows<SquareTile>(f.judges, task, tile - with_classes, f.M, pitch);
-        }
-        if (tile >= square)
-            return tile_rows<SquareTile>(f.classes, task, tile - square, f.M, pitch);
-        const int64_t here = int64_t(tile) * kSide * pitch;
-        const int valid = min(int(f.M) - tile * kSide, kSide);
-        return TileRows{
-            kSide,         valid,   int(f.M), products + here,
-            false,         nullptr, pitch,    reinterpret_cast<__half*>(products + here),
-            1.0f / scatter};
-    };
     for (int column0 = 0; column0 < pitch; column0 += kSide) {
-        const int tile = column0 / kSide;
-        t.find_inverse(rows_of(tile), column0);  // by every block of a team
-        for (int other = tile + 1 + rank; other < all; other += blocks) {
-            t.solve_tile(rows_of(other), column0);
+        t.find_inverse(square_rows<TeamTile>(f, task, column0, scatter),
+                       column0);  // by each block
+        const ColumnTiles<TeamTile> tiles{f, pitch, column0 + kSide};
+        for (int tile = rank; tile < tiles.all; tile += blocks) {
+            t.solve_tile(tiles.rows(task, tile, scatter), column0);
         }
         team.sync();
-        auto* const halves = reinterpret_cast<__half*>(products);
-        for (int at = threadIdx.x; rank == 0 && at < kSide * kSidePieces;
-             at += SquareTile::kThreads) {
-            *reinterpret_cast<uint4*>(halves + t.place(column0, at)) = *t.inverse(at);
-        }
+        if (rank == 0) t.store_inverse(f.split(task), column0);
     }
-    const int64_t tiles = tiles_of<SquareTile>(next);
-    for (int64_t tile = rank; blocks > 1 && tile < tiles; tile += blocks) {
-        find_tile<SquareTile>(next, task * tiles + tile);
+    const int64_t tiles = tiles_of<TeamTile>(next);
+    for (int64_t tile = rank; tile < tiles; tile += blocks) {
+        find_tile<TeamTile>(next, task * tiles + tile);
     }
+}
+
+// Many tasks, a block of columns at a time: first its inverse, ..
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) inverse_kernel(Factor f, int column0) {
+    __shared__ Diagonal s;
+    __shared__ double sums[kThreads / 32];
+    const int64_t task = blockIdx.x;
+    const int pitch = int(factor_columns(f.M)), valid = int(f.M) - column0;
+    __half* const to = f.split(task) + column0 * 2 * int64_t(pitch);
+    const float* const from = reinterpret_cast<const float*>(to) + column0;
+    float scale = 1.0f;
+    if (column0 == 0) {
+        const float scatter = find_scatter<kThreads>(f, task, sums);
+        if (threadIdx.x == 0) f.scatter[task] = scatter;
+        scale = 1.0f / scatter;
+    }
+#pragma unroll 8
+    for (int at = threadIdx.x; at < kSide * kSide; at += kThreads) {
+        const int r = at / kSide, c = at % kSide;
+        const float given = r < valid && c < valid ? scale * from[r * int64_t(pitch) + c] : 0.0f;
+        s.tile[r * kPitch + c] = (r == c ? 1.0f : 0.0f) + given;
+    }
+    __syncthreads();
+    invert_diagonal<kThreads>(s);
+    for (int at = 2 * threadIdx.x; at < kSide * kSide; at += 2 * kThreads) {
+        const int r = at / kSide, c = at % kSide;
+        const float* const x = s.inverse + r * kPitch + c;
+        store_row2(to + r * 2 * int64_t(pitch), column0 + c, x[0], x[1]);
+    }
+}
+
+// .. then the rows, one block of threads per tile. That of the first rows below also leaves what
+// remains of the next diagonal block in its place.
+template <typename T>
+__global__ void __launch_bounds__(T::kThreads, 3) column_kernel(Factor f, int column0) {
+    extern __shared__ __align__(128) char memory[];
+    auto& s = *reinterpret_cast<FactorShared<T>*>(memory);
+    const int pitch = int(factor_columns(f.M)), next = column0 + kSide;
+    const ColumnTiles<T> tiles{f, pitch, next};
+    const unsigned blocks = unsigned(tiles.all);
+    const int64_t task = blockIdx.x / blocks;
+    const int tile = int(blockIdx.x % blocks);
+    const FactorTask<T> t{s, f.split(task), pitch};
+    const TileRows rows = tiles.rows(task, tile, f.scatter[task]);
+    t.load_inverse(column0);
+    t.solve_tile(rows, column0);
+    if (tile > 0 || next >= pitch) return;
+    float* const rest = reinterpret_cast<float*>(rows.to) + next;
+    t.negative_rest(rows, next, 0).for_each([&](int r, int c, float x, float y) {
+        *reinterpret_cast<float2*>(rest + r * int64_t(pitch) + c) = make_float2(-x, -y);
+    });
 }
 
 // The factor, then products of what it solved for.
 template <typename Products>
 void launch_factor(const Factor& f, const Products& next, cudaStream_t stream) {
-    const int64_t tiles = factor_columns(f.M) / kSide + ceil_div(f.classes.count, kSide) +
-                          ceil_div(f.judges.count, kSide);
-    const int blocks =
-        launch_teams("factor_kernel", factor_kernel<Products>, f.B, tiles, SquareTile::kThreads,
-                     sizeof(FactorShared<SquareTile>), f.teams, stream, f, next);
-    if (blocks == 1) launch_product(next, f.B, stream);
+    using T = SquareTile;
+    constexpr int64_t kSquareBytes = sizeof(FactorShared<TeamTile>);
+    const int pitch = int(factor_columns(f.M));
+    const int64_t useful = ColumnTiles<TeamTile>{f, pitch, 0}.all;
+    const auto of_team = factor_kernel<Products>;
+    if (team_blocks(of_team, f.B, useful, TeamTile::kThreads, kSquareBytes) > 1) {
+        launch_teams("factor_kernel", of_team, f.B, useful, TeamTile::kThreads, kSquareBytes,
+                     f.teams, stream, f, next);
+        return;
+    }
+    allow_all_shared(column_kernel<T>);
+    for (int column0 = 0; column0 < pitch; column0 += kSide) {
+        launch("inverse_kernel", inverse_kernel<T::kThreads>, f.B, T::kThreads, 0, stream, f,
+               column0);
+        launch("column_kernel", column_kernel<T>,
+               f.B * ColumnTiles<T>{f, pitch, column0 + kSide}.all, T::kThreads,
+               sizeof(FactorShared<T>), stream, f, column0);
+    }
+    launch_product(next, f.B, stream);
 }
 
 }  // namespace paddle_ext

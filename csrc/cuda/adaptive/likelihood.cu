@@ -92,80 +92,128 @@ struct Judged {
 
 // --- rows in the feature scale -------------------------------------------------------------------
 
-// Rows times the root of the feature scale, four numbers from d on.
+// Four features from d on: the centre, and the roots of their scale.
+struct Features {
+    int64_t d;
+    float4 centre, root;
+};
+
+// A labelled row and the mean of its class; or a mean alone; or neither.
+struct LabelledRow {
+    const float *x = nullptr, *mean = nullptr;
+    float first = 0, second = 0;
+};
+
+// Rows times the root of the feature scale.
 struct ScaledRows {
     LabelledParams p;
     bool aligned;
 
-    __device__ float4 load(const void* rows, int64_t row, int64_t d) const {
-        return load_row4(floats(rows, row * p.D), d, p.D, aligned);
+    __device__ float4 load(const float* row, int64_t d) const {
+        return load_row4(row, d, p.D, aligned);
     }
-    __device__ float4 scaled(int64_t task, int64_t d, float4 x) const {
-        return x * roots_approx(load(p.scale, task, d));
-    }
-    __device__ float4 mean(int64_t task, int64_t k, int64_t d) const {
-        return scaled(task, d, load(p.means, task * p.K + k, d));
+    __device__ Features features(int64_t task, int64_t d) const {
+        return {d, load(floats(p.centre, task * p.D), d),
+                roots_approx(load(floats(p.scale, task * p.D), d))};
     }
 
-    // A labelled row; minus the mean of its class if `offset`. Zero for no row, or without a class.
-    __device__ float4 row(int64_t task, int64_t s, int64_t d, bool offset) const {
+    // A row without a class is none.
+    __device__ LabelledRow row(int64_t task, int64_t s) const {
         const int k = s < 0 ? -1 : load_label(p.labels + task * p.S, s, p.K);
-        if (k < 0) return make_float4(0, 0, 0, 0);
+        if (k < 0) return {};
         const int64_t at = task * p.S + s;
-        const float first = floats(p.first)[at];
-        const float second = floats(p.second)[at];
-        const float4 x = centred(load(p.support, at, d), first, load(p.centre, task, d));
-        const float4 w = offset ? load(p.means, task * p.K + k, d) : make_float4(0, 0, 0, 0);
-        return scaled(task, d, x * second - w);
+        return {floats(p.support, at * p.D), mean(task, k).mean, floats(p.first)[at],
+                floats(p.second)[at]};
+    }
+    __device__ LabelledRow mean(int64_t task, int64_t k) const {
+        return {nullptr, floats(p.means, (task * p.K + k) * p.D)};
+    }
+
+    // Four numbers of a row, minus the mean of its class if `offset`; or of a mean; or zeros.
+    __device__ float4 scaled(const LabelledRow& row, const Features& at, bool offset) const {
+        if (row.mean == nullptr) return make_float4(0, 0, 0, 0);
+        if (row.x == nullptr) return load(row.mean, at.d) * at.root;
+        const float4 x = centred(load(row.x, at.d), row.first, at.centre) * row.second;
+        return (offset ? x - load(row.mean, at.d) : x) * at.root;
     }
 };
 
-// One warp per row: by rows all offsets, else the judged rows and, for a full metric, their
-// offsets; and the means. Also the squares of rows, or of offsets by rows, and of means.
-__global__ void __launch_bounds__(kThreads)
-    scaled_kernel(ScaledRows from, LikelihoodPlan plan, Judged judged) {
-    const LikelihoodParams& p = plan.p;
-    const int64_t D = p.D, count = plan.N, all = count + p.K;
-    const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
-    if (item >= p.B * all) return;
-    const int64_t task = item / all, i = item % all, k = i - count, at = task * count + i;
-    const int64_t s = k >= 0 || plan.by_rows ? i : judged.row(task, i);
-    const int64_t pitch = row_halves(D);
-    __half* const rows = static_cast<__half*>(p.rows);
-    __half* const to = plan.by_rows ? rows + item * pitch
-                       : k < 0      ? plan.judged + at * pitch
-                                    : rows + (task * p.K + k) * pitch;
-    float square = 0;
-    for (int64_t d = 4 * (threadIdx.x % 32); d < row_numbers(D); d += 128) {
-        const float4 x = k < 0 ? from.row(task, s, d, plan.by_rows) : from.mean(task, k, d);
-        square += squared_norm(x);
-        store_row4(to, d, x);
-        if (!plan.by_features || k >= 0) continue;
-        store_row4(plan.away + at * pitch, d, from.row(task, s, d, true));
-    }
-    square = warp_sum(square);
-    if (threadIdx.x % 32 != 0) return;
-    if (k < 0) plan.of_rows[at] = square;
-    if (k >= 0) floats(p.squares)[task * p.K + k] = square;
+constexpr int kScaledRows = 2;  // of a warp, which share what it loads of the features
+constexpr int kTurnedRows = 4;  // of a thread
+
+// Blocks that scale the rows of a task.
+__host__ __device__ inline int64_t scaled_blocks(int64_t rows) {
+    return ceil_div(rows, kWarps * kScaledRows);
 }
 
-// All offsets, transposed: a block turns 32 x 32 numbers.
-__global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, __half* turned) {
-    __shared__ float tile[32][33];
-    const int64_t S = from.p.S, D = from.p.D, pitch = row_halves(S);
-    const int64_t row_tiles = ceil_div(S, int64_t(32)), tiles = ceil_div(D, int64_t(32));
-    const int64_t task = blockIdx.x / (row_tiles * tiles);
-    const int64_t row0 = blockIdx.x / tiles % row_tiles * 32, d0 = blockIdx.x % tiles * 32;
-    const int quad = threadIdx.x % 8, place = threadIdx.x / 8;
-    const int64_t s = row0 + place < S ? row0 + place : -1, d = d0 + 4 * quad;
-    const float4 value = d < D ? from.row(task, s, d, true) : make_float4(0, 0, 0, 0);
+// By rows all offsets, else the judged rows and, for a full metric, their offsets; and the means.
+// Also the squares of rows, or of offsets by rows, and of means.
+__global__ void __launch_bounds__(kThreads, 4)
+    scaled_kernel(ScaledRows from, LikelihoodPlan plan, Judged judged) {
+    const LikelihoodParams& p = plan.p;
+    const int64_t count = plan.N, all = count + p.K, pitch = row_halves(p.D);
+    const unsigned blocks = unsigned(scaled_blocks(all));
+    const int64_t task = blockIdx.x / blocks;
+    const int64_t row0 = (blockIdx.x % blocks * kWarps + threadIdx.x / 32) * kScaledRows;
+    __half* const rows = static_cast<__half*>(p.rows);
+    LabelledRow row[kScaledRows];
+    float square[kScaledRows] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) tile[4 * quad + i][place] = (&value.x)[i];
+    for (int r = 0; r < kScaledRows; ++r) {
+        const int64_t i = row0 + r;
+        if (i < count) row[r] = from.row(task, plan.by_rows ? i : judged.row(task, i));
+        if (i >= count && i < all) row[r] = from.mean(task, i - count);
+    }
+    for (int64_t d = 4 * (threadIdx.x % 32); d < row_numbers(p.D); d += 128) {
+        const Features at = from.features(task, d);
+#pragma unroll
+        for (int r = 0; r < kScaledRows; ++r) {
+            const int64_t i = row0 + r, judge = (task * count + i) * pitch;
+            if (i >= all) break;
+            const float4 x = from.scaled(row[r], at, plan.by_rows);
+            square[r] += squared_norm(x);
+            store_row4(plan.by_rows ? rows + (task * all + i) * pitch
+                       : i < count  ? plan.judged + judge
+                                    : rows + (task * p.K + i - count) * pitch,
+                       d, x);
+            if (!plan.by_features || i >= count) continue;
+            store_row4(plan.away + judge, d, from.scaled(row[r], at, true));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < kScaledRows; ++r) {
+        const float sum = warp_sum(square[r]);
+        const int64_t i = row0 + r;
+        if (threadIdx.x % 32 != 0 || i >= all) continue;
+        (i < count ? plan.of_rows[task * count + i] : floats(p.squares)[task * p.K + i - count]) =
+            sum;
+    }
+}
+
+// All offsets, transposed: a block turns 128 x 32 numbers.
+__global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, __half* turned) {
+    constexpr int kRows = 32 * kTurnedRows;
+    __shared__ float tile[32][kRows + 1];
+    const int64_t S = from.p.S, D = from.p.D, pitch = row_halves(S);
+    const unsigned tiles = unsigned(ceil_div(D, 32)), row_tiles = unsigned(ceil_div(S, kRows));
+    const int64_t task = blockIdx.x / (row_tiles * tiles), d0 = blockIdx.x % tiles * 32;
+    const int64_t row0 = blockIdx.x / tiles % row_tiles * int64_t(kRows);
+    const int quad = threadIdx.x % 8, place = threadIdx.x / 8;
+    const Features at = from.features(task, d0 + 4 * quad);
+#pragma unroll
+    for (int r = 0; r < kTurnedRows; ++r) {
+        const int64_t s = row0 + place + 32 * r;
+        const float4 value = from.scaled(from.row(task, s < S ? s : -1), at, true);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile[4 * quad + i][place + 32 * r] = (&value.x)[i];
+    }
     __syncthreads();
-    const int first = threadIdx.x % 16 * 2;
-    for (int i = threadIdx.x / 16; i < 32 && d0 + i < D; i += kThreads / 16) {
+    const int numbers = int(min(row_numbers(S) - row0, int64_t(kRows)));
+    for (int i = threadIdx.x / 32; i < 32 && d0 + i < D; i += kWarps) {
         __half* const row = turned + (task * D + d0 + i) * pitch;
-        store_row2(row, row0 + first, tile[i][first], tile[i][first + 1]);
+        for (int s = threadIdx.x % 32 * 2; s < numbers; s += 64) {
+            store_row2(row, row0 + s, tile[i][s], tile[i][s + 1]);
+        }
     }
 }
 
@@ -227,22 +275,14 @@ struct LeftOutDistances {
         return plan.means[(task * plan.p.K + max(a, b)) * plan.p.K + min(a, b)];
     }
 
-    // One warp per class and row; sums over the rows by every block alike.
-    __device__ void start(int64_t task, Team& team) const {
-        __shared__ double scratch[kCalibrateWarps];
-        const int lane = threadIdx.x % 32, warp = team.thread / 32, warps = team.threads / 32;
-        for (int64_t k = warp; plan.p.full && k < plan.p.K; k += warps) {
-            const float length = squared_length(plan.factor.classes.to, task * plan.p.K + k);
-            if (lane == 0) plan.lengths[task * plan.p.K + k] = length;
-        }
-        team.sync();
-        for (int64_t j = warp; j < plan.J; j += warps) find_distances(task, j);
-        team.sync();
+    // Sums over the rows, by every block alike.
+    __device__ void start(int64_t task) const {
+        __shared__ double scratch[kMostCalibrateThreads / 32];
         double base = 0, other = 0, variance = 0;
         const int64_t count = plan.labelled.count[task];
         const float* const own = plan.own + task * 2 * plan.J;
         const float* const shots = floats(plan.p.shots, task * plan.p.K);
-        for (int64_t i = threadIdx.x; i < count; i += kCalibrateThreads) {
+        for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
             const int64_t j = judge(task, i);
             const float n = shots[judged.own(task, j)];
             base += double(own[j]);
@@ -252,7 +292,7 @@ struct LeftOutDistances {
         const double rows = fmax(double(count), 1.0);
         const float each = float(block_sum(variance, scratch) / rows);
         if (threadIdx.x == 0) floats(plan.p.variance)[task] = each;
-        for (int64_t k = threadIdx.x; k < plan.p.K; k += kCalibrateThreads) {
+        for (int64_t k = threadIdx.x; k < plan.p.K; k += blockDim.x) {
             plan.excess[task * plan.p.K + k] =
                 excess_distance(each, shots[k], float(plan.p.S) / float(plan.p.K));
         }
@@ -273,46 +313,48 @@ struct LeftOutDistances {
         return warp_sum(sum);
     }
 
-    // By one warp.
+    // By one warp, which loads all it can before it waits.
     __device__ void find_distances(int64_t task, int64_t j) const {
         const int lane = threadIdx.x % 32, own = judged.own(task, j);
+        const bool full = plan.p.full, by_rows = plan.by_rows;
         const int64_t K = plan.p.K, J = plan.J, at = (task * J + j) * K,
                       s = max(judged.row(task, j), 0);
         const float* const squares = floats(plan.p.squares, task * K);
         const float shots = floats(plan.p.shots)[task * K + own];
-        const float* const of_row = plan.cross + (plan.by_rows ? (task * plan.p.S + s) * K : at);
+        const float* const of_row = plan.cross + (by_rows ? (task * plan.p.S + s) * K : at);
         const auto cross = [&](int64_t k) {
-            return plan.by_rows ? of_means(task, own, k) + of_row[k] : of_row[k];
+            return by_rows ? of_means(task, own, k) + of_row[k] : of_row[k];
         };
         const float cross_own = cross(own);
-        const float off = plan.by_rows
+        const float off = by_rows
                               ? plan.of_rows[task * plan.p.S + s]
                               : fmaxf(plan.of_rows[task * J + j] - 2 * cross_own + squares[own], 0);
-        __syncwarp();  // the base distances may replace the products
-        for (int64_t k = lane; k < K; k += 32) {
-            const float plain = squares[k] - 2.0f * cross(k);
-            plan.base[at + k] = k == own ? plain + (left_out_rate(shots) - 1.0f) * off : plain;
-        }
-        if (lane == 0) plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
-        if (!plan.p.full) return;
-        const float scatter = plan.factor.scatter[task];
-        const float unit = plan.by_rows ? -1.0f / scatter : 1.0f;
+        const float scatter = full ? plan.factor.scatter[task] : 1.0f;
+        const float unit = by_rows ? -1.0f / scatter : 1.0f;
         const float* const along = plan.solved + (task * (J + plan.class_rows()) + j) * K;
         const float* const solved = along + (J - j + (K <= J ? own : j)) * K;  // of the own class
-        const float* const lengths = plan.lengths + task * K;
-        const float length = squared_length(plan.judges, task * J + j);
-        const float square = plan.by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;
-        const LeftOutRow<float> row(shots, square, along[own], scatter);
-        const auto between = [&](int64_t k) {  // the means of the own class and of another
-            return unit * solved[k] + (plan.by_rows ? of_means(task, own, k) : 0.0f);
-        };
+        const float along_own = full ? along[own] : 0.0f;
+        const float length = full ? squared_length(plan.judges, task * J + j) : 0.0f;
+        const float square = by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;
+        const LeftOutRow<float> row(shots, square, along_own, scatter);
+        __syncwarp();  // the base distances may replace the products
+#pragma unroll 2
         for (int64_t k = lane; k < K; k += 32) {
-            const float of_class = unit * lengths[k] + (plan.by_rows ? squares[k] : 0.0f);
-            const float to_own = row.own - (square + 2.0f * along[own] + of_class);
-            plan.full[at + k] =
-                k == own ? to_own : row.distance(of_class, between(k) + along[k], along[k]);
+            const float plain = squares[k] - 2.0f * cross(k);
+            if (full) {
+                const float of_class =
+                    unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
+                const float between =  // the means of the own class and of another
+                    unit * solved[k] + (by_rows ? of_means(task, own, k) : 0.0f);
+                const float to_own = row.own - (square + 2.0f * along_own + of_class);
+                plan.full[at + k] =
+                    k == own ? to_own : row.distance(of_class, between + along[k], along[k]);
+            }
+            plan.base[at + k] = k == own ? plain + (left_out_rate(shots) - 1.0f) * off : plain;
         }
-        if (lane == 0) plan.own[(task * 2 + 1) * J + j] = row.own;
+        if (lane != 0) return;
+        plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
+        if (full) plan.own[(task * 2 + 1) * J + j] = row.own;
     }
 
     __device__ float mixed(int64_t task, int64_t j, int64_t k, float share) const {
@@ -328,7 +370,7 @@ struct LeftOutDistances {
 
     // What depends on the mixture.
     __device__ void finish(int64_t task, float sharpness, float share) const {
-        __shared__ double scratch[kCalibrateWarps];
+        __shared__ double scratch[kMostCalibrateThreads / 32];
         const int64_t K = plan.p.K;
         float plain = 1.0f, projected = 0.0f;
         if (plan.p.full) {
@@ -338,17 +380,17 @@ struct LeftOutDistances {
         }
         const float* const drawn = floats(plan.calibrate.drawn, task * K);
         double mean = 0;
-        for (int64_t k = threadIdx.x; k < K; k += kCalibrateThreads) mean += double(drawn[k]);
+        for (int64_t k = threadIdx.x; k < K; k += blockDim.x) mean += double(drawn[k]);
         mean = block_sum(mean, scratch) / double(K);
         const float rows = float(plan.labelled.count[task]) / float(K);
-        for (int64_t k = threadIdx.x; k < K; k += kCalibrateThreads) {
+        for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
             float& square = floats(plan.p.squares)[task * K + k];
             if (plan.p.full) square = plain * square + projected * plan.lengths[task * K + k];
             floats(plan.p.bias)[task * K + k] =
                 hub_bias(drawn[k], float(mean), rows) -
                 0.5f * sharpness * (square - plan.excess[task * K + k]);
         }
-        for (int64_t at = threadIdx.x; plan.p.every && at < plan.p.S * K; at += kCalibrateThreads) {
+        for (int64_t at = threadIdx.x; plan.p.every && at < plan.p.S * K; at += blockDim.x) {
             floats(plan.p.left_out)[task * plan.p.S * K + at] = mixed(task, at / K, at % K, share);
         }
         if (!plan.p.full || threadIdx.x != 0) return;
@@ -357,11 +399,26 @@ struct LeftOutDistances {
     }
 };
 
+// One warp per class: lengths of z.
+__global__ void __launch_bounds__(kThreads) lengths_kernel(LeftOutDistances d) {
+    const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (row >= d.plan.B * d.plan.K) return;
+    const float length = d.squared_length(d.plan.factor.classes.to, row);
+    if (threadIdx.x % 32 == 0) d.plan.lengths[row] = length;
+}
+
+// One warp per judged row.
+__global__ void __launch_bounds__(kThreads) distances_kernel(LeftOutDistances d) {
+    const unsigned blocks = unsigned(ceil_div(d.plan.J, kWarps));
+    const int64_t j = blockIdx.x % blocks * kWarps + threadIdx.x / 32;
+    if (j < d.plan.J) d.find_distances(blockIdx.x / blocks, j);
+}
+
 struct GivenDistances {
     const float* distances;  // [B, R, K]
     int64_t R, K;
 
-    __device__ void start(int64_t, Team&) const {}
+    __device__ void start(int64_t) const {}
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float) const {
         return distances[(task * R + i) * K + k];
@@ -386,8 +443,8 @@ void run_cuda(const LikelihoodParams& p, cudaStream_t stream) {
     plan.factor.judges.units = chosen;
     const bool aligned = labelled.aligned && rows_aligned(p.dtype, p.D, {p.scale});
     const ScaledRows scaled{plan.labelled, aligned};
-    launch("scaled_kernel", scaled_kernel, ceil_div(p.B * (p.K + plan.N), kWarps), kThreads, 0,
-           stream, scaled, plan, judged);
+    launch("scaled_kernel", scaled_kernel, p.B * scaled_blocks(p.K + plan.N), kThreads, 0, stream,
+           scaled, plan, judged);
     const int64_t depth = row_numbers(p.D);
     const auto means = static_cast<const __half*>(p.rows);
     if (plan.by_rows) {
@@ -398,7 +455,7 @@ void run_cuda(const LikelihoodParams& p, cudaStream_t stream) {
         launch_product(StoredProducts{products, plan.cross}, p.B, stream);
     }
     if (plan.by_features) {
-        const int64_t tiles = ceil_div(p.S, 32) * ceil_div(p.D, 32);
+        const int64_t tiles = ceil_div(p.S, 32 * kTurnedRows) * ceil_div(p.D, 32);
         launch("turn_kernel", turn_kernel, p.B * tiles, kThreads, 0, stream, scaled, plan.turned);
         const RowProducts offsets{p.D, p.D, row_numbers(p.S), plan.turned, plan.turned, true};
         launch_product(FeatureProducts{offsets, plan.factor.factor}, p.B, stream);
@@ -409,6 +466,14 @@ void run_cuda(const LikelihoodParams& p, cudaStream_t stream) {
         launch_factor(plan.factor, SolvedProducts{{z, plan.solved}, plan.J, judged}, stream);
     }
     const LeftOutDistances source{plan, judged, labelled.chosen};
+    if (p.full) {
+        launch("lengths_kernel", lengths_kernel, ceil_div(p.B * p.K, kWarps), kThreads, 0, stream,
+               source);
+    }
+    if (plan.J > 0) {
+        launch("distances_kernel", distances_kernel, p.B * ceil_div(plan.J, kWarps), kThreads, 0,
+               stream, source);
+    }
     launch_calibrate(plan.calibrate, source, p.full ? kMixtureSteps : 0, stream);
 }
 

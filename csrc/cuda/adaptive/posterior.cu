@@ -377,10 +377,8 @@ __global__ void __launch_bounds__(QueryTile::kThreads, 3)
     const FactorTask<QueryTile> t{s, of_task, pitch};
     const TileRows mine = tile_rows<QueryTile>(rows, task, blockIdx.x % tiles, M, pitch);
     for (int column0 = 0; column0 < pitch; column0 += kSide) {
-        for (int at = threadIdx.x; at < kSide * kSidePieces; at += QueryTile::kThreads) {
-            copy_async16(shared_address(t.inverse(at)), of_task + t.place(column0, at), true);
-        }
-        t.solve_tile(mine, column0);  // waits for all copies
+        t.load_inverse(column0);
+        t.solve_tile(mine, column0);
     }
     const int64_t columns = ceil_div(next.columns, int64_t(QueryTile::kColumns));
     for (int64_t tile = 0; tiles == 1 && tile < columns; ++tile) {

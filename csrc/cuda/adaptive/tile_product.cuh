@@ -19,6 +19,8 @@ template <int kM, int kN, int kRowWarps, int kColumnWarps, int kStages = 3>
 struct Tile {
     static constexpr int kRows = 16 * kM * kRowWarps, kColumns = 8 * kN * kColumnWarps;
     static constexpr int kThreads = 32 * kRowWarps * kColumnWarps;
+    // Of threads, on a multiprocessor: as many as there are registers for.
+    static constexpr int kBlocks = (kM * kN <= 8 ? 512 : 384) / kThreads;
 
     struct alignas(128) Stages {
         __half rows[kStages][kRows * kGroupHalves], columns[kStages][kColumns * kGroupHalves];
@@ -98,10 +100,11 @@ struct Tile {
     };
 
     // Adds the products of rows and columns over their numbers from `begin` to `end`, whole groups.
-    // Ends with a barrier, after which the stages are free.
-    template <typename Row, typename Column>
+    // Calls meanwhile() while the first of them arrive. Ends with a barrier, after which the stages
+    // are free.
+    template <typename Row, typename Column, typename Body>
     __device__ void add_products(Stages& s, const Row& row, const Column& column, int begin,
-                                 int end) {
+                                 int end, const Body& meanwhile) {
         const Copies<kRows> rows(row);
         const Copies<kColumns> columns(column);
         const auto fetch = [&](int group) {
@@ -114,6 +117,7 @@ struct Tile {
         const int first = begin / kGroup;
 #pragma unroll
         for (int ahead = 0; ahead < kStages - 1; ++ahead) fetch(first + ahead);
+        meanwhile();
         for (int group = first; group < end / kGroup; ++group) {
             wait_copies<kStages - 2>();
             __syncthreads();  // this stage is full, the previous one free
@@ -127,8 +131,8 @@ struct Tile {
 
 // --- whole products ------------------------------------------------------------------------------
 
-using WideTile = Tile<2, 4, 4, 2>;   // 128 x 64
-using QueryTile = Tile<5, 2, 1, 4>;  // 80 x 64: 75 queries, common in the field, fit in one tile
+using SquareTile = Tile<2, 4, 2, 2>;  // 64 x 64
+using QueryTile = Tile<5, 2, 1, 4>;   // 80 x 64: 75 queries, common in the field, fit in one tile
 
 // A Problem is these rows and columns of a task, and store(task, r, c, value).
 struct RowProducts {
@@ -165,7 +169,7 @@ __device__ void find_tile(const Problem& p, int64_t block) {
     const auto column = [&](int c) { return p.column(task, min(column0 + c, p.columns - 1)); };
     T tile;
     auto& stages = *reinterpret_cast<typename T::Stages*>(memory);
-    tile.add_products(stages, row, column, 0, int(p.depth));
+    tile.add_products(stages, row, column, 0, int(p.depth), [] {});
     tile.for_each([&](int r, int c, float value, float next) {
         const int64_t i = row0 + r, j = column0 + c;
         const int64_t end = i >= p.rows ? 0 : p.lower ? min(i + 1, p.columns) : p.columns;
@@ -175,7 +179,7 @@ __device__ void find_tile(const Problem& p, int64_t block) {
 }
 
 template <typename T, typename Problem>
-__global__ void __launch_bounds__(T::kThreads, 2) product_kernel(Problem p) {
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks) product_kernel(Problem p) {
     find_tile<T>(p, blockIdx.x);
 }
 
@@ -196,8 +200,8 @@ void launch_tiles(const Problem& p, int64_t tasks, cudaStream_t stream) {
 template <typename Problem>
 void launch_product(const Problem& p, int64_t tasks, cudaStream_t stream) {
     const auto padded = [&](int rows) { return round_up(p.rows, int64_t(rows)); };
-    const bool wide = padded(WideTile::kRows) <= padded(QueryTile::kRows);
-    wide ? launch_tiles<WideTile>(p, tasks, stream) : launch_tiles<QueryTile>(p, tasks, stream);
+    const bool square = padded(SquareTile::kRows) <= padded(QueryTile::kRows);
+    square ? launch_tiles<SquareTile>(p, tasks, stream) : launch_tiles<QueryTile>(p, tasks, stream);
 }
 
 }  // namespace paddle_ext
