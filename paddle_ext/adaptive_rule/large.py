@@ -16,6 +16,7 @@ from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
 from ..large.sources import Rows
 from ..large.steps import AbsorbStep, Counter, State, assign_call, split
 from ..native.call import packed
+from ..native.graphs import replayed
 from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
 from ..solution import Solution
@@ -197,34 +198,38 @@ def absorb_step_of(
     likelihood: Likelihood, state: State, held: Tensor, sums: Tensor, mass: Tensor, queries: float
 ) -> tuple[AbsorbStep, Tensor]:
     """The absorb step, and the sums of rows by class times the metric, [1, K, D]."""
-    real = likelihood.weights.dtype
-    a, K = state.concentration, held.shape[-1]
-    shots = likelihood.shots.double()
     all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
     weights = likelihood.in_metric(all_sums)
-    square = (weights * all_sums).sum(-1)
-    constant = likelihood.constant_with(mass.to(real))
-    share = 1 - SOFTER / (1 + a / FEW)  # the fewer classes are present, the lower
-    sharpness = float(likelihood.sharpness)
-    counts, two_classes = state.weight * held, (K - 1) * a / (1 + K * a)
-    kept = 1 - two_classes.unsqueeze(-1) * counts / (counts + shots)
-    prior = a.unsqueeze(-1) * state.measure
-    possible = prior > 0
-    total = (kept * counts + prior).masked_fill(~possible, 1.0)
-    constant = constant * share.to(real).unsqueeze(-1) + total.log().to(real)
-    constant = constant.masked_fill(~possible, native.IMPOSSIBLE)
+    given = state.concentration, state.measure, state.weight, held, mass
+    tables, numbers = replayed(absorb_tables, likelihood, *given)
+    sharpness, share = numbers.tolist()
     step = AbsorbStep(
-        trust=trust_in_queries(queries, K),
+        trust=trust_in_queries(queries, held.shape[-1]),
         temper=likelihood.temper,
-        sharper=sharpness * float(share),
-        share=float(share),
-        square=square[0].contiguous(),
-        mass=(shots + mass).to(real)[0],
-        constant=constant[0].contiguous(),
-        count_share=(state.weight * kept / total).to(real)[0],
-        prior_share=(prior.masked_fill(~possible, 1.0) / total).to(real)[0],
+        sharper=sharpness * share,
+        share=share,
+        square=(weights * all_sums).sum(-1)[0],
+        **dict(zip(("mass", "constant", "count_share", "prior_share"), tables, strict=True)),
     )
     return step, weights
+
+
+def absorb_tables(
+    likelihood: Likelihood, a: Tensor, measure: Tensor, weight: float, held: Tensor, mass: Tensor
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What `AbsorbStep` has of each class, [K], and the sharpness and the share of logits, [2]."""
+    K, real, shots = held.shape[-1], likelihood.bias.dtype, likelihood.shots.double()
+    share = 1 - SOFTER / (1 + a / FEW)  # the fewer classes are present, the lower
+    counts, two_classes = weight * held, (K - 1) * a / (1 + K * a)
+    kept = 1 - two_classes.unsqueeze(-1) * counts / (counts + shots)
+    prior = a.unsqueeze(-1) * measure
+    possible = prior > 0
+    total = (kept * counts + prior).masked_fill(~possible, 1.0)
+    constant = likelihood.constant_with(mass.to(real)) * share.to(real).unsqueeze(-1)
+    constant = (constant + total.log().to(real)).masked_fill(~possible, native.IMPOSSIBLE)
+    prior_share = prior.masked_fill(~possible, 1.0) / total
+    tables = shots + mass, constant, weight * kept / total, prior_share
+    return tuple(x[0].to(real) for x in tables), torch.cat([likelihood.sharpness.double(), share])
 
 
 def solve_large(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
+from ..native.graphs import replayed
 from ..native.load import module
 from ..rows import class_sums, laid_out, products
 
@@ -90,11 +91,8 @@ class Likelihood:
         """P [L, M, D] and c [L]: x.y is ``sum_d diagonal_d x_d y_d + c (P x).(P y)``."""
         if self.factor is None or self.shares is None:
             return None
-        root = self.scale.sqrt()
-        offsets = unsplit(self.scaled[:, : -self.bias.shape[1]], root.shape[-1])
-        right = offsets * root.unsqueeze(1) if offsets.shape[1] else torch.diag_embed(root)
-        P = solved_by(unsplit(self.factor, self.factor.shape[1]), right)
-        return laid_out(P), self.shares[:, 2]
+        offsets = self.scaled[:, : -self.bias.shape[1]]
+        return replayed(projection_of, self.factor, offsets, self.scale), self.shares[:, 2]
 
     def task(self, number: int) -> "Likelihood":
         """The likelihood of one task, [1, ..]; some of the tensors may be shared by all tasks."""
@@ -194,6 +192,14 @@ def native_kinds(
         own = kind.dtype or real
         kinds[name] = split_kind(own, cuda, *shape) if kind.split else (own, shape)
     return MappingProxyType(kinds)
+
+
+def projection_of(factor: Tensor, offsets: Tensor, scale: Tensor) -> Tensor:
+    """P of `Likelihood.projection`; `offsets` are the scaled ones of rows, if there are any."""
+    root = scale.sqrt()
+    rows = unsplit(offsets, root.shape[-1])
+    right = rows * root.unsqueeze(1) if rows.shape[1] else torch.diag_embed(root)
+    return laid_out(solved_by(unsplit(factor, factor.shape[1]), right))
 
 
 def solved_by(factor: Tensor, right: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 Steps: TypeAlias = Generator[Any, bool, None]
 
 NO_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+# Older ones can fail to record linear algebra, which would disturb other work on the GPU.
+RECORDS_ALGEBRA = torch.__version__ >= "2.11"
 CALLS_BEFORE = 2  # with the same shapes, before one is recorded, which takes as long as three
 
 
@@ -46,9 +48,8 @@ def replayed(function: Callable[..., Result], *arguments: Any) -> Result:
 
 def records() -> bool:
     """Whether this torch records graphs, and keeps the memory that they use."""
-    # Older ones can fail to record linear algebra, which would disturb other work on the GPU. Other
-    # allocators may free the memory of a graph that is replayed later.
-    if torch.__version__ < "2.11" or NO_CACHE in os.environ:
+    # Other allocators may free the memory of a graph that is replayed later.
+    if not RECORDS_ALGEBRA or NO_CACHE in os.environ:
         return False
     return torch.cuda.get_allocator_backend() == "native"
 
@@ -92,9 +93,12 @@ class Recorder:
         # By function and shapes, the latest last: how often it was called, its graph, or None if it
         # cannot be recorded, or takes too much memory.
         self.known: OrderedDict[Hashable, int | Recorded | None] = OrderedDict()
+        self.records = False  # a call, which may have parts that could be recorded alone
 
     def recorded(self, function: Callable[..., object], arguments: Any) -> Recorded | None:
         """The graph of such a call, recorded if it is time to; None if there is none."""
+        if self.records:  # another call, of which this one is a part
+            return None
         key = function, with_tensors(arguments, lambda x: (x.shape, x.dtype))
         known = self.known.pop(key, 0)
         if known == CALLS_BEFORE:
@@ -110,28 +114,34 @@ class Recorder:
         static = with_tensors(arguments, torch.clone)
         self.stream.wait_stream(torch.cuda.current_stream())
         self.stream.wait_event(self.done)
-        with torch.cuda.stream(self.stream):
-            done(function(*static))  # libraries allocate what they need on a stream
-            before = torch.cuda.memory_reserved()
-            try:
+        self.records = True
+        try:
+            with torch.cuda.stream(self.stream):
+                done(function(*static))  # libraries allocate what they need on a stream
+                before = torch.cuda.memory_reserved()
                 recorded = self.captured(partial(function, *static), tensors_in(static))
-            except RuntimeError as error:
-                warn_once(f"{function.__name__} is not recorded as a CUDA graph: {error}")
-                # Random numbers of torch wait for the end of a capture, which another one reaches.
-                self.capture(tensors_in(static)[0].zero_)
-                return None
+        finally:
+            self.records = False
+        if recorded is None:
+            return None
         torch.cuda.current_stream().wait_stream(self.stream)
         return recorded if torch.cuda.memory_reserved() - before <= MOST_GRAPH_MEMORY else None
 
-    def captured(self, function: partial[Any], inputs: list[Tensor]) -> Recorded:
-        if not isgeneratorfunction(function.func):
-            graph, result = self.capture(function)
-            return Recorded([graph], inputs, result)
-        steps = function()
-        start, (running, most) = self.capture(partial(next, steps))
-        step, _ = self.capture(partial(steps.send, True), start.pool())
-        end, result = self.capture(partial(steps.send, False), start.pool())
-        return Recorded([start, step, end], inputs, result, running, most)
+    def captured(self, function: partial[Any], inputs: list[Tensor]) -> Recorded | None:
+        try:
+            if not isgeneratorfunction(function.func):
+                graph, result = self.capture(function)
+                return Recorded([graph], inputs, result)
+            steps = function()
+            start, (running, most) = self.capture(partial(next, steps))
+            step, _ = self.capture(partial(steps.send, True), start.pool())
+            end, result = self.capture(partial(steps.send, False), start.pool())
+            return Recorded([start, step, end], inputs, result, running, most)
+        except RuntimeError as error:
+            warn_once(f"{function.func.__name__} is not recorded as a CUDA graph: {error}")
+            # Random numbers of torch wait for the end of a capture, which another one reaches.
+            self.capture(inputs[0].zero_)
+            return None
 
     def capture(
         self, function: Callable[[], Result], pool: Any = None
@@ -164,7 +174,7 @@ class Recorder:
         return result
 
 
-lock, recorder_of = threading.Lock(), cache(Recorder)
+lock, recorder_of = threading.RLock(), cache(Recorder)
 
 
 def with_tensors(x: Any, change: Callable[[Tensor], Any]) -> Any:

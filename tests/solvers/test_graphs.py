@@ -45,18 +45,24 @@ def by_solve(batch):
     return *found[:2], found.prototypes, found.iterations
 
 
+def by_chunks(batch):
+    rows = batch.support, batch.support_labels, batch.query
+    return paddle_ext.adaptive(*rows, num_classes=K, return_assignments=False)[:4]
+
+
 def recorded():
     """How many graphs there are."""
     known = graphs.recorder_of(torch.device("cuda", 0)).known
     return sum(isinstance(x, graphs.Recorded) for x in known.values())
 
 
-CALLS = [(by_names, 0, 60), (by_names, 1, 60), (with_noise, 1, 60), (with_noise, 5, 60)]
-CALLS += [(by_solve, 5, 2000)]  # too large for one block
+CALLS = [(by_names, 0, 60, 1), (by_names, 1, 60, 1), (with_noise, 1, 60, 1), (with_noise, 5, 60, 1)]
+CALLS += [(by_solve, 5, 2000, 1)]  # too large for one block
+CALLS += [(by_chunks, 5, 60, 2)]  # the projection of the full metric, and the absorb step
 
 
-@pytest.mark.parametrize(("call", "shots", "Q"), CALLS)
-def test_a_replayed_call_has_the_result_of_the_first(call, shots, Q):
+@pytest.mark.parametrize(("call", "shots", "Q", "graphs_of_it"), CALLS)
+def test_a_replayed_call_has_the_result_of_the_first(call, shots, Q, graphs_of_it):
     batches = [batch_of(seed, Q, shots) for seed in range(4)]
     for batch in batches[::2] if shots > 1 else ():  # one in two has wrong labels
         batch.support_labels[:4] = (batch.support_labels[:4] + 1) % K
@@ -65,7 +71,7 @@ def test_a_replayed_call_has_the_result_of_the_first(call, shots, Q):
         graphs.recorder_of.cache_clear()  # so this call is the first of its shapes
         plain.append(call(batch))
     results = [call(batch) for batch in batches * 2]
-    assert recorded() == 1
+    assert recorded() == graphs_of_it
     for found, expected in zip(results, plain * 2, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
     assert not any(x.is_inference() for x in results[-1])
@@ -139,3 +145,17 @@ def test_inside_a_graph_of_the_caller_the_function_is_called():
     graph.replay()
     assert twice.tolist() == [8, 8, 8]
     assert not graphs.recorder_of.cache_info().misses
+
+
+def test_a_part_of_a_recorded_call_is_not_recorded():
+    def part(x):
+        return (x.square(),)
+
+    def whole(x):
+        return (graphs.replayed(part, x)[0] + 1,)
+
+    x = torch.arange(3.0, device="cuda")
+    results = [graphs.replayed(whole, x + i) for i in range(5)]
+    assert recorded() == 1
+    for i, (found,) in enumerate(results):
+        assert torch.equal(found, (x + i).square() + 1)
