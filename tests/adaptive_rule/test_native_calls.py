@@ -298,6 +298,25 @@ def test_a_team_of_blocks_finds_what_one_block_finds(D: int) -> None:
             assert torch.equal(x[b], y[0])
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("D", [70, 300])  # fewer features than labelled rows, and more
+def test_many_factors_are_those_of_each_task(D: int) -> None:
+    rows, labels = (x.cuda() for x in make(200, 9, D, B=600))
+    together, distances = learned(rows.float(), labels, 9, "auto", left_out=True)
+    assert distances is not None
+    assert together.factor is not None
+    for b in (0, 599):
+        own = rows[b : b + 1].float(), labels[b : b + 1]
+        alone, apart = learned(*own, 9, "auto", left_out=True)
+        assert apart is not None
+        for x, y in (
+            (together.bias[b], alone.bias[0]),
+            (together.weights[b], alone.weights[0]),
+            (distances[b], apart[0]),
+        ):
+            assert gap(x, y.cpu().double()) < TOLERANCE[torch.float32]
+
+
 @pytest.mark.parametrize(("K", "D"), [(2, 15), (3, 31), (5, 15), (33, 8)])
 def test_one_shot_tasks_do_not_depend_on_their_batch(K: int, D: int) -> None:
     """Torch adds up products of few rows in another order for a batch than for a matrix."""
