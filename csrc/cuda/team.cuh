@@ -90,7 +90,7 @@ int team_blocks(void (*kernel)(Parameters...), int64_t tasks, int64_t useful, in
     return int(max(min(min(room / tasks, useful), kMostTeamBlocks), int64_t(1)));
 }
 
-// Launches kernel(arguments.., blocks) with as many blocks for each task.
+// Launches kernel(arguments.., blocks) with team_blocks() blocks for each task.
 template <typename... Parameters, typename... Arguments>
 void launch_teams(const char* name, void (*kernel)(Parameters...), int64_t tasks, int64_t useful,
                   int threads, int64_t bytes, TeamMemory* memory, cudaStream_t stream,

@@ -3,10 +3,11 @@
 // task, else a team of blocks does. Sums over the rows are taken in one order for any team.
 //
 // Distances provides (task, i, k, share), the distance of row i to class k in a mixture of two
-// metrics, with this share of the second; start(task), which all threads of all blocks call once and
-// which ends with a barrier; and finish(task, sharpness, share), called by one block after the share
-// and the sharpness that fit best have been found and `drawn` is complete. The share grows from 0 to
-// 1 in this many `mixtures`, see kStandardError; with 0 mixtures there is one metric.
+// metrics, with this share of the second; start(task), which all threads of all blocks call once,
+// and which ends with a barrier if it writes; and finish(task, sharpness, share), called by one
+// block after the share and the sharpness that fit best have been found and `drawn` is complete.
+// The share grows from 0 to 1 in this many `mixtures`, see kStandardError; with 0 mixtures there is
+// one metric.
 #pragma once
 
 #include "common/adaptive.h"
@@ -15,7 +16,7 @@
 
 namespace paddle_ext {
 
-// Of a block: fewer if two of them fit a multiprocessor.
+// Of a block: the most if only one fits a multiprocessor with its rows, else fewer.
 constexpr int kCalibrateThreads = 512, kMostCalibrateThreads = 1024;
 constexpr int kRowLanes = 8;         // lanes that share a row
 constexpr float kFarBehind = 1e30f;  // the distance of a class that does not exist

@@ -1,8 +1,8 @@
 // The factor of the full metric on CUDA, and rows solved for with it; see common/adaptive.h.
 //
 // Blocks of columns from left to right: each tile of 64 x 64 numbers loses the products of the
-// columns before, then is multiplied by the inverse of the factor's diagonal block. A team of thread
-// blocks factorises a task if there are few; else all tasks go from column to column together.
+// columns before, then is multiplied by the inverse of the factor's diagonal block. If tasks are few
+// a team of thread blocks factorises each; else all go from column to column together.
 #pragma once
 
 #include "common/adaptive.h"
@@ -256,7 +256,7 @@ struct FactorTask {
             *reinterpret_cast<uint4*>(to + place(column0, at)) = *inverse(at);
         }
     }
-    // Asynchronously: solve_tile() waits.
+    // Asynchronously: solve_tile() waits, unless its rows are still zero and need no inverse.
     __device__ void load_inverse(int column0) const {
         for (int at = threadIdx.x; at < kSide * kSidePieces; at += T::kThreads) {
             copy_async16(shared_address(inverse(at)), factor + place(column0, at), true);
@@ -398,13 +398,13 @@ __global__ void __launch_bounds__(T::kThreads, 3) column_kernel(Factor f, int co
 template <typename Products>
 void launch_factor(const Factor& f, const Products& next, cudaStream_t stream) {
     using T = SquareTile;
-    constexpr int64_t kSquareBytes = sizeof(FactorShared<TeamTile>);
+    constexpr int64_t kTeamBytes = sizeof(FactorShared<TeamTile>);
     const int pitch = int(factor_columns(f.M));
     const int64_t useful = ColumnTiles<TeamTile>{f, pitch, 0}.all;
     const auto of_team = factor_kernel<Products>;
-    if (team_blocks(of_team, f.B, useful, TeamTile::kThreads, kSquareBytes) > 1) {
-        launch_teams("factor_kernel", of_team, f.B, useful, TeamTile::kThreads, kSquareBytes,
-                     f.teams, stream, f, next);
+    if (team_blocks(of_team, f.B, useful, TeamTile::kThreads, kTeamBytes) > 1) {
+        launch_teams("factor_kernel", of_team, f.B, useful, TeamTile::kThreads, kTeamBytes, f.teams,
+                     stream, f, next);
         return;
     }
     allow_all_shared(column_kernel<T>);

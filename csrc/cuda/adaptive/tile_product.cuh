@@ -19,7 +19,7 @@ template <int kM, int kN, int kRowWarps, int kColumnWarps, int kStages = 3>
 struct Tile {
     static constexpr int kRows = 16 * kM * kRowWarps, kColumns = 8 * kN * kColumnWarps;
     static constexpr int kThreads = 32 * kRowWarps * kColumnWarps;
-    // Of threads, on a multiprocessor: as many as there are registers for.
+    // Blocks of threads on a multiprocessor: as many as there are registers for.
     static constexpr int kBlocks = (kM * kN <= 8 ? 512 : 384) / kThreads;
 
     struct alignas(128) Stages {
