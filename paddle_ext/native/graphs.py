@@ -122,9 +122,9 @@ class Recorder:
                 recorded = self.captured(partial(function, *static), tensors_in(static))
         finally:
             self.records = False
+        torch.cuda.current_stream().wait_stream(self.stream)
         if recorded is None:
             return None
-        torch.cuda.current_stream().wait_stream(self.stream)
         return recorded if torch.cuda.memory_reserved() - before <= MOST_GRAPH_MEMORY else None
 
     def captured(self, function: partial[Any], inputs: list[Tensor]) -> Recorded | None:
