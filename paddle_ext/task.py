@@ -4,8 +4,8 @@ Nothing here modifies its input. A support shared by all tasks keeps a batch dim
 not copied for each task.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,9 +177,11 @@ def batched(x: Tensor, rank: int) -> Tensor:
     return x if x.dim() == rank else x.unsqueeze(0)
 
 
-def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Context that computes in the dtypes of the tensors, even if the caller uses autocast."""
-    kind = "cuda" if x.is_cuda else "cpu"
-    if torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Context, or decorator: compute in the dtypes of tensors, even if the caller uses autocast."""
+    with ExitStack() as disabled:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                disabled.enter_context(torch.autocast(kind, enabled=False))
+        yield

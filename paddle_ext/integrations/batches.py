@@ -19,6 +19,7 @@ from .. import check
 from ..groups import Groups, groups_of
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
+from ..task import without_autocast
 from . import fitted, inputs
 from .columns import Array, is_frame
 from .fitted import Examples, Fitted, FittedAdaptive, FittedNames, array, chosen_device, to_tensor
@@ -156,7 +157,7 @@ class BatchClassifier:
         )
         self._fitted: Fitted = FittedNames(examples)
         self._here: tuple[torch.device, Fitted] | None = None
-        with torch.inference_mode():
+        with torch.inference_mode(), without_autocast():
             self._columns, examples, _ = fitted.in_columns(examples, None)
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
@@ -253,7 +254,7 @@ class BatchClassifier:
             labels = self.classes[:0]
         else:
             query = inputs.vectors(name, embeddings, width=self._width)
-            with torch.inference_mode():
+            with torch.inference_mode(), without_autocast():
                 rows = self._columns.applied_to(to_tensor(query, chosen_device(self._device)))
                 together = None if groups is None else groups_of(groups, len(rows), rows.device)
                 solve = self._solve_and_remember if self._remember else self._solve

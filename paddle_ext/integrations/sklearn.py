@@ -16,6 +16,7 @@ from ..presence import suggest
 from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, counted_shares
+from ..task import without_autocast
 from . import fitted, inputs
 from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
 from .fitted import Examples, array, chosen_device, moved, to_tensor
@@ -174,6 +175,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # --- fitting --------------------------------------------------------------------------------
 
+    @without_autocast()
     def fit(
         self,
         X: Any,
@@ -349,6 +351,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.transduction_ = self.classes_[place]
         self.label_distributions_ = fitted.label_distributions(place, has_label, K, solution, dtype)
 
+    @without_autocast()
     def suggest(self, count: int) -> Array:
         """The unlabelled rows of `fit` whose labels would help most, as indices into `X`.
 
@@ -380,16 +383,19 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # --- new rows -------------------------------------------------------------------------------
 
+    @without_autocast()
     def predict_proba(self, X: Any) -> Array:
         """The probability of each class for each row, [n, K], independently of other rows."""
         rows = self._checked_rows(X)
         return array(torch.cat([torch.softmax(x, dim=-1) for x in self._fitted.logits(rows)]))
 
+    @without_autocast()
     def predict(self, X: Any) -> Array:
         """The label of each row, [n], independently of other rows."""
         places = self._places_of(self._checked_rows(X), balanced=self.balanced)
         return np.asarray(self.classes_[array(places)])
 
+    @without_autocast()
     def predict_batch(self, X: Any, groups: Any = None, same: Any = None) -> Array:
         """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
 
@@ -403,6 +409,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         solution = self._fitted.solve(rows, options).over_all()
         return np.asarray(self.classes_[array(self._labels_of(solution))])
 
+    @without_autocast()
     def novelty(self, X: Any) -> Array:
         """How unlike its class each row is, [n]: near 1 for a sample of an unknown class.
 

@@ -185,7 +185,7 @@ class Method(ABC):
             check_values=check_all if checks_itself else None,
             **converted(extras, dtype),
         )
-        with torch.no_grad(), without_autocast(query):
+        with torch.no_grad(), without_autocast():
             found = self.prediction(task)
         return found if batch else Prediction(*(x[0] for x in found))
 
@@ -241,7 +241,7 @@ class Method(ABC):
             num_classes=K,
             **converted(extras, computing_dtype(features)),
         )
-        with torch.no_grad(), without_autocast(features):
+        with torch.no_grad(), without_autocast():
             probabilities = self.solve_indexed(task).reshape(*batch, Q, K)
         return Prediction(probabilities.argmax(-1), probabilities)
 

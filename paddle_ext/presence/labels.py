@@ -11,6 +11,7 @@ from ..adaptive_rule.label_noise import AUTO, weigh_labels
 from ..adaptive_rule.likelihood import coordinates
 from ..limits import LARGEST_FLOAT
 from ..rows import computing_dtype, evenly_spread, parts, squared_distances, unit_rows
+from ..task import without_autocast
 
 # Limit on the samples that are compared with each other, unless more are asked for.
 MOST_COMPARED = 4096
@@ -25,6 +26,7 @@ class Suggestions(NamedTuple):
     stands_for: Tensor  # [n] int64: queries nearer to it than to all others with a label
 
 
+@without_autocast()
 def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     """The unlabelled samples whose labels would help most, if `count` more can be labelled.
 
@@ -136,6 +138,7 @@ class LabelDoubt(NamedTuple):
         return order[self.doubt[order] > threshold]
 
 
+@without_autocast()
 def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """Find wrong labels among labelled rows.
 

@@ -14,6 +14,7 @@ from ..adaptive_rule.likelihood import coordinates
 from ..methods import Prediction
 from ..rows import class_means, computing_dtype, evenly_spread, parts, squared_distances, unit_rows
 from ..solution import Solution
+from ..task import without_autocast
 
 MOST_ORDINARY = 1024  # limit on labelled rows that queries are compared with
 NO_SPREAD = 1e-6  # a smaller deviation is rounding
@@ -53,6 +54,7 @@ def strangers(
     return found > 1 - rate
 
 
+@without_autocast()
 def novelty(
     solution: Solution | Prediction, support: Tensor, support_labels: Tensor, query: Tensor
 ) -> Tensor:

@@ -140,6 +140,30 @@ def test_predict(dtype: type, shots: int) -> None:
     np.testing.assert_allclose(alone, found[:5], atol=1e-5 if dtype == np.float32 else 1e-12)
 
 
+def test_autocast_changes_nothing() -> None:
+    X, y, _ = batch(np.float32)
+    known = torch.from_numpy(X[y >= 0]), torch.from_numpy(y[y >= 0])
+
+    def found() -> dict[str, np.ndarray]:
+        model = PaddleClassifier(device="cpu", label_noise="auto").fit(X, y)
+        return {
+            "fit": model.label_distributions_,
+            "predict_proba": model.predict_proba(X),
+            "predict": model.predict(X),
+            "predict_batch": model.predict_batch(X),
+            "novelty": model.novelty(X),
+            "suggest": model.suggest(20),
+            "label_doubt": presence.label_doubt(*known).doubt.numpy(),
+            "BatchClassifier": paddle_ext.BatchClassifier(*known)(X)["probability"],
+        }
+
+    want = found()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = found()
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
 def few_shots(shots: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`batch` with this many of the labelled rows of each class."""
     X, y, truth = batch(dtype)
