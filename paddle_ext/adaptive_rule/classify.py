@@ -90,7 +90,7 @@ def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
     shots, variance, shape = likelihood.shots, likelihood.variance, solution.proportions.shape
     if shots.shape != shape:
         shots, variance = shots.expand(shape), variance.expand(shape[0])
-    return solution._replace(shots=shots, variance=variance)
+    return solution._replace(shots=shots.clone(), variance=variance.clone())
 
 
 def by_group(
