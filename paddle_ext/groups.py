@@ -88,7 +88,7 @@ def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Gro
         got = f"{array[odd]!r} in row {odd}"
         raise ValueError(f"{name} must be all strings or all integers of 64 bits, got {got}")
     if not is_text:
-        return groups_of(torch.tensor([int(x) for x in array]), rows, device, name)
+        return groups_of(torch.tensor([int(x) for x in array], device="cpu"), rows, device, name)
     names, of_row = np.unique(array.astype(str), return_inverse=True)
     numbered = groups_of(torch.from_numpy(of_row.reshape(-1)), rows, device)
     return numbered._replace(names=names.tolist())

@@ -11,7 +11,7 @@ Q - N is computed and mirrored, so that it stays within 0 and Q. The ends are ro
 whole counts, as in mid-P intervals: rounded outwards, it would cover more than it should.
 """
 
-import math
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -96,7 +96,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
         raise check.ArgumentValueError(
             "sums", f"must be [.., 4, K] or [.., 9, K + 1], got {list(sums.shape)}"
         )
-    z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(coverage, dtype=torch.float64)))
+    z = NormalDist().inv_cdf((1 + coverage) / 2)
     sums = sums.double()
     Q = sums[..., 0, :].sum(-1, keepdim=True).clamp(min=1)
     strange = None

@@ -288,6 +288,20 @@ def test_results(name: str, dtype: torch.dtype, device: str) -> None:
         assert_equal(got, call(placed(given, torch.float32)), bitwise=call.is_bitwise(device))
 
 
+@every_call
+def test_the_default_device_does_not_matter(name: str) -> None:
+    """Not even where a thread makes its first call, and allocates what it keeps."""
+    call = CALLS[name]
+    given = call.make(2)
+
+    def elsewhere() -> Any:
+        with torch.device("meta"):
+            return call(given)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert_equal(pool.submit(elsewhere).result(), call(given))
+
+
 @pytest.mark.cuda
 @every_call
 def test_devices_agree(name: str) -> None:

@@ -161,7 +161,7 @@ class BatchClassifier:
             self._columns, examples, _ = fitted.in_columns(examples, None)
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
-                no_dual = torch.zeros(examples.num_classes)
+                no_dual = examples.support.new_zeros(examples.num_classes)
                 learned_on = fitted.learned(examples, self._options)
                 self._fitted = FittedAdaptive(learned_on, no_dual).to("cpu")
 

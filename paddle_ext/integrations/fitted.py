@@ -289,7 +289,7 @@ def label_distributions(
 ) -> Any:
     """The probabilities [n, K], 1 for a label; if all are too many, the largest, as a csr_array."""
     shape = len(place), num_classes
-    none = torch.zeros(0, num_classes, dtype=dtype)
+    none = torch.zeros(0, num_classes, dtype=dtype, device="cpu")
     predicted = none if solution is None else solution.probabilities
     if returns_all(None, *shape):
         probabilities: Array = np.zeros(shape, array(predicted).dtype)

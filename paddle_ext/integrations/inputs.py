@@ -180,7 +180,8 @@ def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> A
     except (TypeError, ValueError) as error:
         raise TypeError(f"prior must be numbers, got {check.kind(prior)}") from error
     tasks = None if groups is None else len(groups.names)
-    measures_of(weights, len(classes), tasks, torch.empty(0))  # raises if they are invalid
+    like = torch.empty(0, device="cpu")
+    measures_of(weights, len(classes), tasks, like)  # raises if they are invalid
     return weights
 
 

@@ -153,7 +153,7 @@ class FileRows:
         # The thread must not write to tensors of the caller's inference mode.
         with torch.inference_mode(False):
             buffers = [
-                torch.empty((size, self.shape[1]), dtype=self.dtype, pin_memory=cuda)
+                torch.empty(size, self.shape[1], dtype=self.dtype, device="cpu", pin_memory=cuda)
                 for _ in range(2)
             ]
         copied = [torch.cuda.Event(blocking=True) for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]

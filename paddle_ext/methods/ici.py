@@ -71,7 +71,9 @@ class Ici(Method):
 
     def solve(self, task: Task) -> Tensor:
         N, D = task.support.shape[1] + task.query.shape[1], task.query.shape[2]
-        return in_chunks(self.solve_chunk, task, 8 * N * (8 * D + 3 * AT_ONCE * task.num_classes))
+        size = 8 * N * (8 * D + 3 * AT_ONCE * task.num_classes)
+        with torch.inference_mode(False):  # the caller may use it, and there are gradients here
+            return in_chunks(self.solve_chunk, task, size)
 
     def solve_chunk(self, task: Task) -> Tensor:
         B, Q, _ = task.query.shape

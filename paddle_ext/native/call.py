@@ -256,7 +256,7 @@ class Scratch(threading.local):
     size = 2**15  # bytes
 
     def __init__(self) -> None:
-        self.memory = torch.empty(self.size, dtype=torch.uint8)
+        self.memory = torch.empty(self.size, dtype=torch.uint8, device="cpu")
 
 
 scratch = Scratch()

@@ -235,7 +235,9 @@ def discriminant(known: Tensor, strange: Tensor) -> Tensor:
     known, strange = known / unit, strange / unit
     off = torch.cat([x - x.mean(0) for x in (known, strange) if len(x)])
     m, prior = min(len(known), len(strange)), known.new_tensor([0.0, 1.0, 0.0])
-    covariance = (off.mT @ off + PRIOR_ROWS * torch.eye(3).to(off)) / (len(off) + PRIOR_ROWS)
+    covariance = off.mT @ off
+    covariance.diagonal().add_(PRIOR_ROWS)
+    covariance /= len(off) + PRIOR_ROWS
     apart = strange.mean(0) - known.mean(0) if m else prior
     apart = (m * apart + PRIOR_ROWS * prior) / (m + PRIOR_ROWS)
     weights = torch.linalg.solve(covariance, apart).clamp(min=0)

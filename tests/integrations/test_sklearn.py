@@ -1,6 +1,7 @@
 """The scikit-learn estimator: its results, and how it fits into scikit-learn."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,12 @@ def test_predict(dtype: type, shots: int) -> None:
     np.testing.assert_allclose(alone, found[:5], atol=1e-5 if dtype == np.float32 else 1e-12)
 
 
-def test_autocast_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    "context",
+    [torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"), torch.inference_mode()],
+    ids=["autocast", "default device", "inference mode"],
+)
+def test_contexts_of_torch_change_nothing(context: Any) -> None:
     X, y, _ = batch(np.float32)
     known = torch.from_numpy(X[y >= 0]), torch.from_numpy(y[y >= 0])
 
@@ -158,7 +164,7 @@ def test_autocast_changes_nothing() -> None:
         }
 
     want = found()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with context:
         got = found()
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)

@@ -80,10 +80,11 @@ def test_forms_of_input(device: str, name: str) -> None:
     want = method.predict(*problem.inputs())
     assert all(torch.equal(x, y) for x, y in zip(before, problem.inputs(), strict=True))
     leaves = problem.map(lambda x: x.clone().requires_grad_())
-    with torch.autocast(device, dtype=torch.bfloat16):
-        got = method.predict(*leaves.inputs(), num_classes=problem.num_classes)
-    assert_prediction(got, problem)
-    assert torch.equal(got.probabilities, want.probabilities)
+    for context in (torch.autocast(device, dtype=torch.bfloat16), torch.inference_mode()):
+        with context:
+            got = method.predict(*leaves.inputs(), num_classes=problem.num_classes)
+        assert_prediction(got, problem)
+        assert torch.equal(got.probabilities, want.probabilities)
     half = problem.to(torch.float16)
     single = half.to(torch.float32).map(lambda x: x.mT.contiguous().mT)
     assert_close(method.predict(*half.inputs()), method.predict(*single.inputs()))
