@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import check, prevalence
 from .groups import Groups
-from .limits import MOST_PROBABILITIES
+from .limits import FEWEST_TO_CALIBRATE, MOST_PROBABILITIES
 from .native.call import Outputs
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
@@ -71,11 +71,14 @@ class Solution(NamedTuple):
     def calibrated(self) -> bool:
         """Whether the probabilities are calibrated.
 
-        Those of `adapt` are if its logits are; the method `adaptive` calibrates its probabilities
-        on labelled rows, of which fewer than 20 leave too little (docs/presence.md). PADDLE's are
+        Those of `adapt` are if its logits are. Those of `adaptive` are from 20 labelled rows on, of
+        classes with two or more in every task (docs/presence.md), or with class names. PADDLE's are
         overconfident, and only good for ranking.
         """
-        return self.concentration is not None
+        if self.concentration is None or self.shots is None:
+            return self.concentration is not None
+        several = (self.shots * (self.shots > 1)).sum(-1)
+        return bool((several >= FEWEST_TO_CALIBRATE).all())
 
     @property
     def dual_weight(self) -> float:
@@ -142,7 +145,7 @@ class Solution(NamedTuple):
         tensor([0.2500, 0.5000], dtype=torch.float64)
         tensor([0.5000, 0.7500], dtype=torch.float64)
         """
-        if not self.calibrated:
+        if self.concentration is None:
             raise ValueError(
                 "the prevalence needs calibrated probabilities, and those of PADDLE are "
                 "overconfident: use paddle_ext.adaptive"

@@ -273,6 +273,20 @@ def test_tasks_and_batches_together() -> None:
     assert (widths[0] > widths[1] / math.sqrt(2)).all()
 
 
+def test_few_labelled_rows_calibrate_nothing() -> None:
+    support, labels, query, _ = batch(6)
+    K = int(labels.max()) + 1
+    every = paddle_ext.adaptive(support, labels, query)
+    assert every.calibrated
+    several = torch.stack([(labels == k).nonzero()[:2, 0] for k in range(9)]).flatten()
+    alone = torch.stack([(labels == k).nonzero()[0, 0] for k in range(9, K)])
+    few = torch.cat([several, alone])
+    found = paddle_ext.adaptive(support[few], labels[few], query)
+    assert not found.calibrated
+    assert "probabilities not calibrated" in repr(found)
+    assert found.prevalence().estimate.sum() == pytest.approx(1)
+
+
 def test_overconfident_probabilities_are_refused() -> None:
     support, labels, query, _ = batch(6)
     with pytest.raises(ValueError, match="those of PADDLE are overconfident"):

@@ -63,7 +63,8 @@ def adaptive(
         K. By default the largest label + 1.
     metric : {"auto", "diagonal"}
         "diagonal" weights every feature by its variance within the classes. "auto" also uses the
-        covariance, in the share that classifies left-out labelled rows best, if any class has two.
+        covariance, if any class has two rows: in the largest share with which the labels of
+        left-out rows are about as likely as with the best one.
     label_noise : float or "auto"
         The share of labels that are wrong, in [0, 1), or "auto" to estimate it; the weight of a
         labelled row is then the probability that its label is right. All labels are trusted with

@@ -37,7 +37,7 @@ class Columns:
     text: Annotated[str | None, TABLES] = None
     """Column of texts to embed."""
     label: Annotated[str | None, TABLES] = None
-    """Column, or array, of classes; default: label."""
+    """Column, or array, of classes; default: label, labels, class, category or target."""
     name: Annotated[str | None, TABLES, Parameter(name="--id")] = None
     """Column of row names; default: row numbers."""
     truth: Annotated[str | None, TABLES] = None

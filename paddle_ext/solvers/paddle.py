@@ -115,9 +115,9 @@ def solve(
 
     The computation is in float64 for float64 features and in float32 otherwise, and so are the
     results; half-precision features on the CPU are copied to float32 first. Tensors that are not
-    contiguous are copied. Inputs are not modified, and results are detached. The result of a task
-    does not depend on its batch or the number of threads, and two runs are bitwise identical; only
-    a shared support and the same support repeated for every task may differ by rounding.
+    contiguous are copied. Inputs are not modified, and results are detached. Two runs are bitwise
+    identical. The batch of a task and the number of threads change its result only by rounding, and
+    only if the support is shared or the task is large (docs/reliability.md).
 
     What has no native code on CUDA is computed on the CPU, with one warning: float64, and anything
     on a GPU that this build has no code for.

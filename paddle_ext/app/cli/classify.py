@@ -32,7 +32,10 @@ def classify(
             "class. With names: the data to classify, if nothing is labelled."
         ),
     ],
-    unlabelled: Annotated[Path | None, o.about("Embeddings or images to classify.")] = None,
+    unlabelled: Annotated[
+        Path | None,
+        o.about("Embeddings, a table or images to classify; none if one table has missing labels."),
+    ] = None,
     /,
     *,
     output: Annotated[
