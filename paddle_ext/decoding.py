@@ -130,6 +130,8 @@ def square_crop(picture: Image, size: int) -> Image:
         return picture
     scale = size / min(width, height)
     width, height = max(size, round(width * scale)), max(size, round(height * scale))
+    if width * height > MOST_PIXELS:  # of a long and narrow one
+        raise UnreadableError(too_large(f"{width} x {height} scaled"))
     picture = picture.resize((width, height), Resampling.BILINEAR)
     left, top = (width - size) // 2, (height - size) // 2
     return picture.crop((left, top, left + size, top + size))

@@ -136,6 +136,13 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def check_writable(folder: Path) -> None:
+    """Raise the error of a folder that cannot be made or written to; nothing is left in it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    with naming(folder), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=there):
+        pass
+
+
 def write_tensors(
     path: Path, module: Any, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:

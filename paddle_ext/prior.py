@@ -30,6 +30,8 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
     if prior.is_complex():
         raise TypeError(f"prior must be real numbers, got {check.plain(prior.dtype)}")
     p = prior.detach().to(like.device).double().reshape(-1, K)
+    if len(p) == 0:
+        return Measures(p.new_ones(0, 2, K, dtype=computing_dtype(like)), True)
     total = p.sum(-1, keepdim=True)
     # A NaN anywhere makes the extremes NaN.
     least, lowest_total, most = check.numbers_of([p.amin(), *torch.aminmax(total)])
@@ -38,7 +40,8 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
         if wrong.any():
             raise ValueError(f"prior must be finite and at least 0, got {p[wrong][0].item():g}")
         # The sum overflows.
-        return measures_of((p / p.amax(-1, True)).reshape(prior.shape), K, batch, like)
+        scaled = p / p.amax(-1, True).clamp(min=1)
+        return measures_of(scaled.reshape(prior.shape), K, batch, like)
     if lowest_total == 0:
         raise ValueError("prior must have a positive weight, got zeros only")
     values = torch.ones(len(p), 2, K, dtype=computing_dtype(like), device=like.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -281,7 +282,7 @@ class Solution(NamedTuple):
         """
         if self.groups is not None:
             return self.over_all().balanced_labels()
-        shares = counted_shares(self.proportions, self.labels.shape[-1]).unsqueeze(-2)
+        shares = counted_shares(self.proportions, self.things().labels.shape[-1]).unsqueeze(-2)
         if self.classes is None:
             return (self.probabilities / shares).argmax(-1)
         own = shares.expand(*self.classes.shape[:-1], -1).gather(-1, self.classes)
@@ -343,6 +344,13 @@ def label_counts(solution: Solution, among: Tensor | None = None) -> Tensor:
         return prevalence.counts_of(labels, counts, among)
     prevalence.counts_of(solution.groups.of_row * shape[-1] + labels, counts.view(-1), among)
     return counts
+
+
+def most_probable(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
+    """The `count` most probable classes of each row, its label first, [.., Q, count]."""
+    # Of equals, topk takes any.
+    label_first = probabilities.scatter(-1, labels.unsqueeze(-1), math.inf)
+    return label_first.topk(min(count, probabilities.shape[-1]), -1).indices
 
 
 def distinct(labels: Tensor, num_classes: int) -> Tensor:

@@ -204,11 +204,23 @@ def test_novelty_with_few_rows() -> None:
     assert found.unique().numel() > 10  # two rows to be compared with keep the order
 
 
+def test_novelty_where_few_probabilities_are_kept() -> None:
+    support, labels, query = task()
+    for solver in (paddle_ext.adaptive, paddle_ext.solve):
+        found, few = (
+            presence.novelty(solver(support, labels, query, **more), support, labels, query)
+            for more in ({}, {"return_assignments": False, "top": 2})
+        )
+        assert torch.allclose(found, few, atol=1e-4)
+
+
 def test_bad_arguments() -> None:
     support, labels, query = task()
     solution = paddle_ext.solve(support, labels, query)
     with pytest.raises(ValueError, match="belong to the one given task"):
         presence.novelty(solution, support, labels, query[:5])
+    with pytest.raises(ValueError, match=r"support must have shape \[S, D\], got \[1, "):
+        presence.label_doubt(support[None], labels[None])
     for rate in (0.0, -0.1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="rate must be > 0 and at most 1, got"):
             presence.strangers(solution, support, labels, query, rate=rate)

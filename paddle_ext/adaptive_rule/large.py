@@ -249,7 +249,7 @@ def solve_large(
     scores = LikelihoodScores(queries, likelihood, added, validate)
     K, total = scores.shape[2], float(queries.N)
     weight = likelihood.weight_of(total)
-    counter, state, chosen = passes.best_prior(
+    counter, state, chosen, bound = passes.best_prior(
         scores, measures, max_iter, total=weight * total, weight=weight, tol=tol
     )
     held, stored = counter.held(state.dual), None
@@ -277,6 +277,7 @@ def solve_large(
         state.iterations,
         state.criterion.to(real),
         concentration=state.concentration.to(real),
+        bound=None if bound is None else torch.full_like(state.concentration, bound).to(real),
         prior_used=used,
         classes=top_classes if every is None else None,
         held=found.held if every is None else None,

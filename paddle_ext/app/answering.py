@@ -22,7 +22,7 @@ from ..prevalence import RATE, add_certain, from_sums
 from ..prior import measures_of
 from ..progress import Progress
 from ..rows import unit_rows
-from ..solution import Solution
+from ..solution import Solution, most_probable
 from ..task import Task
 from .answers import LIKELIEST, Answers
 from .read.samples import (
@@ -73,7 +73,8 @@ def answer(
             no_features, digests = torch.empty(len(part.names), 0), part.digests()
             samples.append(part._replace(features=no_features, contents=digests))
         u = solution.probabilities.flatten(0, -2)
-        columns = [*u.topk(min(LIKELIEST, K)), solution.doubt().flatten()]
+        likeliest = most_probable(u, solution.labels.flatten(), LIKELIEST)
+        columns = [u.gather(-1, likeliest), likeliest, solution.doubt().flatten()]
         strangeness = torch.full_like(columns[-1], math.nan)
         if novelty is not None:
             columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))

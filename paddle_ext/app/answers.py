@@ -74,7 +74,7 @@ class Answers:
         final[list(self.no_text)] = -1
         place = {name: k for k, name in enumerate(self.class_names)}
         for row, label in self.corrected.items():
-            final[row] = -1 if label == UNKNOWN else place[label]
+            final[row] = place.get(label, -1)
         return final
 
     def predicted(self) -> Tensor:
@@ -142,8 +142,9 @@ class Answers:
 
 
 def label_counts(labels: Sequence[str], class_names: Sequence[str]) -> Tensor:
-    """How many labels each class has and, in the last place, how many are unknown; [K + 1]."""
-    numbers = numbered([label for label in labels if label != UNKNOWN], class_names)
+    """How many labels each class has and, in the last place, how many are of none; [K + 1]."""
+    known = set(class_names)
+    numbers = numbered([label for label in labels if label in known], class_names)
     counts = torch.bincount(numbers, minlength=len(class_names) + 1).double()
     counts[-1] = len(labels) - len(numbers)
     return counts

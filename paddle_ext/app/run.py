@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..files import ahead
+from ..files import ahead, check_writable
 from ..limits import FEWEST_TO_CALIBRATE
 from ..parquet import pyarrow
 from ..presence import Suggestions, suggest
@@ -127,6 +127,10 @@ def classify(
         check_sort_into(Path(settings.sort_into), (first, new))
     if settings.final is not None:
         tables.check_file("final", Path(settings.final), (first, new))
+    for path in (settings.save, settings.label_studio, settings.final):
+        if path is not None:
+            check_writable(Path(path).parent)
+    check_writable(folder)
     source = open_data(first, new, settings)
     if settings.label_studio is not None and source.kind == "rows":
         raise check.ArgumentValueError(
@@ -435,7 +439,7 @@ def answer_table(
 ) -> Any:
     """Rows of the output as a pyarrow.Table, counted by `report`; without a text: unknown."""
     arrow = pyarrow()
-    found = (*solution.probabilities.max(-1), solution.doubt())
+    found = solution.probabilities.amax(-1), solution.labels, solution.doubt()
     probability, labels, doubt = (x.flatten().cpu() for x in found)
     there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
     names = np.full(len(there), UNKNOWN, dtype=object)

@@ -6,7 +6,10 @@ import numpy as np
 
 from .. import check
 from ..libraries import library
+from .inputs import labelled
 from .sklearn import PaddleClassifier
+
+SHARES = "label", "share", "low", "high"  # columns of a table, beside that of the groups
 
 
 def label(
@@ -36,21 +39,26 @@ def label(
         if column is not None and column not in adata.obs:
             there = ", ".join(map(str, adata.obs.columns)) or "none"
             raise check.ArgumentValueError(name, f"must be a column of obs ({there}), got {column}")
+    if groups in SHARES:
+        raise check.ArgumentValueError("groups", f"must not be one of {SHARES}, got {groups}")
     if use_rep != "X" and use_rep not in adata.obsm:
         there = ", ".join(adata.obsm.keys()) or "none"
         raise check.ArgumentValueError("use_rep", f"must be X or in obsm ({there}), got {use_rep}")
     rows = adata.X if use_rep == "X" else adata.obsm[use_rep]
     known = adata.obs[key].astype(object)
+    known = known.where(known.notna(), None).to_numpy()
     asked = None if groups is None else adata.obs[groups].astype(object).to_numpy()
     model = PaddleClassifier(rows="embeddings")
-    model.fit(rows, known.where(known.notna(), None).to_numpy(), groups=asked)
+    model.fit(rows, known, groups=asked)
     try:
-        unknown = pandas.array(model.strangers(rows) & known.isna().to_numpy())
+        unknown = pandas.array(model.strangers(rows) & ~labelled(known))
     except ValueError:  # too few labelled cells
         unknown = pandas.array([None] * len(known), dtype="boolean")
     highest = model.label_distributions_.max(axis=1)
+    if hasattr(highest, "toarray"):  # most probabilities are left out
+        highest = highest.toarray().ravel()
     adata.obs[f"{key}_label"] = pandas.Categorical(model.transduction_, model.classes_)
-    adata.obs[f"{key}_probability"] = highest if highest.ndim == 1 else highest.toarray()
+    adata.obs[f"{key}_probability"] = highest
     adata.obs[f"{key}_doubt"] = model.doubt_
     adata.obs[f"{key}_unknown"] = unknown
     found, table = model.prevalence_, dict[str | None, Any]()
@@ -58,7 +66,10 @@ def label(
         found = model.group_prevalence_
         table[groups] = np.repeat(model.groups_, len(model.classes_))
     if found is not None:
-        table["label"] = np.resize(model.classes_, found.estimate.size)
-        table |= {name: x.ravel() for name, x in zip(("share", "low", "high"), found, strict=True)}
+        columns = (
+            np.resize(model.classes_, len(found.estimate.ravel())),
+            *(x.ravel() for x in found),
+        )
+        table |= zip(SHARES, columns, strict=True)
         adata.uns[f"{key}_shares"] = pandas.DataFrame(table)
     return model

@@ -125,7 +125,7 @@ class BatchClassifier:
     ) -> None:
         self._options = inputs.checked_options(max_iter, tol, logit_scale, label_noise, share)
         for name, value in (("column", column), ("prefix", prefix), ("group", group)):
-            if not isinstance(value, str) and not value is group is None:
+            if not isinstance(value, str) and not (name == "group" and value is None):
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
         self._column, self._added = column, [prefix + name for name in ANSWERS]
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)

@@ -26,7 +26,7 @@ from ..groups import Groups
 from ..native import devices
 from ..prior import measures_of
 from ..rows import class_sums, parts, power_of_two, unit_rows
-from ..solution import Solution, returns_all
+from ..solution import Solution, most_probable, returns_all
 from ..task import Task, without_batch
 from .columns import Array, Columns, columns_for
 
@@ -192,7 +192,8 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
         fitted: Fitted = FittedNames(examples, logits)
     else:
         prior = options["prior"]
-        shares = proportions if prior is None else torch.from_numpy(prior / prior.sum())
+        shares = proportions if prior is None else torch.from_numpy(prior / prior.max())
+        shares = shares / shares.sum()
         fitted = FittedAdaptive(learned(examples, options), torch.log(shares))
     means = means_of(replace(examples, support=support.double()))
     return Fit(fitted.to("cpu"), means, proportions, None)
@@ -298,11 +299,14 @@ def label_distributions(
         return probabilities
     from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
-    if solution is not None and solution.classes is not None:
-        largest = predicted, solution.classes
+    if solution is None:
+        likely = none.long()
+    elif solution.classes is not None:
+        likely = solution.classes
     else:
-        largest = predicted.topk(min(LARGEST_OF_ROW, num_classes))
-    values, classes = (array(x) for x in largest)
+        likely = most_probable(predicted, solution.labels, LARGEST_OF_ROW)
+        predicted = predicted.gather(-1, likely)
+    values, classes = array(predicted), array(likely)
     known = np.flatnonzero(has_label)
     rows = np.concatenate([known, np.flatnonzero(~has_label).repeat(values.shape[1])])
     index = np.concatenate([place[known], classes.ravel()])

@@ -290,12 +290,13 @@ def stored_dtype(scores: Scores) -> torch.dtype:
 
 def best_prior(
     scores: Scores, measures: Tensor | None, max_iter: int, **counting: float
-) -> tuple[StoredLikelihoods | RecomputedLikelihoods, State, int]:
+) -> tuple[StoredLikelihoods | RecomputedLikelihoods, State, int, float | None]:
     """Iterate the dual of one task under each prior, and keep the one with the largest bound.
 
     `measures` [n, K] are those of Dirichlet priors; None is an even one. The first is even; the
     concentration that it finds is the least for all others. `counting` are the total, the weight
-    and the tol of `State`. Returns the counter, the best state, and the number of its prior.
+    and the tol of `State`. Returns the counter, the best state, the number of its prior, and its
+    bound, unless there is only one prior.
     """
     size, K = math.prod(scores.shape) * stored_dtype(scores).itemsize, scores.shape[2]
     fits = size <= MOST_STORED_LIKELIHOODS and not is_captured(scores.slope)
@@ -312,7 +313,7 @@ def best_prior(
     best, chosen = new_state(measure=None if measures is None else measures[:1].double()), 0
     counter.iterate(best, max_iter, lambda done: False)
     if measures is None or len(measures) == 1:
-        return counter, best, 0
+        return counter, best, 0, None
     least, most = float(best.concentration), bound_of(best)
     most_even = native.module.MAX_CONCENTRATION
     for number, measure in enumerate(measures[1:].double(), 1):
@@ -321,7 +322,7 @@ def best_prior(
         bound = bound_of(state)
         if bound > most:
             best, chosen, most = state, number, bound
-    return counter, best, chosen
+    return counter, best, chosen, most
 
 
 class Race:

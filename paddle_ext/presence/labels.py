@@ -167,6 +167,8 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     """
     support, support_labels = check.tensors(support, support_labels)
     check.dense(support, support_labels, support)
+    if support.dim() != 2:
+        raise ValueError(f"support must have shape [S, D], got {list(support.shape)}")
     K = check.dense_values(support, support_labels, support, None)
     rows = support.detach().to(computing_dtype(support))
     return doubt_of_labels(rows, support_labels.long(), K)

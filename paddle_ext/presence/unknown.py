@@ -97,7 +97,8 @@ def novelty(
             "solution must belong to the one given task, with probabilities of shape "
             f"[{len(query)}, K], got {list(u.shape)}"
         )
-    K = check.dense_values(support, support_labels, query, u.shape[-1])
+    whole = solution.proportions if isinstance(solution, Solution) else u
+    K = check.dense_values(support, support_labels, query, whole.shape[-1])
     model = familiar(support.detach(), support_labels.long(), K, None)
     if model is None:
         raise ValueError("support_labels must have a class of two rows or more, got one of each")

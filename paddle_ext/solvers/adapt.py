@@ -231,7 +231,7 @@ def adapt_one_by_one(
     for number, own in enumerate(logits.reshape(-1, Q, K)):
         scores = GivenScores(own)
         priors = None if measures is None else measures[number % len(measures)]
-        counter, state, chosen = best_prior(scores, priors, total=weight * Q, **steps)
+        counter, state, chosen, _ = best_prior(scores, priors, total=weight * Q, **steps)
         del counter  # it may be large
         found = classify_rows(scores, state.dual, top=top or 1, all_classes=top is None)
         values = [

@@ -15,7 +15,8 @@ from ..groups import Groups
 from ..native import load as native
 from ..native.call import Inputs, Outputs, alike, call_native, packed
 from ..prevalence import estimated_shares
-from ..solution import Solution, label_counts
+from ..solution import Solution, label_counts, most_probable
+from ..task import merged
 
 PARTNERS = 16  # rows of its group that a row is compared with; all if there are no more
 CHANCES = 17  # how many chances are tried that the classes of two rows of a group are one draw
@@ -253,8 +254,10 @@ def solution_of_groups(
 
     `shares` [G, K] are its proportions; by default the estimate of `Solution.prevalence`.
     """
-    u, K = found.probabilities, found.probabilities.shape[-1]
-    numbers = found.dual, found.criterion, found.concentration, found.bound
+    u, numbers = (
+        found.probabilities,
+        (found.dual, found.criterion, found.concentration, found.bound),
+    )
     dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
     whole = Solution(u.argmax(-1), u, dual, dual, found.iterations, criterion, groups=groups)
     whole = whole._replace(concentration=a, bound=bound, prior_used=found.prior_used)
@@ -264,8 +267,7 @@ def solution_of_groups(
     whole = whole._replace(proportions=shares.to(u.dtype))
     if top is None:
         return whole
-    label_first = u.scatter(-1, whole.labels.unsqueeze(-1), math.inf)  # of equals, topk takes any
-    classes = label_first.topk(min(top, K), -1).indices
+    classes = most_probable(u, whole.labels, top)
     return whole._replace(probabilities=u.gather(-1, classes), classes=classes, held=held)
 
 
@@ -274,27 +276,26 @@ def each_alone(groups: Groups, solve: Callable[[Tensor, Tensor], Solution]) -> S
 
     `solve` is given the rows of some groups, [B, n], and the places of these groups, [B].
     """
-    by_size: dict[str, list[Tensor]] = {}
-    rows, places, first = [], [], None
-    starts = groups.starts
+    rows, places, parts, starts = [], [], [], groups.starts
     # Only here does the host wait for the device, so that the next call is prepared meanwhile.
     distinct, counts = torch.unique(groups.sizes, return_counts=True)
     alike = torch.split(groups.sizes.argsort(stable=True), counts.tolist())
     for size, at in zip(distinct.tolist(), alike, strict=True):
         index = groups.order[starts[at].unsqueeze(-1) + torch.arange(size, device=at.device)]
-        first = solve(index, at)
+        found = solve(index, at)
         rows.append(index.flatten())
         places.append(at)
-        for name, x in first._asdict().items():
-            if isinstance(x, Tensor):
-                flat = x.flatten(0, 1) if name in OF_ROWS else x
-                by_size.setdefault(name, []).append(flat)
-    assert first is not None
+        each = {name: getattr(found, name) for name in OF_ROWS}
+        flat: Any = {name: x.flatten(0, 1) for name, x in each.items() if x is not None}
+        parts.append(found._replace(**flat))
+    whole = merged(parts)
     back = {True: torch.cat(rows).argsort(), False: torch.cat(places).argsort()}
-    together: dict[str, Any] = {
-        name: torch.cat(parts)[back[name in OF_ROWS]] for name, parts in by_size.items()
+    in_order: dict[str, Any] = {
+        name: x[back[name in OF_ROWS]]
+        for name, x in whole._asdict().items()
+        if isinstance(x, Tensor)
     }
-    return first._replace(**together, groups=groups)
+    return whole._replace(**in_order, groups=groups)
 
 
 OF_ROWS = ("labels", "probabilities", "classes")  # fields of a solution that have a value per row

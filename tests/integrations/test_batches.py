@@ -125,6 +125,17 @@ def test_half_precision_and_integers() -> None:
     assert np.mean(found == np.array(NAMES)[TRUTH]) > 0.8
 
 
+def test_large_batches_are_remembered() -> None:
+    """They are solved in chunks, where only a prior has a bound."""
+    random, K = np.random.default_rng(0), 300
+    centres = random.normal(size=(K, 16)).astype(np.float32)
+    classify = BatchClassifier(centres.repeat(2, 0), np.arange(K).repeat(2), remember=True)
+    for _ in range(3):
+        truth = random.integers(0, 4, 300)
+        found = classify(centres[truth] + 0.1 * random.normal(size=(300, 16)))
+        assert (found["label"] == truth).mean() > 0.99
+
+
 def test_frames() -> None:
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     frame = pandas.DataFrame({"id": np.arange(40) + 100, "embedding": list(QUERY), "more": "x"})
@@ -289,6 +300,8 @@ def test_bad_batches(given: Any, message: str) -> None:
         ((None, None, NAMES), {"prototypes": SUPPORT[:5]}, r"as there are prototypes, 5, got 8"),
         ((SUPPORT, PLACES), {"prototypes": SUPPORT[:8, :3]}, r"support must have 3 features"),
         ((SUPPORT, PLACES), {"column": 3}, r"column must be a string, got int"),
+        ((SUPPORT, PLACES), {"column": None}, r"column must be a string, got None"),
+        ((SUPPORT, PLACES), {"prefix": None}, r"prefix must be a string, got None"),
         ((SUPPORT, PLACES), {"keep_embedding": 1}, r"keep_embedding must be True or False"),
         ((SUPPORT, PLACES), {"device": "cuda:x"}, r"device must be the CPU or a CUDA device"),
         ((SUPPORT, PLACES), {"logit_scale": 0}, r"logit_scale must be finite and > 0, got 0"),

@@ -267,6 +267,21 @@ def test_balanced_labels_find_more_of_a_rare_class() -> None:
     assert (even.mean(1) > usual.mean(1)).all()
 
 
+def test_balanced_labels_of_things() -> None:
+    """Copies of a row that are one thing change nothing."""
+    random = np.random.default_rng(1)
+    rows, known = random.normal(size=(30, 8)) + 0.4, random.normal(size=(40, 8))
+    y = np.concatenate([np.arange(40) % 4, np.full(30, -1)])
+    one = PaddleClassifier(balanced=True, device="cpu").fit(np.concatenate([known, rows]), y)
+    copies = np.concatenate([known, rows.repeat(10, 0)])
+    same = np.concatenate([np.full(40, -1), np.arange(30).repeat(10)])
+    many = PaddleClassifier(balanced=True, device="cpu").fit(
+        copies, np.concatenate([y[:40], np.full(300, -1)]), same=same
+    )
+    assert (many.transduction_[40:].reshape(30, 10) == one.transduction_[40:, None]).all()
+    np.testing.assert_array_equal(many.predict(rows), one.predict(rows))
+
+
 def test_classify_fills_gaps_and_takes_categories(tmp_path: Path) -> None:
     """So does a saved model, by column name; what is new counts as in one run."""
     X, truth = mixed_frame()

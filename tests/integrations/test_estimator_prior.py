@@ -62,6 +62,12 @@ def test_names_and_labelled_rows_alone() -> None:
     assert "oak" not in alone.predict(new)
 
 
+def test_weights_whose_sum_overflows() -> None:
+    X, y, new, _ = data()
+    even, huge = (PaddleClassifier(prior=[weight] * 6).fit(X, y) for weight in (1.0, 1e308))
+    np.testing.assert_array_equal(huge.predict_proba(new), even.predict_proba(new))
+
+
 def test_batches() -> None:
     X, y, new, _ = data()
     names = np.stack([X[y == name].mean(0) for name in CLASSES])

@@ -196,7 +196,22 @@ def test_cells(real: bool) -> None:
     assert shares["share"].to_numpy() == pytest.approx(model.group_prevalence_.estimate.ravel())
     label(adata, "type", use_rep="X")
     assert list(adata.uns["type_shares"]["label"]) == NAMES.tolist()
+    with pytest.raises(ValueError, match=r"groups must not be one of .*'share'.*, got share"):
+        label(SimpleNamespace(obs=obs.assign(share=GROUPS), obsm={}), "type", groups="share")
     with pytest.raises(ValueError, match=r"use_rep must be X or in obsm \(X_pca\), got X_umap"):
         label(adata, "type", use_rep="X_umap")
     with pytest.raises(ValueError, match=r"groups must be a column of obs .*, got site"):
         label(adata, "type", groups="site")
+
+
+def test_cells_without_a_label() -> None:
+    """They may be unknown, whether the label is missing or -1."""
+    strange = np.random.default_rng(5).normal(size=(20, D)).astype(np.float32)
+    rows, numbers = np.concatenate([X, strange]), np.concatenate([[-1] * 60, KNOWN, [-1] * 20])
+    unknown = []
+    for labels in (numbers, pandas.Series(numbers).where(numbers >= 0)):
+        obs = pandas.DataFrame({"type": labels})
+        label(SimpleNamespace(obs=obs, obsm={"X_pca": rows}, uns={}, X=rows), "type")
+        unknown.append(obs["type_unknown"].tolist())
+    assert unknown[0] == unknown[1]
+    assert any(unknown[0][-20:])

@@ -274,6 +274,20 @@ def test_groups_of_their_own(device: str) -> None:
         assert largest(found.proportions[place] - own.proportions) < 1e-5
 
 
+def test_large_and_small_groups_of_their_own() -> None:
+    """A large one is solved in chunks, without a bound."""
+    random, K = torch.Generator().manual_seed(0), 300
+    support = torch.randn(K, 16, generator=random).repeat_interleave(2, 0)
+    support += 0.1 * torch.randn(2 * K, 16, generator=random)
+    groups, labels = torch.tensor([0] * 300 + [1] * 9), torch.arange(K).repeat_interleave(2)
+    query = support[torch.randint(8, (309,), generator=random)]
+    found = paddle_ext.adaptive(support, labels, query, groups=groups, share=False)
+    for place in range(2):
+        own = paddle_ext.adaptive(support, labels, query[groups == place])
+        assert largest(found.probabilities[groups == place] - own.probabilities) < 1e-5
+    assert found.bound is None
+
+
 def test_small_groups_borrow(device: str) -> None:
     """Pairs of one class are too few to tell so alone; a hundred of them are not."""
     random = torch.Generator().manual_seed(0)

@@ -181,3 +181,12 @@ def test_a_row_of_impossible_classes_is_refused() -> None:
     logits = torch.tensor([[0.0, -torch.inf], [1.0, 2.0]])
     with pytest.raises(ValueError, match="possible class in every row"):
         paddle_ext.adapt(logits, prior=torch.tensor([0.0, 1.0]))
+
+
+def test_priors_of_no_tasks_and_of_extreme_weights() -> None:
+    none = paddle_ext.adapt(torch.zeros(0, 4, 3), prior=torch.ones(0, 3))
+    assert none.labels.shape == (0, 4)
+    with pytest.raises(ValueError, match="prior must have a positive weight, got zeros only"):
+        measures_of(
+            torch.tensor([[0.0, 0.0], [1e308, 1e308]], dtype=torch.float64), 2, 2, torch.zeros(1)
+        )

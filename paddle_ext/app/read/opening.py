@@ -187,7 +187,8 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
             "model", f"must replace the labelled samples, got {path} and {other} too"
         )
     model = load_model(Path(str(settings.model)))
-    columns = model.columns if settings.columns.features is None else None
+    same = settings.columns.features in (None, model.feature_columns or None)
+    columns = model.columns if same else None
     settings = settings_of(model, settings)
     if path.is_dir() != (model.kind == "pictures"):
         what = "a folder of images" if model.kind == "pictures" else "a file"
@@ -229,11 +230,13 @@ def open_folders(
     labelled: Path | None, unlabelled: Path, given: Given, settings: Settings
 ) -> Source:
     require_pillow()
-    if labelled is not None and unlabelled.resolve().is_relative_to(labelled.resolve()):
-        raise ValueError(
-            f"the images to classify must not be in the labelled folder {labelled}, "
-            f"got {unlabelled}"
-        )
+    if labelled is not None:
+        known, new = labelled.resolve(), unlabelled.resolve()
+        if new.is_relative_to(known) or known.is_relative_to(new):
+            raise ValueError(
+                f"the labelled folder {labelled} and the images to classify must not be in one "
+                f"another, got {unlabelled}"
+            )
     if settings.encoder is None and isinstance(given, ClassPrompts):
         raise check.ArgumentValueError(
             "encoder",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...decoding import open_picture, read_picture_file, why_unreadable
+from ...decoding import UnreadableError, open_picture, read_picture_file, why_unreadable
 from ...feature_cache import FeatureCache, digest, written_digest
 from ...files import in_threads
 from ...labels import label_text
@@ -81,7 +81,10 @@ class PictureReader:
             picture = upright(content)
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise anything
             return why_unreadable(error)
-        return digest(content), self.network.prepare(picture)
+        try:
+            return digest(content), self.network.prepare(picture)
+        except UnreadableError as error:
+            return str(error)
 
 
 def file_digest(path: str) -> bytes | str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ... import check
-from ...files import PARTIAL, naming
+from ...files import PARTIAL, check_writable, naming
 from ...text import encodable, printable
 from ..answers import Answers
 from ..outcome import reasons
@@ -31,9 +31,7 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
             problem = f"must be outside {path}, which is read, got {folder}"
     if problem:
         raise check.ArgumentValueError("sort_into", problem)
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    with naming(folder), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=there):
-        pass  # it can be written to
+    check_writable(folder)
 
 
 def sort_into(folder: Path, answers: Answers) -> None:

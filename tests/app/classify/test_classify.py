@@ -22,8 +22,9 @@ from classify_data import (
 )
 from encoder_models import stand_in_sentences
 
+import paddle_ext
 from paddle_ext.app.answering import answer
-from paddle_ext.app.classify import Columns, classify
+from paddle_ext.app.classify import Columns, classify, stream
 from paddle_ext.app.read.encoders import open_text_model
 from paddle_ext.app.read.samples import Batch, Labelled, named_labels, rebatched
 
@@ -48,6 +49,20 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None) -> None:
     else:
         more = {} if names is None else {"label": names.tolist()}
         write_table(path, feature_columns(features) | more)
+
+
+def test_labels_of_equal_classes(tmp_path: Path) -> None:
+    """Of equally probable classes every way names the first, and shares are counted by it."""
+    support, labels, query, _ = embeddings()
+    known = np.concatenate([support, support]), np.concatenate([labels, labels + len(NAMES)])
+    names = np.array([f"{k:02}" for k in range(2 * len(NAMES))])
+    np.savez(tmp_path / "known.npz", features=known[0], labels=names[known[1]])
+    np.save(tmp_path / "new.npy", query)
+    report = classify(tmp_path / "known.npz", tmp_path / "new.npy", tmp_path / "out", settings())
+    stream(tmp_path / "known.npz", tmp_path / "new.npy", tmp_path / "one.csv", settings())
+    given = (torch.from_numpy(x) for x in (*known, query))
+    want = names[paddle_ext.adaptive(*given).labels.numpy()].tolist()
+    assert column(report.table, "label") == column(tmp_path / "one.csv", "label") == want
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".safetensors", ".csv", ".tsv", ".parquet"])

@@ -130,21 +130,32 @@ def test_a_full_disk_is_reported_with_the_file(
     assert not list(tmp_path.glob(".partial-*"))
 
 
+@pytest.mark.parametrize("option", ["--output", "--save", "--final", "--export"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_is_not_writable_is_reported_with_the_file(
-    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+def test_a_folder_that_is_not_writable_is_reported_before_any_work(
+    files: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    option: str,
 ) -> None:
     """The tests may run as root, who may write anywhere."""
+    out = tmp_path / "there"
+    out.mkdir()
     make = os.mkdir
 
     def refuse(path: Any, *rest: Any, **more: Any) -> None:
-        if ".partial-" in str(path):
+        if f"{out}/.partial-" in str(path):
             raise OSError(number, os.strerror(number), path)
         make(path, *rest, **more)
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    told = refused(*files, "--output", tmp_path)
-    assert told.endswith(f"error: {tmp_path / 'answers.csv'}: {os.strerror(number)}")
+    monkeypatch.setattr("paddle_ext.app.run.open_data", None)  # not even the data are opened
+    file = [] if option == "--output" else ["--output", tmp_path]
+    own = {"--save": ["m.npz"], "--final": ["f.csv"], "--export": ["label-studio", "t.json"]}
+    *words, name = own.get(option, [""])
+    told = refused(*files, *file, option, *words, out / name)
+    assert told.endswith(f"error: {out}: {os.strerror(number)}")
 
 
 # --- interruptions ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from paddle_ext.app.classify import Columns
 from paddle_ext.app.read import pictures as pictures_module
 from paddle_ext.app.read.encoders import Network, open_network
 from paddle_ext.app.read.pictures import upright
+from paddle_ext.decoding import square_crop
 from paddle_ext.research.backbones import Checkpoint, Transform, create
 
 
@@ -172,8 +173,9 @@ def test_messages(tmp_path: Path) -> None:
         classified(labelled, tmp_path / "nothing", tmp_path)
     with pytest.raises(ValueError, match=r"nothing must have one folder of images per class"):
         classified(tmp_path / "nothing", new, tmp_path)
-    with pytest.raises(ValueError, match=r"must not be in the labelled folder"):
-        classified(labelled, labelled / "discs", tmp_path)
+    for folder in (labelled / "discs", tmp_path):
+        with pytest.raises(ValueError, match=r"must not be in one another"):
+            classified(labelled, folder, tmp_path / "out")
     with pytest.raises(ValueError, match=r"^backbone must be efficientnet_lite0, timm:NAME or"):
         classified(labelled, new, tmp_path, backbone="resnet99")
     one = tmp_path / "one" / "only"
@@ -256,3 +258,18 @@ def test_thumbnail_of_a_missing_file(tmp_path: Path) -> None:
     assert there.startswith("data:image/jpeg;base64,")
     assert len(there) < 20_000
     assert gone == ""
+
+
+def test_a_long_and_narrow_picture_is_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that scales the shorter side would need gigabytes for it."""
+    colours = small_network()
+    crops = replace(colours, prepare=lambda picture: colours.prepare(square_crop(picture, 32)))
+    monkeypatch.setattr("paddle_ext.app.read.opening.open_network", lambda *_: crops)
+    known, new = picture_folders(tmp_path)
+    Image.new("L", (1, 4_000_000)).save(new / "line.png")
+    report = classified(known, new, tmp_path / "out")
+    (why,) = report.unreadable.values()
+    assert why == "32 x 128000000 scaled pixels, more than 89 million"
+    assert len(report.answers) == 6

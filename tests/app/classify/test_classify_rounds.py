@@ -9,6 +9,7 @@ import pytest
 import torch
 from classify_data import (
     NAMES,
+    column,
     embeddings,
     feature_columns,
     picture_folders,
@@ -275,3 +276,15 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     classify(*files, tmp_path, settings(save=saved))
     with pytest.raises(ValueError, match="must have as many features as"):
         classify(tmp_path / "wide.npz", None, tmp_path, settings(model=saved))
+
+
+def test_columns_given_again(tmp_path: Path) -> None:
+    """Those of the saved model may be named once more."""
+    rows = {"a": [0.0, 3.0] * 10, "kind": ["x", "y"] * 10, "other": [1.0] * 20}
+    known = write_table(tmp_path / "known.csv", {**rows, "label": ["p", "q"] * 10})
+    new, saved = write_table(tmp_path / "new.csv", rows), tmp_path / "m.npz"
+    own = ("--embedding", "a,kind")
+    said(known, new, *own, "--save", saved, "--output", tmp_path / "a")
+    for again in ((), own):
+        said(new, "--model", saved, *again, "--output", tmp_path / "b")
+        assert column(tmp_path / "b" / "answers.csv", "label") == ["p", "q"] * 10

@@ -86,3 +86,11 @@ def test_one_file(tmp_path: Path, suffix: str) -> None:
         rows = table(tmp_path / "answers.csv")
         assert [row["label"] for row in rows] == ["unknown", "first", "unknown", "second"]
         assert [bool(row["probability"]) for row in rows] == [False, True, False, True]
+
+
+def test_one_that_is_corrected_to_a_new_class(tmp_path: Path) -> None:
+    """It cannot teach the class, and counts as a sample of none that is known."""
+    (tmp_path / "corrected.csv").write_text("name,label\nT9,third\n")
+    told = run(tmp_path, "--output", tmp_path, "--corrected", tmp_path / "corrected.csv")
+    assert "corrected labels: 1" in told
+    assert {row["who"]: row for row in table(tmp_path / "answers.csv")}["T9"]["label"] == "third"
