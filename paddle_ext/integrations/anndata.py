@@ -9,7 +9,7 @@ from ..libraries import library
 from .inputs import labelled
 from .sklearn import PaddleClassifier
 
-SHARES = "label", "share", "low", "high"  # columns of a table, beside that of the groups
+SHARES = "label", "share", "low", "high"  # columns of a table, next to that of the groups
 
 
 def label(

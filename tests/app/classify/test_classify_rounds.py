@@ -279,7 +279,7 @@ def test_invalid_models(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_columns_given_again(tmp_path: Path) -> None:
-    """Those of the saved model may be named once more."""
+    """Those of the saved model may be named again."""
     rows = {"a": [0.0, 3.0] * 10, "kind": ["x", "y"] * 10, "other": [1.0] * 20}
     known = write_table(tmp_path / "known.csv", {**rows, "label": ["p", "q"] * 10})
     new, saved = write_table(tmp_path / "new.csv", rows), tmp_path / "m.npz"
