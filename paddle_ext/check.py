@@ -23,8 +23,8 @@ from .limits import (
     MOST_TOP,
 )
 from .native import call
-from .native import load as native
 from .native.devices import has_code_for
+from .native.load import module as native
 
 SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
 PRIORS = {"paddle": 0, "dirichlet": 1}  # native numbers
@@ -421,9 +421,9 @@ def classes_of_valid(
         return 0
     labels, absent = call.packed_int64(labels), [0] * (3 - len(given))
     try:
-        if labels.is_cuda and not (has_code_for(device) and S <= native.module.VALUES_ROWS):
+        if labels.is_cuda and not (has_code_for(device) and S <= native.VALUES_ROWS):
             return 0
-        pass_over = native.module.values_call(
+        pass_over = native.values_call(
             target=call.target(labels),
             dtype=call.DTYPES[dtype],
             B=labels.numel() // S,

@@ -69,8 +69,7 @@ def groups_of(groups: Any, rows: int, device: torch.device, name: str = "groups"
     check_length(values.shape, rows, name)
     if values.is_floating_point() or values.dtype is torch.uint64:
         return named_groups(values.tolist(), rows, device, name)
-    values = values.detach().to(device)
-    values, order = values.long().sort(stable=True)
+    values, order = values.to(device).long().sort(stable=True)
     names, place, sizes = torch.unique_consecutive(values, return_inverse=True, return_counts=True)
     return Groups(names.tolist(), torch.empty_like(place).scatter_(0, order, place), sizes, order)
 

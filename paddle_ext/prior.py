@@ -29,7 +29,7 @@ def measures_of(prior: Any, num_classes: int, batch: int | None, like: Tensor) -
         raise ValueError(f"prior must have shape {wanted}, got {list(prior.shape)}")
     if prior.is_complex():
         raise TypeError(f"prior must be real numbers, got {check.plain(prior.dtype)}")
-    p = prior.detach().to(like.device).double().reshape(-1, K)
+    p = prior.to(like.device).double().reshape(-1, K)
     if len(p) == 0:
         return Measures(p.new_ones(0, 2, K, dtype=computing_dtype(like)), True)
     total = p.sum(-1, keepdim=True)

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..groups import Groups
 from ..large.passes import is_large
 from ..large.sources import Rows, TensorRows
-from ..native import load as native
 from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
+from ..native.load import module as native
 from ..solution import Solution
 from ..solvers.adapt import adapt_table, solution_of
 from ..solvers.groups import each_alone, of_rows
@@ -189,6 +189,6 @@ def posterior(
     inputs["query"] = query, real, (B, Q, D)
     outputs = {**adapt_table((B, Q), K, real, None), "finite": (torch.bool, (B,))}
     *results, finite = call_native(
-        native.module.posterior_call, options, query, inputs, outputs, early=early
+        native.posterior_call, options, query, inputs, outputs, early=early
     )
     return solution_of(results, measures), finite

@@ -10,8 +10,8 @@ from ..groups import Groups, thing_logits
 from ..large.passes import Queries
 from ..large.sources import TensorRows
 from ..large.steps import AbsorbStep
-from ..native import load as native
 from ..native.devices import on_cpu_without_gpu_code
+from ..native.load import module as native
 from ..rows import unit_rows
 from ..solution import Solution
 from ..solvers.groups import Shared, judge, shared_proportions, solution_of_groups
@@ -148,7 +148,7 @@ def absorbed(
         u,
         logits,
         groups,
-        log_measure=(found.prior / a).log().clamp(min=native.module.IMPOSSIBLE),
+        log_measure=(found.prior / a).log().clamp(min=native.IMPOSSIBLE),
         # c rho, relative to the prior. An impossible class has none.
         kept=kept / found.prior.clamp(min=torch.finfo(real).tiny),
         # In a pair the other row only repeats this one; in a large group that hardly matters.

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..native import load as native
 from ..native.call import call_native, packed, packed_int64
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
+from ..native.load import module as native
 from ..rows import FEW_ROWS, evenly_spread, products
 from .likelihood import NATIVE_TENSORS, Likelihood, as_split, native_kinds
 
@@ -77,7 +77,7 @@ def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> La
         "count": (torch.int64, (B,)),
         "scale": (real, (B, D)),
     }
-    return Labelled(*call_native(native.module.labelled_call, options, support, inputs, outputs))
+    return Labelled(*call_native(native.labelled_call, options, support, inputs, outputs))
 
 
 @on_cpu_without_gpu_code
@@ -99,7 +99,7 @@ def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> list[Tensor]:
         "count": (count, torch.int64, (B,)),
     }
     outputs = {"sharpness": (real, (B,)), "objective": (real, (B,)), "drawn": (real, (B, K))}
-    return call_native(native.module.calibrate_call, options, distances, inputs, outputs)
+    return call_native(native.calibrate_call, options, distances, inputs, outputs)
 
 
 @on_cpu_without_gpu_code
@@ -129,7 +129,7 @@ def learned(
     }
     early = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
     N = S + K if full and S < D else K
-    block = native.module.FACTOR_BLOCK
+    block = native.FACTOR_BLOCK
     M = -(-min(S, D) // block) * block
     kinds = native_kinds(real, support.is_cuda, L=B, K=K, D=D, N=N, M=M)
     absent = () if full else ("factor", "solved", "shares")
@@ -137,7 +137,7 @@ def learned(
         NATIVE_TENSORS[x].name or x: None if x in absent else kinds[x] for x in kinds
     }
     outputs["left_out"] = (real, (B, S, K)) if left_out else None
-    results = call_native(native.module.likelihood_call, options, support, {}, outputs, early=early)
+    results = call_native(native.likelihood_call, options, support, {}, outputs, early=early)
     distances = results.pop() if left_out else None
     tensors: Any = dict(zip((x for x in kinds if x not in absent), results, strict=True))
     return Likelihood(**tensors, temper=1.0, rows=S), distances

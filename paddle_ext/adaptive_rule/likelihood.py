@@ -20,7 +20,7 @@ from torch import Tensor
 from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
-from ..native.load import module
+from ..native.load import module as native
 from ..rows import class_sums, laid_out, products
 
 Number = TypeVar("Number", float, Tensor)
@@ -35,7 +35,7 @@ class NativeTensor(NamedTuple):
     dtype: torch.dtype | None = None  # None: that of the rows
 
 
-def native(letters: str, **options: Any) -> dict[str, NativeTensor]:
+def shaped(letters: str, **options: Any) -> dict[str, NativeTensor]:
     """Metadata of a field that native code reads or writes as a tensor of this shape."""
     return {"native": NativeTensor(letters, **options)}
 
@@ -52,29 +52,29 @@ class Likelihood:
     csrc/common/adaptive.h.
     """
 
-    centre: Tensor = field(metadata=native("LD"))  # the mean of the class means
-    prototypes: Tensor = field(metadata=native("LKD", name="means"))  # class means
+    centre: Tensor = field(metadata=shaped("LD"))  # the mean of the class means
+    prototypes: Tensor = field(metadata=shaped("LKD", name="means"))  # class means
     # The scaled prototypes; if N > K, the scaled offsets of rows from their prototypes come first.
-    scaled: Tensor = field(metadata=native("LND", name="rows", split=True))
-    squares: Tensor = field(metadata=native("LK"))  # of the prototypes, in the metric
-    bias: Tensor = field(metadata=native("LK"))
-    shots: Tensor = field(metadata=native("LK"))  # labelled rows of each class
-    sharpness: Tensor = field(metadata=native("L"))  # factor on products with the prototypes
+    scaled: Tensor = field(metadata=shaped("LND", name="rows", split=True))
+    squares: Tensor = field(metadata=shaped("LK"))  # of the prototypes, in the metric
+    bias: Tensor = field(metadata=shaped("LK"))
+    shots: Tensor = field(metadata=shaped("LK"))  # labelled rows of each class
+    sharpness: Tensor = field(metadata=shaped("L"))  # factor on products with the prototypes
     # Mean squared distance of a labelled row to its prototype.
-    variance: Tensor = field(metadata=native("L"))
+    variance: Tensor = field(metadata=shaped("L"))
     # Weight of a feature in squared distances, 1 on average.
-    scale: Tensor = field(metadata=native("LD"))
+    scale: Tensor = field(metadata=shaped("LD"))
     temper: float  # factor on the final logits
     rows: int  # S
     # With a full metric only: its Cholesky factor, with inverted diagonal blocks; Z of the scaled
     # prototypes; and the weight of the full metric, in [0, 1], plain and projected.
-    factor: Tensor | None = field(default=None, metadata=native("LMM", split=True))
-    solved: Tensor | None = field(default=None, metadata=native("LKM", split=True))
-    shares: Tensor | None = field(default=None, metadata=native("L3"))
+    factor: Tensor | None = field(default=None, metadata=shaped("LMM", split=True))
+    solved: Tensor | None = field(default=None, metadata=shaped("LKM", split=True))
+    shares: Tensor | None = field(default=None, metadata=shaped("L3"))
     correction: Tensor | None = None  # [D + 1, K] of one task, the last row a constant
     ties: Tensor | None = None  # [1, 3] float64, if rows are means of labelled things: `ties_of`
     # True if every class has a row and all are finite, False is inconclusive; None: checked before.
-    finite: Tensor | None = field(default=None, metadata=native("L", dtype=torch.bool))
+    finite: Tensor | None = field(default=None, metadata=shaped("L", dtype=torch.bool))
 
     @cached_property
     def weights(self) -> Tensor:
@@ -206,8 +206,8 @@ def solved_by(factor: Tensor, right: Tensor) -> Tensor:
     """The inverse of a Cholesky factor, given as in `Likelihood`, times a matrix [L, M, D]."""
     M = right.shape[1]
     solved = torch.empty_like(right)
-    for start in range(0, M, module.FACTOR_BLOCK):
-        here = slice(start, min(start + module.FACTOR_BLOCK, M))
+    for start in range(0, M, native.FACTOR_BLOCK):
+        here = slice(start, min(start + native.FACTOR_BLOCK, M))
         before = factor[:, here, :start], solved[:, :start]
         left = torch.baddbmm(right[:, here], *before, alpha=-1)
         solved[:, here] = factor[:, here, here] @ left
@@ -276,7 +276,7 @@ def rewritten(
         "scale": (scale, own, each),
     }
     options = {"B": B, "N": N, "D": D, "shared": shared, "split": dtype is not own}
-    (x,) = call_native(module.coordinates_call, options, rows, inputs, {"x": (dtype, shape)})
+    (x,) = call_native(native.coordinates_call, options, rows, inputs, {"x": (dtype, shape)})
     return x
 
 
@@ -287,7 +287,7 @@ def split_kind(real: torch.dtype, cuda: bool, *shape: int) -> tuple[torch.dtype,
     """
     if not cuda:
         return real, shape
-    group = module.GROUP
+    group = native.GROUP
     return torch.float16, (*shape[:-1], -(-shape[-1] // group) * 2 * group)
 
 
@@ -304,6 +304,6 @@ def unsplit(rows: Tensor, width: int) -> Tensor:
     """The inverse of `as_split`: rows of `width` numbers each."""
     if rows.dtype is not torch.float16:
         return rows
-    groups = rows.shape[-1] // (2 * module.GROUP)
-    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, module.GROUP)
-    return halves.sum(-2).flatten(-2)[..., :width] / module.SPLIT_FACTOR
+    groups = rows.shape[-1] // (2 * native.GROUP)
+    halves = rows.float().reshape(*rows.shape[:-1], groups, 2, native.GROUP)
+    return halves.sum(-2).flatten(-2)[..., :width] / native.SPLIT_FACTOR

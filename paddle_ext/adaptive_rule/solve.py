@@ -161,7 +161,7 @@ def adaptive(
     if tied is not None:
         labelled, labels = tied.means(unit_rows(labelled[0]))[None], labels[:, tied.first]
     with torch.no_grad(), without_autocast():
-        rows = batched(rows.detach(), 3) if isinstance(rows, Tensor) else rows
+        rows = batched(rows, 3) if isinstance(rows, Tensor) else rows
         if isinstance(rows, Tensor) and grouped is things is None:
             task = Task(labelled, labels, rows, num_classes, measures=measures)
             solution = solve_tasks(task, metric, label_noise=label_noise, **options)

@@ -40,7 +40,7 @@ Prior: TypeAlias = Tensor | dict[str, Tensor] | None
 
 BATCH = 300
 BATCHES = 8  # per call
-MOST_LEFT_OUT = 50_000_000  # limit on the probabilities of a batch
+MOST_AT_ONCE = 50_000_000  # limit on the probabilities of a batch
 CONFIDENCE = 0.9  # of the node that a sample is rolled up to
 MOST_GROUPED = 500  # strangers that are compared with each other
 
@@ -157,12 +157,12 @@ def batch_sizes(labelled: Labelled, batch: int | None) -> tuple[int, int]:
     K = len(labelled.class_names)
     size = check.integer("batch", BATCH if batch is None else batch)
     if batch is None:
-        size = max(1, min(size, MOST_LEFT_OUT // K))
+        size = max(1, min(size, MOST_AT_ONCE // K))
     # With names, the likelihoods of the labelled samples are recomputed in each call, so calls have
     # many batches; and so they have if batches are small.
     again = labelled.prototypes is not None and len(labelled.labels) > 0
     together = max(BATCHES if again else 1, BATCH // size)
-    return size, max(1, min(together, MOST_LEFT_OUT // (K * size)))
+    return size, max(1, min(together, MOST_AT_ONCE // (K * size)))
 
 
 def solver(

@@ -24,7 +24,6 @@ from .columns import Array
 
 Places: TypeAlias = npt.NDArray[np.int64]
 
-LARGEST = LARGEST_FEATURE_FLOAT32
 LARGEST_WEIGHT = 1e30  # of a row, and one over the smallest: their ratios are numbers in float64
 
 # --- embeddings ---------------------------------------------------------------------------------
@@ -54,10 +53,12 @@ def vectors(name: str, value: Any, *, width: int | None = None, keep_double: boo
         )
     if rows.dtype.kind != "f" or rows.dtype.itemsize < 4:
         rows = rows.astype(np.float32)
-    if rows.size and not max(-rows.min(), rows.max()) <= LARGEST:  # false for NaN
-        row, column = np.argwhere(~(np.abs(rows) <= LARGEST))[0]
+    if rows.size and not max(-rows.min(), rows.max()) <= LARGEST_FEATURE_FLOAT32:  # false for NaN
+        row, column = np.argwhere(~(np.abs(rows) <= LARGEST_FEATURE_FLOAT32))[0]
         odd = rows[row, column]
-        expected = f"at most {LARGEST:g} in magnitude" if np.isfinite(odd) else "finite"
+        expected = (
+            f"at most {LARGEST_FEATURE_FLOAT32:g} in magnitude" if np.isfinite(odd) else "finite"
+        )
         raise check.ArgumentValueError(
             name, f"must be {expected}, got {odd} in row {row}, feature {column}"
         )

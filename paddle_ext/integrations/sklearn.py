@@ -399,7 +399,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
 
         Rows that are the `same` [n] thing get one label. Equivalent to fitting again with the same
-        labelled rows and these unlabelled ones; the batch of `fit` plays no role.
+        labelled rows and these unlabelled ones, except that the columns of a table stay prepared as
+        in `fit`; its batch plays no role.
         """
         rows = self._checked_rows(X)
         options, every = self._options(), np.ones(len(rows), dtype=bool)

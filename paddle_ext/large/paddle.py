@@ -15,12 +15,12 @@ from torch import Tensor
 from .. import check
 from ..check import Options
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
-from ..native import load as native
 from ..native.call import DTYPES, Inputs, alike, allocate, call_native, is_fake, packed, prepare
 from ..native.graphs import Steps, done, is_captured, replayed
+from ..native.load import module as native
 from ..rows import class_sums, computing_dtype, laid_out, power_of_two
 from ..solution import output_table
-from ..task import batched
+from ..task import batched, without_autocast
 from .passes import ClassSums, Part, Queries, RowResults, assign_all, check_summable, classify_rows
 from .products import MANY_ROWS, Form, OneHalf, Plain, RowsAsTheyAre, Transform, TwoHalves
 from .sources import IndexedRows, Rows, TensorRows
@@ -56,7 +56,7 @@ def solve(
     *batch, Q = of_query
     tasks = batch[0] if batch else 1
     support, labels = support.reshape(-1, S, D), labels.reshape(-1, S)
-    with torch.no_grad(), torch.autocast(support.device.type, enabled=False):
+    with torch.no_grad(), without_autocast():
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
         results: list[Any] = []
@@ -147,7 +147,7 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
             **alike(real, B, D, least=least, most=most),
         }
         options = {"B": B, "N": N, "D": D}
-        call_native(native.module.survey_call, options, rows, tensors)
+        call_native(native.survey_call, options, rows, tensors)
     if validate:
         check_summable(extremes, queries.features)
     return Survey(queries.N, sums, squares, least, most, length)
@@ -195,7 +195,7 @@ def place(
     scaled = {"scaling": check.SCALINGS[scaling], "total": float(surveyed.total)}
     options = {"written": DTYPES[real], **sizes, **scaled}
     means, shots, scale, centre, unit, spread = call_native(
-        native.module.place_call, options, support, tensors, outputs
+        native.place_call, options, support, tensors, outputs
     )
     return Placed(Transform(surveyed.length, scale, centre), means, shots, unit, spread)
 
@@ -214,7 +214,7 @@ def slope_of(placed: Placed, total: int, leads: Tensor | None, o: Options) -> tu
     options = {"B": B, "total": float(total), **limits}
     outputs = {"slope": (double, (B,)), "distance_unit": (double, (B,))}
     slope, unit = call_native(
-        native.module.slope_call, options, placed.unit, tensors, outputs, typed=False
+        native.slope_call, options, placed.unit, tensors, outputs, typed=False
     )
     return slope, unit
 
@@ -324,7 +324,7 @@ class DistanceScores:
             "operand": (operand, operand.dtype, (B, K, max(form.pieces, 1) * D)),
         }
         options = {"B": B, "K": K, "D": D, "parts": parts, "width": width, "pieces": form.pieces}
-        move, _ = prepare(native.module.move_call, options, self.w, tensors, early=early)
+        move, _ = prepare(native.move_call, options, self.w, tensors, early=early)
         if form.pieces:
             return move
 

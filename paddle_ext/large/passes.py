@@ -24,9 +24,9 @@ from ..limits import (
     MOST_IN_ONE_BLOCK,
     MOST_STORED_LIKELIHOODS,
 )
-from ..native import load as native
 from ..native.call import packed
 from ..native.graphs import goes_on, is_captured
+from ..native.load import module as native
 from .products import Add, Form
 from .sources import Rows, TensorRows
 from .steps import Counter, State, Top, assign_call
@@ -315,7 +315,7 @@ def best_prior(
     if measures is None or len(measures) == 1:
         return counter, best, 0, None
     least, most = float(best.concentration), bound_of(best)
-    most_even = native.module.MAX_CONCENTRATION
+    most_even = native.MAX_CONCENTRATION
     for number, measure in enumerate(measures[1:].double(), 1):
         state = new_state(measure=measure[None], first=most_even, least=least)
         counter.iterate(state, max_iter, Race(partial(bound_of, state), most))

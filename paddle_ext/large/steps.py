@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .. import check
 from ..limits import LEAST_PRIOR_WEIGHT
-from ..native import load as native
 from ..native.call import DTYPES, Inputs, alike, call_native, prepare
+from ..native.load import module as native
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def assign_call(
     sizes = {"B": B, "N": N, "K": K, "stride": stride, "top": best}
     flags = {"normalise": normalise, "weigh": weigh, "squared": squared}
     options = {"written": DTYPES[written], **sizes, **flags}
-    return prepare(native.module.assign_call, options, products, tensors)[0]
+    return prepare(native.assign_call, options, products, tensors)[0]
 
 
 class Counter:
@@ -129,7 +129,7 @@ class Counter:
             "faint": (self.faint, torch.float64, (B,)),
         }
         options = {"B": B, "N": N, "K": K}
-        return prepare(native.module.count_call, options, rows, tensors)[0]
+        return prepare(native.count_call, options, rows, tensors)[0]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class AbsorbStep:
                 tensors[name] = (x, real, (K,))
             else:
                 options[name] = x
-        call_native(native.module.absorb_call, options, products, tensors)
+        call_native(native.absorb_call, options, products, tensors)
 
 
 def split(
@@ -197,7 +197,7 @@ def split(
     }
     options = {"B": B, "N": N, "D": D, "pieces": pieces, "unit": metric is not None}
     outputs = {"out": (half, (B, N, pieces * D))}
-    (out,) = call_native(native.module.split_call, options, rows, tensors, outputs)
+    (out,) = call_native(native.split_call, options, rows, tensors, outputs)
     return out
 
 
@@ -214,9 +214,7 @@ def add_sums(sums: Tensor, u: Tensor, x: Tensor, threshold: float, most: int) ->
         "sums": (sums, real, (K, D)),
     }
     options = {"N": N, "K": K, "D": D, "threshold": threshold, "most": most}
-    (above,) = call_native(
-        native.module.sums_call, options, u, tensors, {"found": (torch.int64, (1,))}
-    )
+    (above,) = call_native(native.sums_call, options, u, tensors, {"found": (torch.int64, (1,))})
     return int(above) <= most
 
 
@@ -256,9 +254,9 @@ class State:
             self.measure, self.dual = torch.ones_like(self.counts), torch.zeros_like(self.counts)
         else:
             self.measure = measure.contiguous()
-            self.dual = self.measure.log().clamp(min=native.module.IMPOSSIBLE)
-        self.least = native.module.MIN_CONCENTRATION if least is None else least
-        first = native.module.FIRST_CONCENTRATION if first is None else first
+            self.dual = self.measure.log().clamp(min=native.IMPOSSIBLE)
+        self.least = native.MIN_CONCENTRATION if least is None else least
+        first = native.FIRST_CONCENTRATION if first is None else first
         self.before = torch.empty_like(self.counts)  # the dual of the last probabilities
         self.concentration = self.counts.new_full((B,), first)
         self.criterion = torch.zeros_like(self.concentration)
@@ -292,7 +290,7 @@ class State:
         options = {"dtype": DTYPES[real], "B": B, "K": K}
         for name in ("prior", "total", "weight", "epsilon", "tol", "dual_weight", "least"):
             options[name] = getattr(self, name)
-        make = native.module.dual_call
+        make = native.dual_call
         return prepare(make, options, self.counts, tensors, typed=False)[0]
 
     def proportions(self, counts: Tensor) -> Tensor:
@@ -309,7 +307,7 @@ class State:
         `held` and `log_sums` are sums over rows: of probabilities, and of their log normalisers.
         """
         counts, a, K = self.weight * held, self.concentration, held.shape[-1]
-        least = native.module.MIN_CONCENTRATION * LEAST_PRIOR_WEIGHT
+        least = native.MIN_CONCENTRATION * LEAST_PRIOR_WEIGHT
         own = (a.unsqueeze(-1) * self.measure).clamp(min=least)
         classes = torch.lgamma(counts + own) - torch.lgamma(own) - counts * self.dual
         whole = torch.lgamma(K * a) - torch.lgamma(self.total + K * a)

@@ -50,7 +50,8 @@ class Display(NamedTuple):
 
     title: str = ""  # default: its name
     order: int = 100  # its place in tables: the methods of the paper, ours, then registered ones
-    colour: str = "#555555"  # distinct for colour-blind readers, with `marker` and lightness
+    # With `marker`, distinct for colour-blind readers, of methods that take names and of the others.
+    colour: str = "#555555"
     marker: str = "8"  # of matplotlib
 
 
@@ -234,7 +235,7 @@ class Method(ABC):
         if batch == [0]:
             return no_tasks(features, Q, K)
         task = IndexedTask(
-            features=features.detach(),
+            features=features,
             support_index=batched(support_index.long(), 2),
             support_labels=batched(support_labels.long(), 2),
             query_index=batched(query_index.long(), 2),

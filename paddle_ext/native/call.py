@@ -21,8 +21,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import devices
-from . import load as native
 from .devices import on_cpu_without_gpu_code
+from .load import module as native
 
 if TYPE_CHECKING:
     from .._native import Target
@@ -193,7 +193,7 @@ raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream"
 def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
     if cuda and not devices.has_code_for(device):
         raise ValueError(devices.no_code_message(device))
-    return native.module.Target(cuda=cuda, threads=threads, device=device, stream=stream)
+    return native.Target(cuda=cuda, threads=threads, device=device, stream=stream)
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     support, query = check.tensors(support, query)
     check_rows(support, query)
     count = min(check.integer("count", count), len(query))
-    rows = torch.cat([query, support]).detach()
+    rows = torch.cat([query, support])
     unit = unit_rows(rows.to(computing_dtype(rows)))
     x = coordinates(unit.unsqueeze(0), unit.mean(0, keepdim=True))[0]
     x, labelled = x[: len(query)], x[len(query) :]
@@ -170,7 +170,7 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     if support.dim() != 2:
         raise ValueError(f"support must have shape [S, D], got {list(support.shape)}")
     K = check.dense_values(support, support_labels, support, None)
-    rows = support.detach().to(computing_dtype(support))
+    rows = support.to(computing_dtype(support))
     return doubt_of_labels(rows, support_labels.long(), K)
 
 

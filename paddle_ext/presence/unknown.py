@@ -99,11 +99,11 @@ def novelty(
         )
     whole = solution.proportions if isinstance(solution, Solution) else u
     K = check.dense_values(support, support_labels, query, whole.shape[-1])
-    model = familiar(support.detach(), support_labels.long(), K, None)
+    model = familiar(support, support_labels.long(), K, None)
     if model is None:
         raise ValueError("support_labels must have a class of two rows or more, got one of each")
     of_paddle = isinstance(solution, Solution) and solution.concentration is None
-    return model.novelty(query.detach(), None if of_paddle else solution.labels)
+    return model.novelty(query, None if of_paddle else solution.labels)
 
 
 @dataclass(frozen=True)

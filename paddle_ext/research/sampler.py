@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .. import check
 from ..limits import LARGEST_INT32
-from ..native import load as native
 from ..native.call import alike, call_native
+from ..native.load import module as native
 
 SAMPLINGS = {"uniform": 0, "balanced": 1, "dirichlet": 2}
 LAST_TASK = 2**63 - 1
@@ -171,7 +171,7 @@ class TaskSampler:
         }
         of_query, of_support = ((torch.int64, (B, size)) for size in (self.n_query, S))
         query_index, query_labels, support_index, support_labels = call_native(
-            native.module.tasks_call,
+            native.tasks_call,
             options,
             self.labels,
             {
@@ -249,7 +249,7 @@ def checked_labels(labels: Tensor) -> Tensor:
         raise ValueError(
             f"labels must have shape [N] with N in [1, {LARGEST_INT32}], got {list(labels.shape)}"
         )
-    labels = labels.detach().to("cpu", torch.int64, copy=True).contiguous()
+    labels = labels.to("cpu", torch.int64, copy=True).contiguous()
     low, high = (int(x) for x in torch.aminmax(labels))
     if low < -1:
         raise ValueError(f"labels must be at least 0, or -1 for no class, got {low}")

@@ -13,8 +13,8 @@ from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.passes import GivenScores, best_prior, classify_rows, is_large
 from ..limits import LEAST_QUERY_WEIGHT
-from ..native import load as native
 from ..native.call import Outputs, allocate, call_native, is_fake, packed, packed_features, solver
+from ..native.load import module as native
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution, output_table, returns_all
@@ -213,7 +213,7 @@ def call_adapt(
         "logits": (logits, logits.dtype, (*batch, Q, K)),
         "measures": (measures, computing_dtype(logits), (B, priors, K)),
     }
-    return call_native(native.module.adapt_call, options, logits, inputs, outputs)
+    return call_native(native.adapt_call, options, logits, inputs, outputs)
 
 
 def adapt_table(of_query: tuple[int, ...], K: int, real: torch.dtype, top: int | None) -> Outputs:

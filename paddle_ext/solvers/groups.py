@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.special import digamma
 
 from ..groups import Groups
-from ..native import load as native
 from ..native.call import Inputs, Outputs, alike, call_native, packed
+from ..native.load import module as native
 from ..prevalence import estimated_shares
 from ..solution import Solution, label_counts, most_probable
 from ..task import merged
@@ -44,7 +44,7 @@ class Shared(NamedTuple):
         own = self.counts + self.prior
         possible = own > 0
         dual = digamma(own.masked_fill(~possible, 1.0)) - digamma(own.sum(-1, keepdim=True))
-        mean_log: Tensor = dual.masked_fill(~possible, native.module.IMPOSSIBLE)
+        mean_log: Tensor = dual.masked_fill(~possible, native.IMPOSSIBLE)
         return mean_log
 
 
@@ -105,11 +105,11 @@ def fit(
     `shares` are those of the round before, with which the mixture begins.
     """
     K = logits.shape[-1]
-    preferred = measure.log().clamp(min=native.module.IMPOSSIBLE).to(logits.dtype)
+    preferred = measure.log().clamp(min=native.IMPOSSIBLE).to(logits.dtype)
     t = (logits + (preferred if len(preferred) == 1 else preferred[groups.of_row])).softmax(-1)
     mean = measure / K
     chance, shares = mixed_chances(t, mean, groups, shares)
-    low, high = native.module.MIN_CONCENTRATION, native.module.MAX_CONCENTRATION
+    low, high = native.MIN_CONCENTRATION, native.MAX_CONCENTRATION
     a = ((1 - chance) / (K * chance)).clamp(low, high)
     if least is not None:
         a = torch.maximum(a, least)
@@ -148,7 +148,7 @@ def call_groups(
     names = ("likely", "probabilities", "counts", "criterion", "iterations")
     wanted = {**outputs, **{name: None for name in names if name not in outputs}}
     sizes: Any = {"B": G, "Q": Q, "K": K, "partners": PARTNERS, "C": 0, "max_iter": 1, "tol": 0.0}
-    return call_native(native.module.groups_call, {**sizes, **options}, rows, every, wanted)
+    return call_native(native.groups_call, {**sizes, **options}, rows, every, wanted)
 
 
 def members(groups: Groups) -> Inputs:
@@ -186,7 +186,7 @@ def judge(
         **alike(real, G, 1, **by_group),
     }
     options = {"B": G, "Q": Q, "K": K, "temper": temper}
-    call_native(native.module.judge_call, options, u, inputs)
+    call_native(native.judge_call, options, u, inputs)
 
 
 def chances_on(device: torch.device) -> Tensor:
@@ -221,7 +221,7 @@ def likeliest_mixture(likely: Tensor, values: Tensor, shares: Tensor) -> Tensor:
     (N, C), double = likely.shape, torch.float64
     inputs = {"likely": (likely, double, (N, C)), **alike(double, C, chances=values, shares=shares)}
     sizes, outputs = {"N": N, "C": C, "steps": MIXTURE_STEPS}, {"means": (double, (N,))}
-    return call_native(native.module.mixture_call, sizes, likely, inputs, outputs)[0]
+    return call_native(native.mixture_call, sizes, likely, inputs, outputs)[0]
 
 
 def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
@@ -230,7 +230,7 @@ def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
         held = held * (2 * labelled_rows / (2 * labelled_rows + held.sum()))
     sizes, inputs = {"K": len(held), "steps": MEAN_STEPS}, alike(held.dtype, *held.shape, held=held)
     outputs = {"measure": (held.dtype, tuple(held.shape))}
-    return call_native(native.module.mean_call, sizes, held, inputs, outputs, typed=False)[0]
+    return call_native(native.mean_call, sizes, held, inputs, outputs, typed=False)[0]
 
 
 def bound_of(logits: Tensor, groups: Groups, weight: Tensor, found: Shared) -> Tensor:

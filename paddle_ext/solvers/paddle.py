@@ -11,8 +11,8 @@ from .. import check
 from ..check import Options
 from ..large import paddle as large
 from ..large.sources import Source, comes_in_chunks, queries_of
-from ..native import load as native
 from ..native.call import call_native, packed_features, packed_int64, solver
+from ..native.load import module as native
 from ..rows import computing_dtype
 from ..solution import Solution, output_table, returns_all
 
@@ -281,4 +281,4 @@ def call_paddle(
     }
     others = {"prototypes": (real, (*of_query[:-1], K, D)) if o.prototypes else None}
     outputs = output_table(of_query, K, real, None, others)
-    return call_native(native.module.paddle_call, options, query, inputs, outputs)
+    return call_native(native.paddle_call, options, query, inputs, outputs)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..groups import Groups
-from ..native import load as native
 from ..native.call import alike, call_native, packed
+from ..native.load import module as native
 from .groups import Shared, likeliest_mixture, members
 
 
@@ -19,7 +19,7 @@ class Sets:
         """`weight` [G] is that of a row in the evidence; `found`, the groups in any proportions."""
         self.groups, self.weight, self.found = groups, weight, found
         mean = found.prior / found.prior.sum(-1, keepdim=True)
-        log_mean = mean.log().clamp(min=native.module.IMPOSSIBLE)
+        log_mean = mean.log().clamp(min=native.IMPOSSIBLE)
         self.log_mean = packed(log_mean.to(found.probabilities.dtype))
 
     def chances(self, logits: Tensor, shots: float) -> Tensor:
@@ -39,7 +39,7 @@ class Sets:
 
     def evidence(self, logits: Tensor) -> Tensor:
         """Log evidences of sets of 1, 2, .. classes and, last, of independent rows, [G, 9]."""
-        shape = len(self.groups.names), native.module.SET_CLASSES + 1
+        shape = len(self.groups.names), native.SET_CLASSES + 1
         found = logits.new_empty(shape, dtype=torch.float64)
         self.call(logits, evidence=found)
         return found
@@ -53,7 +53,7 @@ class Sets:
     ) -> None:
         """Write the evidence [G, 9], or replace the probabilities by those with these chances."""
         (Q, K), G, real, double = logits.shape, len(self.groups.names), logits.dtype, torch.float64
-        M = native.module.SET_CLASSES
+        M = native.SET_CLASSES
         inputs = {
             **members(self.groups),
             **alike(real, Q, K, logits=logits, probabilities=self.found.probabilities),
@@ -63,4 +63,4 @@ class Sets:
             **alike(double, G, M + 1, chances=chances, evidence=evidence),
         }
         sizes, outputs = {"B": G, "Q": Q, "K": K}, {"ratios": (real, (Q, M))}
-        call_native(native.module.sets_call, sizes, logits, inputs, outputs)
+        call_native(native.sets_call, sizes, logits, inputs, outputs)

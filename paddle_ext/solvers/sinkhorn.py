@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .. import check
 from ..limits import LARGEST_FLOAT
-from ..native import load as native
 from ..native.call import call_native, is_fake, packed, solver
+from ..native.load import module as native
 from ..rows import computing_dtype
 from ..solution import Transport
 
@@ -110,7 +110,7 @@ def sinkhorn(
         "iterations": (torch.int32, tuple(batch)),
         "residual": (real, tuple(batch)),
     }
-    return Transport(*call_native(native.module.sinkhorn_call, options, cost, inputs, outputs))
+    return Transport(*call_native(native.sinkhorn_call, options, cost, inputs, outputs))
 
 
 def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..native import load as native
 from ..native.call import call_native, packed_features, packed_int64, solver
+from ..native.load import module as native
 from ..rows import computing_dtype
 from ..solution import TimSolution
 
@@ -139,7 +139,7 @@ def tim(
         "prototypes": (real, (*batch, K, D)),
         "losses": (real, (max_iter, *batch)) if return_losses else None,
     }
-    return TimSolution(*call_native(native.module.tim_call, options, query, inputs, outputs))
+    return TimSolution(*call_native(native.tim_call, options, query, inputs, outputs))
 
 
 def without_tiny(support: Tensor, query: Tensor) -> Tensor:
