@@ -88,9 +88,11 @@ def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Gro
         raise ValueError(f"{name} must be all strings or all integers of 64 bits, got {got}")
     if not is_text:
         return groups_of(torch.tensor([int(x) for x in array], device="cpu"), rows, device, name)
-    names, of_row = np.unique(array.astype(str), return_inverse=True)
-    numbered = groups_of(torch.from_numpy(of_row.reshape(-1)), rows, device)
-    return numbered._replace(names=names.tolist())
+    texts = [str.__str__(x) for x in array]  # of an enumeration, too
+    names = sorted(set(texts))
+    place = {text: number for number, text in enumerate(names)}
+    numbered = groups_of(torch.tensor([place[x] for x in texts], device="cpu"), rows, device)
+    return numbered._replace(names=names)
 
 
 def is_whole(x: object) -> bool:

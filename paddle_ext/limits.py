@@ -43,8 +43,8 @@ CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
 MOST_STORED_LIKELIHOODS = 2**31 - 2**26
 MOST_STORED_ROWS = 2**28
 
-# For each GPU: how many CUDA graphs of repeated calls are kept; the most bytes of tensors given to a
-# call that is recorded, since larger ones keep a GPU busy; and of the memory that one graph keeps.
+# For each GPU: how many CUDA graphs of repeated calls are kept; the most bytes of tensors given to
+# such a call, since larger ones keep a GPU busy; and the most bytes of memory that a graph keeps.
 MOST_GRAPHS, MOST_GRAPH_BYTES, MOST_GRAPH_MEMORY = 4, 2**26, 2**28
 
 # Labelled rows, of classes with two or more, from which on probabilities are called calibrated.

@@ -171,7 +171,7 @@ def without_strangers(
     unjudged = Q - n - by_person
     number, low, high = number + certain, low + certain, high + certain + unjudged
     rest = [x - real * y for x, y in zip((counted, held, V), flagged, strict=True)]
-    rest[2] = rest[2] + real * (1 - real) * flagged[1]
+    rest[2] = (rest[2] + real * (1 - real) * flagged[1]).clamp(min=0)  # below 0 by rounding
     ends = low.clamp(min=0), torch.minimum(high, Q)
     return torch.stack([*rest, inexact], -2), Prevalence._make(x / Q for x in (number, *ends))
 

@@ -299,3 +299,10 @@ def test_bad_coverage(coverage: float) -> None:
         from_sums(sums([1], [1], [0]), coverage)
     with pytest.raises(TypeError, match="sampling must be"):
         from_sums(sums([1], [1], [0]), sampling="yes")  # type: ignore[arg-type]
+
+
+def test_novelty_of_certain_rows() -> None:
+    """Variances that rounding brings below 0."""
+    logits = torch.tensor([[115.0, -70.0], [0, 77], [45, 0], [0, 90]])
+    found = paddle_ext.adapt(logits).prevalence(novelty=torch.tensor([0.4, 0.97, 0.15, 0.26]))
+    assert all(torch.isfinite(x).all() for x in found)

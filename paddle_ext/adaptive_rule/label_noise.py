@@ -245,7 +245,7 @@ class WeightedRows(NamedTuple):
         """Squares of the means in the mixture, and its shares [B, 3] as `Likelihood` has them."""
         square = self.means.diagonal(dim1=-2, dim2=-1)
         if self.length is None:
-            return square[0], None
+            return square[0].contiguous(), None
         t, rest = share * longer[1], 1 - share
         S, D = self.cross.shape[2], self.likelihood.scale.shape[-1]
         parts = [share, rest + t, -t / self.length] if S < D else [share, rest, t]

@@ -1,9 +1,10 @@
 """Check what users pass: embeddings, labels, names of classes, weights and priors."""
 
 import difflib
+import math
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import compress
 from typing import Any, TypeAlias
@@ -66,7 +67,14 @@ def vectors(name: str, value: Any, *, width: int | None = None, keep_double: boo
 
 
 def plain(value: Any) -> Array:
-    """A tensor, column or list as an array; a list may hold vectors of different lengths."""
+    """A tensor, column or list as an array; a list may hold vectors of different lengths.
+
+    What a masked array lacks is None.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
+        kept: Array = np.array(value.data, dtype=object)
+        kept[np.ma.getmaskarray(value)] = None
+        return kept
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return np.asarray(value.float() if value.is_floating_point() else value)
@@ -136,6 +144,14 @@ def is_missing(label: object) -> bool:
     )
 
 
+def label_array(y: Any) -> Any:
+    """The labels of rows; NumPy would turn what is missing in a list of text into text."""
+    if isinstance(y, np.ma.MaskedArray):
+        return plain(y)
+    lacks = isinstance(y, list | tuple) and any(isinstance(x, float) and math.isnan(x) for x in y)
+    return np.array(y, dtype=object) if lacks and any(isinstance(x, str) for x in y) else y
+
+
 def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array | None:
     """The groups of the rows in `of_batch` [n] bool, maybe of none; the others' are ignored."""
     if given is None:
@@ -145,6 +161,8 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
     check_length(column.shape, len(of_batch), name)
     if not of_batch.any():
         return None
+    if name == "same" and not labelled(column)[of_batch].all():
+        column = np.array(things_of_their_own(column.tolist()), dtype=object)
     # The others get a group of the batch, so that an error names the row as the caller counts.
     column = np.where(of_batch, column, column[of_batch][0])
     groups_of(column, len(column), torch.device("cpu"), name)
@@ -154,15 +172,19 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
 def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:
     """Which labelled rows, of these classes [S], are one thing; None if no two are."""
     values = [] if same is None else same.tolist() if isinstance(same, Tensor) else same
-    own = enumerate(compress(values, has_label))
-    names = [f"\0{i}" if is_missing(x) else str(x) for i, x in own]
+    names = things_of_their_own(compress(values, has_label))
     if len(set(names)) == len(names):
         return None
     return groups_and_things(classes.astype(str), names, len(names), device, kind="class")[1]
 
 
+def things_of_their_own(same: Iterable[Any]) -> list[str]:
+    """The names of things as text; each of the missing ones gets one of its own."""
+    return [f"\0{i}" if is_missing(name) else str(name) for i, name in enumerate(same)]
+
+
 def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:
-    """A prior in the order of the classes, [K] float64: an array, or a mapping of class to weight.
+    """A prior in the order of the classes, [K] float64: an array, a mapping or a Series by class.
 
     Classes that a mapping lacks get its smallest weight above 0, with a warning. With groups an
     array may be [G, K].
@@ -170,6 +192,8 @@ def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> A
     if prior is None:
         return None
     names = classes.tolist()
+    if getattr(prior, "ndim", 0) == 1 and hasattr(prior, "to_dict"):  # a Series
+        prior = prior.to_dict()
     if isinstance(prior, Mapping) and (odd := [name for name in prior if name not in names]):
         raise ValueError(f"prior must have classes of y as keys, got {odd[0]!r}")
     try:

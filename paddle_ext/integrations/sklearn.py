@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,6 +37,23 @@ except ImportError as error:
     ) from error
 
 REAL = [np.float64, np.float32]
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def unchanged_by_errors(method: Method) -> Method:
+    """A method after whose errors the model is what it was before."""
+
+    @wraps(method)
+    def all_or_nothing(self: Any, *arguments: Any, **options: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return method(self, *arguments, **options)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return cast(Method, all_or_nothing)
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -47,7 +66,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    prior : array [K] or mapping of class to weight, optional
+    prior : array [K], or mapping or Series of class to weight, optional
         What is known of the class proportions, as in `paddle_ext.adapt`; an array is in the order
         of ``classes_``. Without a batch, `predict` trusts it. With groups an array [G, K] is a
         prior for each, in the order of ``groups_``.
@@ -175,6 +194,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # --- fitting --------------------------------------------------------------------------------
 
+    @unchanged_by_errors
     @without_autocast()
     def fit(
         self,
@@ -214,8 +234,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             count for all groups, are ignored.
         same : array or Series [n], optional
             Which rows are the same thing, as in `paddle_ext.adaptive`: unlabelled ones get one
-            label, and labelled ones, of one class, count as one row. A labelled row with -1, None
-            or NaN is a thing of its own.
+            label, and labelled ones, of one class, count as one row. A row with -1, None or NaN is
+            a thing of its own.
 
         Returns
         -------
@@ -231,7 +251,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("rows must be 'auto' or 'embeddings' with prototypes, got 'table'")
         may_be_table = prototypes is None and self.rows != "embeddings"
         X = self._validated(X, may_be_table, ensure_min_samples=least)
-        y = np.full(len(X), -1) if y is None else column_or_1d(y, warn=True)
+        y = np.full(len(X), -1) if y is None else column_or_1d(inputs.label_array(y), warn=True)
         if len(y) != len(X):
             raise ValueError(f"y must have a label for each row of X, {len(X)}, got {len(y)}")
         has_label = inputs.labelled(y)

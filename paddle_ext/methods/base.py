@@ -50,7 +50,7 @@ class Display(NamedTuple):
 
     title: str = ""  # default: its name
     order: int = 100  # its place in tables: the methods of the paper, ours, then registered ones
-    # With `marker`, distinct for colour-blind readers, of methods that take names and of the others.
+    # With `marker` distinct for colour-blind readers, among methods with names and among others.
     colour: str = "#555555"
     marker: str = "8"  # of matplotlib
 

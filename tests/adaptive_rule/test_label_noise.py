@@ -1,6 +1,7 @@
 """Labelled rows that count by the probability that their label is right."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -207,3 +208,15 @@ def test_doubt_is_that_of_the_estimate() -> None:
     plain = left_out_rows(support, labels, K)[1].logits.softmax(-1)
     trusted = 1 - plain.gather(1, labels.unsqueeze(1)).squeeze(1)
     assert ((trusted > 0.9) != (labels != truth)).any()
+
+
+@pytest.mark.parametrize("label_noise", [0.1, "auto"])
+def test_the_diagonal_metric_of_one_task(label_noise: Any) -> None:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(3).repeat(8)
+    support = 4 * torch.eye(3, 8)[labels] + torch.randn(24, 8, generator=random)
+    query = 4 * torch.eye(3, 8)[labels] + torch.randn(24, 8, generator=random)
+    wrong = labels.clone()
+    wrong[:3] = labels[1:4]
+    found = paddle_ext.adaptive(support, wrong, query, metric="diagonal", label_noise=label_noise)
+    assert (found.labels == labels).double().mean() > 0.9

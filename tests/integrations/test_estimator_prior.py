@@ -68,6 +68,16 @@ def test_weights_whose_sum_overflows() -> None:
     np.testing.assert_array_equal(huge.predict_proba(new), even.predict_proba(new))
 
 
+def test_a_series_is_a_prior_by_class() -> None:
+    pandas = pytest.importorskip("pandas")
+    X, y, new, _ = data()
+    by_weight = pandas.Series(WEIGHTS).sort_values()
+    models = [
+        PaddleClassifier(prior=prior).fit(*joined(X, y, new)) for prior in (WEIGHTS, by_weight)
+    ]
+    np.testing.assert_array_equal(*(model.label_distributions_ for model in models))
+
+
 def test_batches() -> None:
     X, y, new, _ = data()
     names = np.stack([X[y == name].mean(0) for name in CLASSES])

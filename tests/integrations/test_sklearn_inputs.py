@@ -156,3 +156,46 @@ def test_bad_weights(weights: Any, message: str) -> None:
     given = weights if isinstance(weights, list) else [weights] * len(y)
     with pytest.raises(ValueError, match=message):
         PaddleClassifier().fit(X, y, sample_weight=given)
+
+
+def test_missing_labels_in_a_list_of_text() -> None:
+    X = np.eye(3).repeat(6, 0) + 0.01 * np.random.default_rng(0).normal(size=(18, 3))
+    y = ["ash", "ash", np.nan] * 2 + ["elm", None, "elm"] * 2 + ["fir", "fir", np.nan] * 2
+    model = PaddleClassifier(device="cpu").fit(X, y)
+    assert model.classes_.tolist() == ["ash", "elm", "fir"]
+    assert model.transduction_.tolist() == ["ash"] * 6 + ["elm"] * 6 + ["fir"] * 6
+    masked = np.ma.array(np.arange(3).repeat(6), mask=[False, True] * 9)
+    assert PaddleClassifier(device="cpu").fit(X, masked).prevalence_ is not None
+    groups = np.ma.array(np.zeros(18), mask=[False] * 17 + [True])
+    with pytest.raises(ValueError, match="all integers of 64 bits, got None in row 17"):
+        PaddleClassifier(device="cpu").fit(X, y, groups=groups)
+
+
+def test_unlabelled_rows_that_are_things_of_their_own() -> None:
+    X, y, _ = batch(np.float32)
+    want = PaddleClassifier(device="cpu").fit(X, y)
+    for missing in (-1, None, np.nan):
+        model = PaddleClassifier(device="cpu").fit(X, y, same=[missing] * len(X))
+        np.testing.assert_array_equal(model.transduction_, want.transduction_)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sample_weight": np.zeros(200)},
+        {"same": ["one"] * 200},
+        {"groups": [1] * 3},
+        {"y": ["a"] * 200},
+        {"X": np.eye(200, 3), "groups": "one"},
+    ],
+    ids=str,
+)
+def test_a_refused_fit_changes_nothing(given: dict[str, Any]) -> None:
+    random = np.random.default_rng(0)
+    X, y = random.normal(size=(200, 8)), np.array(["ash", "elm"] * 100)
+    model = PaddleClassifier(device="cpu").fit(X, y)
+    before = dict(vars(model))
+    with pytest.raises(ValueError, match="must"):
+        model.fit(**{"X": X, "y": np.array(["a", "b"] * 100), **given})
+    assert vars(model) == before
+    assert set(model.predict(X)) <= {"ash", "elm"}

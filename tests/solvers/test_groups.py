@@ -1,5 +1,6 @@
 """`groups=` of `adapt` and `adaptive`: against the reference, by hand, and in every form."""
 
+import enum
 import math
 from typing import Any
 
@@ -536,3 +537,24 @@ def test_wrong_things() -> None:
         paddle_ext.adaptive(*(x[None] for x in known), support_same=[1, 2, 3])
     with pytest.raises(ValueError, match="must have a possible class in every thing, got"):
         paddle_ext.adapt(torch.eye(2).log(), same=[1, 1])
+
+
+def test_names_of_any_kind_of_text() -> None:
+    """Those of an enumeration are its values; zeros at the end and lengths do not matter."""
+
+    class Site(str, enum.Enum):
+        NORTH = "north"
+        SOUTH = "south"
+
+    device = torch.device("cpu")
+    for given, names in {
+        (Site.SOUTH, Site.NORTH, Site.SOUTH): ["north", "south"],
+        ("a\0", "a", "a\0"): ["a", "a\0"],
+        ("z", "a" * 100_000, "z"): ["a" * 100_000, "z"],
+    }.items():
+        found = groups_of([*given] * 1000, 3000, device)
+        assert found.names == names
+        assert found.of_row[:3].tolist() == [1, 0, 1]
+    if hasattr(np.dtypes, "StringDType"):
+        own = np.array(["b", "a"], dtype=np.dtypes.StringDType())
+        assert groups_of(own, 2, device).names == ["a", "b"]
