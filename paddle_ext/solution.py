@@ -164,6 +164,9 @@ class Solution(NamedTuple):
             strangers, and the labels of those with a novelty up to 1/2, and with any; and a last
             column for queries that a person has labelled, which is 0.
         """
+        if novelty is not None:
+            (novelty,) = check.tensors(novelty)
+            check.features("novelty", novelty)
         if self.same is not None:
             if novelty is not None and novelty.shape == self.labels.shape:
                 of_things = self.same.means(novelty.reshape(-1, 1).to(self.labels.device))

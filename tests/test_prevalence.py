@@ -304,5 +304,10 @@ def test_bad_coverage(coverage: float) -> None:
 def test_novelty_of_certain_rows() -> None:
     """Variances that rounding brings below 0."""
     logits = torch.tensor([[115.0, -70.0], [0, 77], [45, 0], [0, 90]])
-    found = paddle_ext.adapt(logits).prevalence(novelty=torch.tensor([0.4, 0.97, 0.15, 0.26]))
+    novelty = torch.tensor([0.4, 0.97, 0.15, 0.26])
+    found = paddle_ext.adapt(logits).prevalence(novelty=novelty)
     assert all(torch.isfinite(x).all() for x in found)
+    as_array = paddle_ext.adapt(logits).prevalence(novelty=novelty.numpy())
+    assert all(torch.equal(x, y) for x, y in zip(found, as_array, strict=True))
+    with pytest.raises(TypeError, match="novelty must be"):
+        paddle_ext.adapt(logits).prevalence(novelty=[0.5] * 4)

@@ -120,6 +120,10 @@ def adapt(
         measures, all_possible = measures_of(prior, K, tasks, logits)
     if validate:
         check_values(logits, None if all_possible else measures, grouped)
+    if measures is not None and not all_possible:  # however large the logits are
+        impossible = measures[:, 1] == 0
+        own = impossible[grouped.of_row] if grouped and len(impossible) > 1 else impossible[:, None]
+        logits = logits.masked_fill(own if len(own) > 1 else own[0], -math.inf)
     best = None if returns_all(return_assignments, Q, K) else top
     of_things = grouped
     if things is not None:

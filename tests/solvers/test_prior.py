@@ -183,6 +183,30 @@ def test_a_row_of_impossible_classes_is_refused() -> None:
         paddle_ext.adapt(logits, prior=torch.tensor([0.0, 1.0]))
 
 
+@pytest.mark.parametrize("size", [9e29, 9e250])
+def test_impossible_classes_stay_so(size: float) -> None:
+    """However far their logits are ahead, and in whatever way the task is solved."""
+    logits = size * torch.tensor([[-1.0, 1.0], [1.0, -1.0]], dtype=torch.float64).repeat(2, 1)
+    if size < 1e38:
+        logits = logits.float()
+    first = {"prior": torch.tensor([1.0, 0.0])}
+    each = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    groups = {"groups": [0, 0, 1, 1]}
+    for more, want in (
+        (first, [0, 0, 0, 0]),
+        (first | {"return_assignments": False, "top": 1}, [0, 0, 0, 0]),
+        (first | groups, [0, 0, 0, 0]),
+        (first | groups | {"share": False}, [0, 0, 0, 0]),
+        (groups | {"prior": each}, [0, 0, 1, 1]),
+        ({"same": [0, 1, 2, 2], **first}, [0, 0, 0, 0]),
+    ):
+        found = paddle_ext.adapt(logits, **more)
+        assert found.labels.tolist() == want
+        assert torch.isfinite(found.probabilities).all()
+    both = paddle_ext.adapt(logits.expand(2, 4, 2), prior=each)
+    assert both.labels.tolist() == [[0] * 4, [1] * 4]
+
+
 def test_priors_of_no_tasks_and_of_extreme_weights() -> None:
     none = paddle_ext.adapt(torch.zeros(0, 4, 3), prior=torch.ones(0, 3))
     assert none.labels.shape == (0, 4)
