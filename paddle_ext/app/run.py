@@ -115,18 +115,18 @@ def classify(
     weights = None if settings.prior is None else read_prior(settings.prior)
     # Files that could not be written, or are the data, are rejected before any work.
     grouped = settings.columns.group is not None or settings.group_gap is not None
-    suggests = settings.suggest is not None
+    suggests, inputs = settings.suggest is not None, inputs_of(first, new, settings)
     for name in (*ALWAYS, LABELLED, *[SUGGESTIONS] * suggests, *[GROUPS] * grouped):
-        tables.check_no_input("output", folder / name, (first, new))
+        tables.check_no_input("output", folder / name, inputs)
     for argument in ("save", "label_studio"):
         if (path := getattr(settings, argument)) is not None:
-            tables.check_no_input(argument, Path(path), (first, new))
+            tables.check_no_input(argument, Path(path), inputs)
     if settings.save is not None:
         check_model_path(Path(settings.save))
     if settings.sort_into is not None:
         check_sort_into(Path(settings.sort_into), (first, new))
     if settings.final is not None:
-        tables.check_file("final", Path(settings.final), (first, new))
+        tables.check_file("final", Path(settings.final), inputs)
     for path in (settings.save, settings.label_studio, settings.final):
         if path is not None:
             check_writable(Path(path).parent)
@@ -304,6 +304,12 @@ def existing(labelled: str | Path, unlabelled: str | Path | None) -> tuple[Path,
     return Path(labelled), None if unlabelled is None else Path(unlabelled)
 
 
+def inputs_of(first: Path, new: Path | None, settings: Settings) -> list[Path]:
+    """What is read and must not be replaced; corrections are kept in a file of their own."""
+    given = (first, new, settings.names, settings.parents, settings.prior, settings.rename)
+    return [Path(path) for path in given if path is not None]
+
+
 # --- one file, with few samples in memory ---------------------------------------------------------
 
 
@@ -370,7 +376,7 @@ def stream(
     settings = settings or Settings()
     began = time.perf_counter()
     (first, new), target = existing(labelled, unlabelled), Path(output)
-    tables.check_file("output", target, (first, new))
+    tables.check_file("output", target, inputs_of(first, new, settings))
     only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
     for name in (*only_with_a_folder, "prior", "suggest"):
         if (given := getattr(settings, name)) not in (None, ()):

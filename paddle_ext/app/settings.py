@@ -141,7 +141,7 @@ class Settings:
                 "batch", f"must be omitted with groups, which are batches, got {self.batch}"
             )
         if not check.flag("share", self.share) and not grouped:
-            raise check.ArgumentValueError("share", "must be omitted without groups, got False")
+            raise check.ArgumentValueError("share=False", "must be given with groups, got none")
 
     @property
     def gap(self) -> timedelta | None:

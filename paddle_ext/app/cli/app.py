@@ -123,6 +123,7 @@ def option_names(words: Sequence[str]) -> dict[str, str]:
     for argument in app[words[0]].assemble_argument_collection():
         own = argument.field_info.name
         names |= dict.fromkeys((own, *OTHER_ARGUMENTS.get(own, ())), argument.name)
+        names |= {f"{own}=False": negative for negative in argument.negatives}
     return names
 
 

@@ -19,6 +19,8 @@ from .tables import TableSamples
 
 # Tags of EXIF: the block of the camera, when an image was taken, and when its file was written.
 CAMERA, TAKEN, WRITTEN = 0x8769, 0x9003, 0x0132
+# Seconds since 1970 that are taken for a time: the beginnings of 1990 and 2100.
+FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800
 
 ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
 
@@ -42,7 +44,12 @@ def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | No
     names = named_cells(samples, "group", columns.group)
     if gap is None:
         return names
-    expected = "omitted unless each has a time: 2026-06-30 14:05, seconds since 1970, or EXIF"
+    if columns.time is None and isinstance(samples, ArraySamples):
+        raise no_columns("group_gap", settings.group_gap)
+    expected = (
+        "omitted unless each has a time: 2026-06-30 14:05, seconds since 1970 (in the years 1990 "
+        "to 2099), or EXIF"
+    )
     times = values_of(cells_of(samples, "time", columns.time), time_of, "group_gap", expected)
     return by_gaps(names or [""] * len(times), times, gap)
 
@@ -82,13 +89,17 @@ def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int |
         values = folders if wanted else in_threads(picture_time, samples.paths)
         return dict(zip(map(str, samples.paths), values, strict=True))
     if isinstance(samples, ArraySamples):
-        what = f"must be omitted unless there is a table or a folder of images, got {name!r}"
-        raise check.ArgumentValueError(argument, what)
+        raise no_columns(argument, name)
     if name is None:
         raise check.ArgumentValueError(argument, "must be a column of times, got none")
     samples.table.column(name, argument)
     parts = samples.parts([])
     return {row: x for part in parts for row, x in zip(part.rows, part.cells(name), strict=True)}
+
+
+def no_columns(argument: str, got: str | None) -> check.ArgumentValueError:
+    what = f"must be omitted unless there is a table or a folder of images, got {got!r}"
+    return check.ArgumentValueError(argument, what)
 
 
 def values_of(
@@ -112,16 +123,19 @@ def group_name(cell: object) -> str | None:
 
 
 def time_of(cell: object) -> datetime | None:
-    """A time, in UTC unless it says otherwise; None if it is none."""
+    """A time in UTC, which a cell without a zone is taken to be in; None if it is none."""
     text = re.sub(r"^((?:19|20)\d\d)(\d\d)(\d\d)$", r"\1-\2-\3", str(cell).strip())
     try:
         seconds = as_number(text)
         if seconds is not None:
-            return datetime.fromtimestamp(seconds, timezone.utc)
+            # Other numbers are probably years, or a time like 202606301405.
+            likely = FIRST_SECOND <= seconds < LAST_SECOND
+            return datetime.fromtimestamp(seconds, timezone.utc) if likely else None
         found = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
-    except (ValueError, OverflowError, OSError):
+        there = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+        return there.astimezone(timezone.utc)
+    except (ValueError, OverflowError):
         return None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
 def picture_time(path: Path) -> str:
@@ -142,7 +156,7 @@ def by_gaps(names: Sequence[str], times: Sequence[datetime], gap: timedelta) -> 
         name, time = names[row], times[row]
         before, group = last.get(name, (None, ""))
         if before is None or time - before > gap:
-            start = time.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
+            start = time.replace(tzinfo=None).isoformat(" ")
             group = f"{name}, {start}" if name else start
         groups[row], last[name] = group, (time, group)
     return groups

@@ -276,6 +276,9 @@ def read_prior(path: Path) -> dict[str, dict[str, float]]:
                 "prior", f"must have weights of at least 0, got {cell!r} for {name!r} in {path}"
             )
         weights.setdefault(group, {})[name] = weight
+    if not weights:
+        what = f"must have a class and its weight in every line, got none in {path}"
+        raise check.ArgumentValueError("prior", what)
     return weights
 
 

@@ -136,6 +136,7 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
             raise check.ArgumentValueError("rename", what)
         renaming = names.read_pairs(Path(settings.rename), "rename", "name")
     source = open_before_renaming(labelled, unlabelled, settings)
+    check_used(source, settings)
     source.renaming = renaming
     labels = source.examples.truth or []
     if renaming:
@@ -169,6 +170,32 @@ def open_before_renaming(labelled: Path, unlabelled: Path | None, settings: Sett
     if labelled.is_dir():
         return open_folders(labelled, unlabelled, given, settings)
     return open_files(labelled, unlabelled, given, settings)
+
+
+def check_used(source: Source, settings: Settings) -> None:
+    """Raise an error for an option that has no effect on such data."""
+    columns, examples, named = settings.columns, source.examples, source.given is not None
+    pictures, model = source.kind == "pictures", settings.model is not None
+    texts = source.embeds_texts or (bool(examples.names) and not examples.features.shape[1])
+    embeds = pictures or texts or isinstance(source.given, ClassPrompts)
+    table = isinstance(source.samples, TableSamples) or source.rows is not None
+    backbone = None if settings.backbone == DEFAULT_NETWORK else settings.backbone
+    rows = "table" if settings.rows == "table" else None
+    for argument, value, used, where in (
+        # A model may want the network again that embedded its names.
+        ("backbone", backbone, pictures or model, "there are images"),
+        ("encoder", settings.encoder, embeds or model, "there are images, texts or names to embed"),
+        ("logit_scale", settings.logit_scale, named, "there are class names"),
+        ("rows", rows, not (pictures or texts or named), "there are numbers without class names"),
+        ("name", columns.name, table, "there is a table"),
+        ("text", columns.text, table, "there is a table"),
+        ("features", columns.features, table, "there is a table"),
+        ("separator", settings.separator, table, "there is a table"),
+        ("encoding", settings.encoding, table, "there is a table"),
+    ):
+        if value is not None and not used:
+            what = f"must be omitted unless {where}, got {value}"
+            raise check.ArgumentValueError(argument, what)
 
 
 def file_of(path: Path, columns: Columns) -> Path | ArrayFile:

@@ -25,7 +25,7 @@ from ...files import current_version, first_line, open_regular, require_unchange
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text
 from ...parquet import pyarrow
-from ...text import plain_cell, plural, without_controls
+from ...text import plain_cell, plural, several, without_controls
 from ..settings import Columns
 from . import formats
 from .columns import (
@@ -44,7 +44,7 @@ from .columns import (
     why_an_id,
     why_no_feature,
 )
-from .samples import Batch, concatenated, no_samples
+from .samples import Batch, concatenated, no_samples, repeated
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".json")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
@@ -52,6 +52,7 @@ EMBEDDING = "embedding"  # a column of lists used by default
 FEW_FEATURES = 2  # with no more numeric columns, a column of texts is probably what to classify
 ROWS_LOOKED_AT = 100  # to find the numeric columns
 READ_AT_ONCE = 2048  # rows
+MOST_NAMED = 3  # columns in an error
 LONGEST_ROW = 2**24  # bytes of a row of a CSV file
 
 
@@ -137,8 +138,10 @@ class Table(ABC):
 
     def look(self) -> None:
         """Find the columns of numbers and of lists, by the first rows."""
-        if len(set(self.names)) < len(self.names) or not self.names:
-            raise ValueError(f"{self.path} must begin with unique column names, got duplicates")
+        if not self.names or repeated(self.names):
+            twice = several([*map(repr, repeated(self.names))], MOST_NAMED)
+            got = f"{twice} more than once" if twice else "none"
+            raise ValueError(f"{self.path} must begin with unique column names, got {got}")
         first = next(self.parts(self.names, size=ROWS_LOOKED_AT), None)
         self.first = {name: [] if first is None else first.cells(name) for name in self.names}
         kinds = {} if first is None else {one.name: one.type for one in first.batch.schema}
@@ -413,15 +416,8 @@ class TableSamples:
             return whole._replace(texts=[f"row {name}" for name in whole.names])
         return whole
 
-    def order(self) -> dict[str, int]:
-        """Where each row of the table is, by its name; empty if rows are numbered."""
-        column = self.columns.name
-        if column is None:
-            return {}
-        names = (
-            cell_text(cell) for part in self.table.parts([column]) for cell in part.cells(column)
-        )
-        return {name: row for row, name in enumerate(names)}
+    def row_numbers(self) -> list[int]:
+        return [row for part in self.parts([]) for row in part.rows]
 
     def label(self, value: object) -> str:
         text = label_text(cell_value(value))

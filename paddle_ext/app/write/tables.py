@@ -9,6 +9,7 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ... import check
@@ -19,7 +20,9 @@ from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
 from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
+from ..read.arrays import ArraySamples
 from ..read.formats import excel_library
+from ..read.opening import Source
 from ..read.tables import TableSamples
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
@@ -201,19 +204,19 @@ def write_suggestions(
 # --- all samples with their labels --------------------------------------------------------------
 
 
-def check_file(argument: str, path: Path, data: Sequence[Path | None]) -> None:
-    """Reject a file that would replace the data or cannot be written, before any work."""
+def check_file(argument: str, path: Path, inputs: Sequence[Path]) -> None:
+    """Reject a file that would replace an input or cannot be written, before any work."""
     if path.is_dir() or path.suffix not in SUFFIXES:
         endings = ", ".join(SUFFIXES)
         raise check.ArgumentValueError(argument, f"must be a file ending in {endings}, got {path}")
     library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
     if path.suffix == ".xlsx":
         excel_library()
-    check_no_input(argument, path, data)
+    check_no_input(argument, path, inputs)
 
 
-def check_no_input(argument: str, path: Path, data: Sequence[Path | None]) -> None:
-    if any(one is not None and path.exists() and path.samefile(one) for one in data):
+def check_no_input(argument: str, path: Path, inputs: Sequence[Path]) -> None:
+    if path.exists() and any(one.exists() and path.samefile(one) for one in inputs):
         raise check.ArgumentValueError(argument, f"must not replace an input file, got {path}")
 
 
@@ -223,18 +226,25 @@ def write_final(
     """Write every sample, in the order of the table, if it is one, or else labelled ones first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     apart = corrected.data.labelled != corrected.data.new
-    rows, samples = list(final_rows(answers, corrected)), corrected.source.samples
-    order = samples.order() if isinstance(samples, TableSamples) else {}
-    if not apart and all(row[1].isdecimal() for row in rows) and not order:
-        order = {row[1]: int(row[1]) for row in rows}
-    if not apart:
-        rows.sort(key=lambda row: order.get(row[1], len(order)))
+    rows = list(final_rows(answers, corrected))
+    if not apart and corrected.source.kind != "pictures":
+        rows = [rows[k] for k in np.argsort(places(corrected.source))]
     wanted = [apart, True, texts, True, True, True, True]
     names = ["data", name_column, "text", "label", "source", "prediction", "probability"]
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
     sure = [float(cell) if cell else None for cell in columns.pop()]
     header = list(compress(names, wanted))
     write_file(path, iter([pyarrow().table([*columns, sure], header)]))
+
+
+def places(source: Source) -> list[int]:
+    """Where the labelled samples and the others of one file are in it; ids may not be unique."""
+    samples, examples = source.samples, source.examples
+    if isinstance(samples, TableSamples):
+        labelled = source.rows.row_numbers() if source.rows and examples.names else []
+        return [*labelled, *samples.row_numbers()]
+    assert isinstance(samples, ArraySamples)
+    return [*map(int, examples.names), *samples.rows]
 
 
 def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ...]]:

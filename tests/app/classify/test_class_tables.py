@@ -66,6 +66,8 @@ def test_a_corrected_class_may_lack_a_parent(files: tuple[Path, Path], tmp_path:
         ("prior", "oak,many\n", "weights of at least 0, got 'many' for 'oak'"),
         ("prior", "oak,-1\n", "weights of at least 0, got '-1' for 'oak'"),
         ("prior", "oak\n", "a class and its weight in every line, got .*line 1: oak"),
+        ("prior", "", "a class and its weight in every line, got none in "),
+        ("prior", "class,weight\n", "a class and its weight in every line, got none in "),
         ("prior", "bat,3\n", "a positive weight for one of 4 classes, got none"),
         ("prior", "oak,1\noak,2\n", "one weight for each class, got '1' and '2'"),
     ],
@@ -109,6 +111,22 @@ def test_a_prior(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert "2 classes not in" in notes[2]
     assert "got its smallest weight above 0, 9, such as frog" in notes[2]
     assert "no classes here were ignored: &#x27;bat&#x27;" in notes[2].replace("&#39;", "&#x27;")
+
+
+@pytest.mark.parametrize("option", ["parents", "prior", "rename", "names"])
+def test_a_table_of_classes_is_not_replaced(
+    files: tuple[Path, Path], tmp_path: Path, option: str
+) -> None:
+    own = tmp_path / "classes.csv"  # as `classify` names a file
+    own.write_text("oak,1\nelm,1\n")
+    with pytest.raises(ValueError, match=r"output must not replace an input file, got .*classes"):
+        classify(*files, tmp_path, settings(**{option: own}))
+    own.rename(tmp_path / "own.csv")
+    for name in ("save", "final"):
+        paths = {option: tmp_path / "own.csv", name: tmp_path / "own.csv"}
+        with pytest.raises(ValueError, match=f"{name} must not replace an input file"):
+            classify(*files, tmp_path, settings(**paths))
+    assert (tmp_path / "own.csv").read_text() == "oak,1\nelm,1\n"
 
 
 # --- names ----------------------------------------------------------------------------------------

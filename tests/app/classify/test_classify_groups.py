@@ -40,7 +40,7 @@ def visits(tmp_path: Path) -> tuple[Path, Path]:
         "place": ["north" if k % 2 else "south" for k in VISIT],
     }
     new |= {"time": [f"2026-06-{k // 2 + 1:02d} 10:00" for k in VISIT]}
-    new |= {"nan": ["5", "nan", *["7"] * 46], "gap": ["x", "x", "", *["x"] * 45]}
+    new |= {"nan": ["1782828300", "nan", *["1782828301"] * 46], "gap": ["x", "x", "", *["x"] * 45]}
     new |= feature_columns(NEW)
     return written(tmp_path / "known.csv", known), written(tmp_path / "new.csv", new)
 
@@ -92,7 +92,7 @@ def test_things_and_a_prior_for_each_group(visits: tuple[Path, Path], tmp_path: 
     assert column(answers, "label") == NAMES[found.labels].tolist()
     for wrong, message in (
         (("--same", "place", "--group", "visit"), "must have the rows of a thing in one group"),
-        (("--no-share",), "--share must be omitted without groups"),
+        (("--no-share",), "--no-share must be given with groups, got none"),
         (("--prior", table), "--prior must have only groups that samples have, got 'north'"),
     ):
         assert message in refused(*visits, *wrong, "--output", tmp_path / "out")
@@ -135,6 +135,18 @@ def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
     assert {*column(tmp_path / "all" / "answers.csv", "group")} == {"2026-06-01 10:00:00"}
 
 
+@pytest.mark.parametrize(
+    "cell",
+    ["2026", "202606301405", "9999-12-31T23:59:59-05:00", "0001-01-01T00:00+14:00"],
+)
+def test_what_is_no_time(visits: tuple[Path, Path], tmp_path: Path, cell: str) -> None:
+    cells: Any = {"time": ["1782828300", cell, *["1782828301"] * 46], **feature_columns(NEW)}
+    new = written(tmp_path / "odd.csv", cells)
+    told = refused(visits[0], new, *TIMES, "2h", "--output", tmp_path)
+    assert "(in the years 1990 to 2099), or EXIF, got" in told
+    assert f"{cell!r} for row 1" in told
+
+
 def test_all_corrected(visits: tuple[Path, Path], tmp_path: Path) -> None:
     lines = [f"{row},{'unknown' if k else 'ash'}\n" for row, k in enumerate(VISIT)]
     (tmp_path / "mine.csv").write_text("name,label\n" + "".join(lines))
@@ -148,6 +160,8 @@ def test_groups_of_names_and_of_arrays(visits: tuple[Path, Path], tmp_path: Path
     np.savez(tmp_path / "new.npz", features=NEW, visit=VISIT)
     told = refused(visits[0], tmp_path / "new.npz", "--group", "visit")
     assert "--group must be omitted unless there is a table or a folder of images" in told
+    told = refused(visits[0], tmp_path / "new.npz", "--group-gap", "2h")
+    assert "--group-gap must be omitted unless there is a table or a folder of images" in told
     np.savez(tmp_path / "names.npz", text=KNOWN[:6], class_names=NAMES)
     names = ("--group", "visit", "--names", tmp_path / "names.npz", "--output", tmp_path)
     assert "note: groups: 12, each classified as one batch" in said(*visits, *names)

@@ -221,8 +221,11 @@ def test_embeddings_with_the_encoder_of_their_names(
     np.savez(tmp_path / "rows.npz", features=rows)
     (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
     chosen = {"names": tmp_path / "names.txt", "encoder": str(tmp_path / "clip")}
-    classified(tmp_path / "rows.npz", None, tmp_path, **chosen)
-    assert column(tmp_path / "answers.csv", "label") == ["red", "blue", "blue", "green"]
+    model = tmp_path / "model.npz"
+    again = {"model": model, "encoder": str(tmp_path / "clip")}
+    for options in (chosen | {"save": model}, again):
+        classified(tmp_path / "rows.npz", None, tmp_path, **options)
+        assert column(tmp_path / "answers.csv", "label") == ["red", "blue", "blue", "green"]
     np.savez(tmp_path / "rows.npz", features=rows[:, :4])
     with pytest.raises(ValueError, match=r"rows.npz must have as many .*names.txt, 6, got 4"):
         classified(tmp_path / "rows.npz", None, tmp_path, **chosen)
@@ -372,7 +375,7 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     coloured(Path("photos"), "red blue", 0)
     Path("names.txt").write_text("red\nblue\n")
     Path("same.txt").write_text("cat\ndog\ncat\n")
-    named = "--names names.txt"
+    named, stored = "--names names.txt", "rows.npz --names text.npz"
     clip = f"photos {named} --encoder clip"
     for towers, words, message in (
         ({}, "rows.npz", "LABELLED must be a table (.csv, .tsv, .parquet, .xlsx,"),
@@ -383,6 +386,13 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({}, f"rows.npz {named}", "got names.txt (or pass --encoder)"),
         ({}, f"rows.npz {named} --encoder none", "--encoder must be an image-text model on disk"),
         ({}, "rows.npz --template {}", "--template must be omitted unless names are a text file"),
+        ({}, f"{stored} --rows table", "--rows must be omitted unless there are numbers without"),
+        ({}, f"{stored} --id a", "--id must be omitted unless there is a table, got a"),
+        ({}, f"{stored} --text a", "--text must be omitted unless there is a table, got a"),
+        ({}, f"{stored} --embedding a", "--embedding must be omitted unless there is a table"),
+        ({}, f"{stored} --sep ;", "--sep must be omitted unless there is a table, got ;"),
+        ({}, f"{stored} --encoding latin-1", "--encoding must be omitted unless there is a table"),
+        ({}, f"{stored} --encoder some", "--encoder must be omitted unless there are images, tex"),
         ({}, f"photos {named}", "--encoder must be an image-text model on disk to classify images"),
         ({}, f"{clip} --backbone mine", "--backbone must be omitted with an encoder, got mine"),
         ({}, f"{clip} --template {{}} --template photo", "--template must have {} once, for the"),

@@ -151,6 +151,20 @@ def test_all_rows_of_one_table(tmp_path: Path) -> None:
     assert "--final must be a file ending in " in refused(source, "--final", tmp_path / "all.txt")
 
 
+def test_the_final_table_with_ids_that_are_not_unique(tmp_path: Path) -> None:
+    support, labels, query, _ = embeddings(features=3)
+    order = np.random.default_rng(0).permutation(64)
+    given = np.array([*NAMES[labels], *[""] * 40])[order]
+    columns = feature_columns(np.concatenate([support, query])[order])
+    columns |= {"label": given, "who": ["same", "other"] * 32}
+    source, final = write_table(tmp_path / "table.csv", columns), tmp_path / "all.csv"
+    said(source, "--id", "who", "--final", final, "--output", tmp_path / "out")
+    found = table(final)
+    assert [row["who"] for row in found] == columns["who"]
+    own = [row["label"] if row["source"] == "given" else "" for row in found]
+    assert own == given.tolist()
+
+
 @pytest.mark.parametrize("suffix", [".xlsx", ".parquet"])
 def test_the_final_table_in_other_formats(
     files: tuple[Path, Path], tmp_path: Path, suffix: str

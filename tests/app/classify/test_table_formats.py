@@ -138,7 +138,7 @@ def test_a_text_too_long_for_excel_is_cut_with_a_note(tmp_path: Path) -> None:
         ("a.json", b"[{]", "must be JSON, got one that cannot be read"),
         ("a.jsonl", b'{"a": 1}\n{"a"', "with an object in line 2, got one that cannot be read"),
         ("a.xlsx", b"PK nothing", "must be a workbook of Excel, got one that cannot be read"),
-        ("a.jsonl", b"", "must begin with unique column names"),
+        ("a.jsonl", b"", "must begin with unique column names, got none"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
