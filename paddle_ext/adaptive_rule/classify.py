@@ -90,6 +90,7 @@ def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
     shots, variance, shape = likelihood.shots, likelihood.variance, solution.proportions.shape
     if shots.shape != shape:
         shots, variance = shots.expand(shape), variance.expand(shape[0])
+    # Copies that a caller may change: `weigh_labels` makes tensors in inference mode.
     return solution._replace(shots=shots.clone(), variance=variance.clone())
 
 
