@@ -78,8 +78,7 @@ class Solution(NamedTuple):
         """
         if self.concentration is None or self.shots is None:
             return self.concentration is not None
-        several = (self.shots * (self.shots > 1)).sum(-1)
-        return bool((several >= FEWEST_TO_CALIBRATE).all())
+        return calibrates(self.shots)
 
     @property
     def dual_weight(self) -> float:
@@ -347,6 +346,12 @@ def label_counts(solution: Solution, among: Tensor | None = None) -> Tensor:
         return prevalence.counts_of(labels, counts, among)
     prevalence.counts_of(solution.groups.of_row * shape[-1] + labels, counts.view(-1), among)
     return counts
+
+
+def calibrates(shots: Tensor) -> bool:
+    """Whether so many labelled rows of each class, [.., K], calibrate the probabilities."""
+    several = (shots * (shots > 1)).sum(-1)
+    return bool((several >= FEWEST_TO_CALIBRATE).all())
 
 
 def most_probable(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from .. import check
 from ..groups import groups_and_things
-from ..limits import FEWEST_TO_CALIBRATE
 from ..presence import suggest
 from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
-from ..solution import Solution, counted_shares
+from ..solution import Solution, calibrates, counted_shares
 from ..task import without_autocast
 from . import fitted, inputs
 from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
@@ -300,8 +299,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if shots.all():
             known = familiar(own.support, own.labels, own.num_classes, None)
         self._familiar = None if known is None else moved(known, "cpu")
-        several = int(shots[shots > 1].sum())
-        self.calibrated_ = several >= FEWEST_TO_CALIBRATE or prototypes is not None
+        self.calibrated_ = prototypes is not None or calibrates(shots)
         self._set_results(fit, labels, has_label, rows.dtype)
         self._batch = X, has_label
         return self

@@ -254,10 +254,8 @@ def solution_of_groups(
 
     `shares` [G, K] are its proportions; by default the estimate of `Solution.prevalence`.
     """
-    u, numbers = (
-        found.probabilities,
-        (found.dual, found.criterion, found.concentration, found.bound),
-    )
+    u = found.probabilities
+    numbers = found.dual, found.criterion, found.concentration, found.bound
     dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
     whole = Solution(u.argmax(-1), u, dual, dual, found.iterations, criterion, groups=groups)
     whole = whole._replace(concentration=a, bound=bound, prior_used=found.prior_used)
