@@ -6,17 +6,21 @@ the lower bound.
 
     python benchmarks/large.py            # this machine
     python benchmarks/large.py --growth   # cost against N, K and D
+    python benchmarks/large.py --peers flash_gmm_h100.py    # a GPU: an iteration of other libraries
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +35,8 @@ from paddle_ext.large.products import Form
 from paddle_ext.large.sources import TensorRows
 
 SHOTS = 5
+PEAK, BANDWIDTH = 790e12, 4.8e12  # products of halves, bytes
+PEER_SHAPES = ((1_000_000, 1024, 128), (1_000_000, 1000, 512), (2**19, 4096, 512))  # N, K, D
 
 
 def make_task(
@@ -129,24 +135,16 @@ def with_threads(threads: int) -> None:
 def on_cuda() -> None:
     """Times of an iteration, a whole solve and `adaptive`, and memory."""
     N, K, D = 1_000_000, 1000, 512
-    flops, peak, bandwidth = 4 * N * K * D, 790e12, 4.8e12
     for dtype in (torch.float16, torch.float32):
-        support, labels, query = make_task(N, K, D, "cuda", dtype)
-        floor = max(flops / peak, N * D * query.itemsize / bandwidth)
-        print(f"N={N} K={K} D={D} {dtype}; floor of an iteration {1e3 * floor:.1f} ms")
+        support, labels, query = show_task(N, K, D, dtype)
         for precision in ("auto", "half"):
-            options = Options(max_iter=3, all_classes=False, precision=precision)
-            inputs = support[None], labels[None], K, options
-            task = large.Paddle(Queries(TensorRows(query)), *inputs)
-            start = task.placed.means, task.scores.exact_slope, task.placed
-            forms = {"first ones": task.rough, "last ones": task.rows}
-            for name, rows in forms.items():
-                scores = large.DistanceScores(rows, *start)
-                parts = scores.slope, scores.bias.float(), rows.form
-                show(f"iteration, {precision}, {name}", sum_rows, scores, *parts)
+            inputs = show_forms(support, labels, query, K, precision)
             if precision == "auto":
                 show("preparation", large.Paddle, Queries(TensorRows(query)), *inputs)
-                show_iterations(support, labels, query, K)
+                options = {"num_classes": K, "tol": 0.0, "return_assignments": False}
+                options["validate"] = False
+                solve = partial(paddle_ext.solve, support, labels, query, **options)
+                show_step("iteration of solve", lambda n, solve=solve: solve(max_iter=n))
         if dtype is torch.float16:
             w, bias = torch.randn(K, D, device="cuda") / 22, torch.zeros(K, device="cuda")
             show("iteration, sketch", sketch_iteration, query, w, 3.0, bias, 2**16)
@@ -174,18 +172,69 @@ def sum_rows(scores: large.DistanceScores, slope: Tensor, bias: Tensor, form: Fo
     ClassSums(form, slope, bias).add_up(scores.parts())
 
 
-def show_iterations(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
-    """An iteration of a whole solve, including everything between two of them."""
-    options = {"num_classes": K, "tol": 0.0, "return_assignments": False, "validate": False}
+def show_task(N: int, K: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    floor = max(4 * N * K * D / PEAK, N * D * dtype.itemsize / BANDWIDTH)
+    print(f"N={N} K={K} D={D} {dtype}; floor of an iteration {1e3 * floor:.1f} ms")
+    return make_task(N, K, D, "cuda", dtype)
+
+
+def show_forms(support: Tensor, labels: Tensor, query: Tensor, K: int, precision: str) -> Any:
+    """An iteration in the precision of the first ones, and of the last ones."""
+    options = Options(max_iter=3, all_classes=False, precision=precision)
+    inputs = support[None], labels[None], K, options
+    task = large.Paddle(Queries(TensorRows(query)), *inputs)
+    for name, rows in {"first ones": task.rough, "last ones": task.rows}.items():
+        scores = large.DistanceScores(rows, task.placed.means, task.scores.exact_slope, task.placed)
+        parts = scores.slope, scores.bias.float(), rows.form
+        show(f"iteration, {precision}, {name}", sum_rows, scores, *parts)
+    return inputs
+
+
+def show_step(name: str, call: Callable[[int], object]) -> None:
+    """An iteration of a whole call, including everything between two of them."""
     few, many = 2, 22
     times = {few: [], many: []}
     for _ in range(6):
-        for max_iter, taken in times.items():
-            taken.append(
-                seconds(paddle_ext.solve, support, labels, query, max_iter=max_iter, **options)
-            )
+        for iterations, taken in times.items():
+            taken.append(seconds(call, iterations))
     step = statistics.median(times[many][1:]) - statistics.median(times[few][1:])
-    print(f"  iteration of solve, {few} to {many}: {1e3 * step / (many - few):.2f} ms")
+    print(f"  {name}, {few} to {many}: {1e3 * step / (many - few):.2f} ms")
+
+
+def peers(flash_gmm: Path | None) -> None:
+    """An iteration next to those of a Gaussian mixture and of k-means, where these run."""
+    for N, K, D in PEER_SHAPES:
+        for dtype in (torch.float16, torch.float32):
+            support, labels, query = show_task(N, K, D, dtype)
+            show_forms(support, labels, query, K, "auto")
+            try:
+                if dtype is torch.float16:
+                    show_k_means(query, support[:K])
+                elif flash_gmm is not None:
+                    show_mixture(flash_gmm, query, support[:K])
+            except (ImportError, RuntimeError) as error:
+                print(f"  fails: {type(error).__name__}: {str(error).splitlines()[0][:80]}")
+            del support, labels, query
+
+
+def show_k_means(query: Tensor, centres: Tensor) -> None:
+    from flashlib.primitives.kmeans import flash_kmeans
+
+    options = {"tol": 0.0, "init_centroids": centres[None]}
+    rows = query[None]
+    show_step(
+        "iteration of flashlib, k-means",
+        lambda n: flash_kmeans(rows, len(centres), max_iters=n, **options),
+    )
+
+
+def show_mixture(path: Path, query: Tensor, means: Tensor) -> None:
+    """Rounds everything to bfloat16; also sums the squares of each class."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    even = torch.zeros(len(means), device=query.device)
+    show("iteration of Flash-GMM", module.flash_gmm_estep, query, means, even, even)
 
 
 def show(name: str, call: Callable[..., object], *given: Any, **options: Any) -> None:
@@ -230,12 +279,21 @@ def main() -> None:
     )
     parser.add_argument("--growth", action="store_true", help="cost against N, K and D instead")
     parser.add_argument("--threads", type=int, help="only the CPU, with this many threads")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        help="instead: flashlib, if installed, and this file of IBM/Flash-GMM",
+    )
     asked = parser.parse_args()
     if asked.threads:
         return with_threads(asked.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if asked.growth:
         return growth(device)
+    if asked.peers is not None:
+        return peers(asked.peers if asked.peers.is_file() else None)
     compare(device)
     return on_cuda() if device == "cuda" else on_cpu()
 

@@ -60,8 +60,9 @@ def solve(
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
         results: list[Any] = []
-        if tasks <= size and isinstance(query, Tensor) and can_be_replayed(query, options):
-            results = [replayed(in_steps, query, index, support, labels, K, options)]
+        function = replayable(query, options) if isinstance(query, Tensor) else None
+        if tasks <= size and function is not None:
+            results = [replayed(function, query, index, support, labels, K, options)]
         else:
             for start in range(0, tasks, size):
                 part = slice(start, start + size)
@@ -71,10 +72,18 @@ def solve(
     return whole if batch else [x[0] for x in whole]
 
 
-def can_be_replayed(query: Tensor, o: Options) -> bool:
-    """Whether all iterations are alike, and the host reads a tensor only every `LOOK_EVERY`."""
-    same = query.is_cuda and query.dtype is torch.float32 and query.shape[-2] < MANY_ROWS
-    return same and o.max_iter > 2 * LOOK_EVERY and o.max_iter % LOOK_EVERY == 0
+def replayable(query: Tensor, o: Options) -> Callable[..., Any] | None:
+    """The function to replay, if the host reads a tensor only every `LOOK_EVERY` iterations."""
+    if not query.is_cuda or query.dtype is not torch.float32 or query.shape[-2] >= MANY_ROWS:
+        return None
+    if o.max_iter <= 2 * LOOK_EVERY:
+        return at_once
+    return in_steps if o.max_iter % LOOK_EVERY == 0 else None
+
+
+def at_once(*arguments: Any) -> Any:
+    """All of `in_steps`: if recorded, with iterations after the stop, which do nothing."""
+    return done(in_steps(*arguments))
 
 
 def in_steps(

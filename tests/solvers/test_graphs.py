@@ -45,6 +45,12 @@ def by_solve(batch):
     return *found[:2], found.prototypes, found.iterations
 
 
+def by_few_iterations(batch):
+    rows = batch.support, batch.support_labels, batch.query
+    found = [paddle_ext.solve(*rows, num_classes=K, max_iter=3, tol=tol) for tol in (0.0, 1e9)]
+    return [x for one in found for x in (one.labels, one.probabilities, one.iterations)]
+
+
 def by_chunks(batch):
     rows = batch.support, batch.support_labels, batch.query
     return paddle_ext.adaptive(*rows, num_classes=K, return_assignments=False)[:4]
@@ -58,6 +64,7 @@ def recorded():
 
 CALLS = [(by_names, 0, 60, 1), (by_names, 1, 60, 1), (with_noise, 1, 60, 1), (with_noise, 5, 60, 1)]
 CALLS += [(by_solve, 5, 2000, 1)]  # too large for one block
+CALLS += [(by_few_iterations, 5, 2000, 2)]
 CALLS += [(by_chunks, 5, 60, 2)]  # the projection of the full metric, and the absorb step
 
 
