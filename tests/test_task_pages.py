@@ -99,7 +99,7 @@ def counts_of_words(text: str) -> list[float]:
 
 def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in_sentences(monkeypatch, counts_of_words)
-    by_labels, by_customer, by_names = commands("texts")
+    by_labels, again, by_customer, by_names = commands("texts")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_text("none")
     lines = ["sentence,intent"]
@@ -112,6 +112,8 @@ def test_texts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert {row["text"]: row["label"] for row in found} == {
         texts[-1]: intent for intent, texts in SENTENCES.items()
     }
+    Path("corrected.csv").write_text(f"row,label\n{found[0]['row']},refund\n")
+    assert "corrected" in run([*again, *encoder])
     letters = [f"{line},{row // 3}" for row, line in enumerate(lines[1:])]
     Path("letters.csv").write_text("\n".join(["sentence,intent,customer", *letters]) + "\n")
     run([*by_customer, *encoder])
