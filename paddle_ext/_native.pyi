@@ -32,6 +32,7 @@ class Target:
 
 COVARIANCE_ROWS: float
 FACTOR_BLOCK: int
+FEW: float
 FIRST_CONCENTRATION: float
 GROUP: int
 IMPOSSIBLE: float
@@ -40,6 +41,7 @@ MIN_CONCENTRATION: float
 MIXTURE_STEPS: int
 NO_SCATTER: float
 SET_CLASSES: int
+SOFTER: float
 SPLIT_FACTOR: float
 STANDARD_ERROR: float
 VALUES_ROWS: int

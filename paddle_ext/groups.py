@@ -91,7 +91,9 @@ def named_groups(values: Any, rows: int, device: torch.device, name: str) -> Gro
     texts = [str.__str__(x) for x in array]  # of an enumeration, too
     names = sorted(set(texts))
     place = {text: number for number, text in enumerate(names)}
-    numbered = groups_of(torch.tensor([place[x] for x in texts], device="cpu"), rows, device)
+    numbered = groups_of(
+        torch.tensor([place[x] for x in texts], dtype=torch.int64, device="cpu"), rows, device
+    )
     return numbered._replace(names=names)
 
 

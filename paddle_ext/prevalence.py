@@ -42,10 +42,13 @@ def sums_of(
     classes: Tensor | None,
     held: Tensor | None,
     among: Tensor | None = None,
+    own: int | None = None,
 ) -> Tensor:
     """Sums over the queries of labels, probabilities u, and u (1 - u): [.., 3, K] in float64.
 
-    If a solution keeps only the largest probabilities, the sum of u (1 - u) is an upper bound.
+    If a solution keeps only the largest probabilities, the sum of u (1 - u) is an upper bound, and
+    the rest of the queries `among` is shared out as that of all. A query has `own` of the classes,
+    if not all.
     """
     u = probabilities if among is None else probabilities * among.unsqueeze(-1)
     if classes is None or held is None:
@@ -54,7 +57,15 @@ def sums_of(
     else:
         none, at = torch.zeros_like(held, dtype=torch.float64), classes.flatten(-2)
         squares = none.scatter_add(-1, at, u.double().square().flatten(-2))
-        held = held if among is None else none.scatter_add(-1, at, u.double().flatten(-2))
+        if among is not None:
+            both = probabilities.double(), u.double()
+            kept, part = (none.scatter_add(-1, at, x.flatten(-2)) for x in both)
+            rest = (held - kept).clamp(min=0)
+            rest = rest.view(*rest.shape[:-1], -1, own or rest.shape[-1])
+            lost = (among.double() - u.sum(-1, dtype=torch.float64)).clamp(min=0)
+            lost = torch.zeros_like(rest[..., 0]).scatter_add(-1, labels // rest.shape[-1], lost)
+            share = lost / rest.sum(-1).clamp(min=1e-12)
+            held = part + (rest * share.unsqueeze(-1)).flatten(-2)
     counted = counts_of(labels, torch.zeros_like(held, dtype=torch.float64), among)
     return torch.stack([counted, held.double(), (held - squares).clamp(min=0)], -2)
 
@@ -89,9 +100,13 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     The options are those of `Solution.prevalence`.
     """
     coverage = check.real("coverage", coverage, positive=True, most=1.0)
-    if coverage == 1.0:
+    if (1 + coverage) / 2 == 1.0:
         raise check.ArgumentValueError("coverage", f"must be > 0 and below 1, got {coverage:g}")
     check.flag("sampling", sampling)
+    (sums,) = check.tensors(sums)
+    check.features("sums", sums)
+    if not sums.isfinite().all():
+        raise check.ArgumentValueError("sums", "must be finite, got NaN or infinity")
     if sums.dim() < 2 or sums.shape[-2] not in (4, 9):
         raise check.ArgumentValueError(
             "sums", f"must be [.., 4, K] or [.., 9, K + 1], got {list(sums.shape)}"

@@ -26,6 +26,12 @@ def unit_rows(x: Tensor) -> Tensor:
     return x.div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1))  # 0 or >= 1
 
 
+def narrowed(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of which only the direction counts, in this dtype, for which they may be too large."""
+    fits = rows.dtype is not torch.float64 or dtype is torch.float64
+    return (rows if fits else unit_rows(rows)).to(dtype)
+
+
 def products(x: Tensor, w: Tensor) -> Tensor:
     """Scalar products of rows, [.., N, D] and [.., K, D] -> [.., N, K]."""
     if w.dim() == 3 and len(w) == 1 <= len(x):

@@ -166,8 +166,16 @@ class Solution(NamedTuple):
         if novelty is not None:
             (novelty,) = check.tensors(novelty)
             check.features("novelty", novelty)
+            if novelty.shape != self.labels.shape:
+                raise check.ArgumentValueError(
+                    "novelty", f"must be {list(self.labels.shape)}, got {list(novelty.shape)}"
+                )
+            if (odd := novelty[(novelty < 0) | (novelty > 1)]).numel():
+                raise check.ArgumentValueError(
+                    "novelty", f"must be between 0 and 1, or NaN, got {odd[0]:g}"
+                )
         if self.same is not None:
-            if novelty is not None and novelty.shape == self.labels.shape:
+            if novelty is not None:
                 of_things = self.same.means(novelty.reshape(-1, 1).to(self.labels.device))
                 novelty = of_things.view(*self.labels.shape[:-1], -1)
             return self.things().class_sums(novelty)
@@ -185,10 +193,6 @@ class Solution(NamedTuple):
         sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
         if novelty is None:
             return sums
-        if novelty.shape != self.labels.shape:
-            raise check.ArgumentValueError(
-                "novelty", f"must be {list(self.labels.shape)}, got {list(novelty.shape)}"
-            )
         novelty = novelty.to(sums.device)
         flagged = sum_up(novelty > 1 - prevalence.RATE)
         counts = [label_counts(self, among) for among in (novelty <= 0.5, ~novelty.isnan())]
@@ -329,7 +333,7 @@ def sums_by_group(solution: Solution, groups: Groups, among: Tensor | None = Non
     if solution.classes is not None and held is not None:
         labels, classes = first + solution.labels, first.unsqueeze(-1) + solution.classes
         return (
-            prevalence.sums_of(labels, u, classes, held.flatten(), among)
+            prevalence.sums_of(labels, u, classes, held.flatten(), among, K)
             .view(3, G, K)
             .transpose(0, 1)
         )

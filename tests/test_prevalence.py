@@ -257,6 +257,33 @@ def test_largest_probabilities_give_a_bound() -> None:
     assert (b.high >= a.high - 1e-9).all()
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_strangers_where_few_probabilities_are_kept(grouped: bool) -> None:
+    """What is not kept of a query that looks strange is not left with the known classes."""
+    support, labels, query, _ = batch(8)
+    query = torch.cat([query, 1.5 * torch.randn(40, 20, dtype=torch.float64)])
+    options = {"groups": torch.arange(len(query)) % 3} if grouped else {}
+    every = paddle_ext.adaptive(support, labels, query, **options)
+    novelty = presence.novelty(every, support, labels, query)
+    want = every.prevalence(novelty=novelty).estimate
+    for top in (1, 3):
+        few = paddle_ext.adaptive(
+            support, labels, query, return_assignments=False, top=top, **options
+        )
+        found = few.prevalence(novelty=novelty).estimate
+        torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]))
+        assert (found - want).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("novelty", [torch.zeros(3), torch.full((6,), 7.0)])
+def test_bad_novelty(novelty: Tensor) -> None:
+    found = paddle_ext.adapt(torch.randn(6, 4), same=[0, 0, 1, 1, 2, 2])
+    with pytest.raises(
+        ValueError, match=r"novelty must be (\[6\], got \[3\]|between 0 and 1, or NaN)"
+    ):
+        found.prevalence(novelty=novelty)
+
+
 def test_tasks_and_batches_together() -> None:
     support, labels, query, _ = batch(4)
     both = paddle_ext.adaptive(support, labels, torch.stack([query, query.flip(0)]))
@@ -293,12 +320,16 @@ def test_overconfident_probabilities_are_refused() -> None:
         paddle_ext.solve(support, labels, query).prevalence()
 
 
-@pytest.mark.parametrize("coverage", [0.0, 1.0, 1.5, -0.1, math.nan])
+@pytest.mark.parametrize("coverage", [0.0, 1.0, 1.5, -0.1, math.nan, 1 - 1e-16])
 def test_bad_coverage(coverage: float) -> None:
     with pytest.raises(ValueError, match="coverage must be"):
         from_sums(sums([1], [1], [0]), coverage)
     with pytest.raises(TypeError, match="sampling must be"):
         from_sums(sums([1], [1], [0]), sampling="yes")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="sums must be a tensor"):
+        from_sums([[1.0]])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sums must be finite"):
+        from_sums(sums([math.nan], [1], [0]))
 
 
 def test_novelty_of_certain_rows() -> None:

@@ -203,10 +203,12 @@ PADDLE_EXT_HD Real hub_bias(Real drawn, Real mean, Real rows) {
     return -log1p((drawn - mean) / (rows + 1));
 }
 
-// Weight of the logits of the absorb step at concentration a: lower if few classes are present.
+// Weight of the logits of the absorb step at concentration a: lower by up to kSofter if few classes
+// are present, by half of it at the concentration kFew.
+constexpr double kSofter = 0.7, kFew = 0.02;
 template <typename Real>
 PADDLE_EXT_HD Real absorb_share(Real a) {
-    return 1 - Real(0.7) / (1 + a / Real(0.02));
+    return 1 - Real(kSofter) / (1 + a / Real(kFew));
 }
 
 // Whether the Gram matrix of the queries is less work than sums of queries.

@@ -16,7 +16,7 @@ from ..rows import unit_rows
 from ..solution import Solution
 from ..solvers.groups import Shared, judge, shared_proportions, solution_of_groups
 from ..solvers.sets import Sets
-from .large import FEW, SOFTER, AbsorbedScores, LikelihoodScores, trust_in_queries
+from .large import AbsorbedScores, LikelihoodScores, trust_in_queries
 from .likelihood import Likelihood
 
 
@@ -154,7 +154,7 @@ def absorbed(
         # In a pair the other row only repeats this one; in a large group that hardly matters.
         known=(n - 2).clamp(min=0) / n,
         # Where few classes are present logits count less, but not for a row without others.
-        share=1 - SOFTER / (1 + a / FEW) * (n - 1) / n,
+        share=1 - native.SOFTER / (1 + a / native.FEW) * (n - 1) / n,
         temper=likelihood.temper,
     )
     return logits.mul_(likelihood.temper)

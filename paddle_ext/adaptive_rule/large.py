@@ -19,10 +19,9 @@ from ..native.call import packed
 from ..native.graphs import replayed
 from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
+from ..rows import narrowed
 from ..solution import Solution
 from .likelihood import Likelihood, coordinates
-
-SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class UnitTransform(Transform):
     metric: Tensor  # [1, D]
 
     def apply(self, rows: Tensor, part: slice) -> Tensor:
-        return coordinates(rows.to(self.scale.dtype), self.centre)
+        return coordinates(rows, self.centre)
 
     def halves(self, rows: Tensor, part: slice, pieces: int) -> Tensor:
         return self.measured_halves(rows, pieces)[0]
@@ -89,7 +88,7 @@ class LikelihoodScores:
         for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 4):
             if self.unseen:
                 extremes += rows.aminmax()
-            yield part, rows
+            yield part, rows if rows.is_cuda else narrowed(rows, self.slope.dtype)
         if self.unseen:
             passes.check_summable(extremes, self.queries.features)
         self.unseen = False
@@ -146,7 +145,7 @@ class AbsorbedScores:
     def measured(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows prepared for products, and their squares in the metric."""
         if not isinstance(self.form, TwoHalves):
-            x = self.likelihood.centred(rows.to(self.slope.dtype))
+            x = self.likelihood.centred(rows)
             return x, self.likelihood.squared(x)
         x, own = self.before.transform.measured_halves(rows, TwoHalves.pieces)
         if self.projection is not None and self.likelihood.projection is not None:
@@ -219,7 +218,7 @@ def absorb_tables(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """What `AbsorbStep` has of each class, [K], and the sharpness and the share of logits, [2]."""
     K, real, shots = held.shape[-1], likelihood.bias.dtype, likelihood.shots.double()
-    share = 1 - SOFTER / (1 + a / FEW)  # the fewer classes are present, the lower
+    share = 1 - native.SOFTER / (1 + a / native.FEW)  # the fewer classes are present, the lower
     counts, two_classes = weight * held, (K - 1) * a / (1 + K * a)
     kept = 1 - two_classes.unsqueeze(-1) * counts / (counts + shots)
     prior = a.unsqueeze(-1) * measure

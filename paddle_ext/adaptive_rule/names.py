@@ -111,12 +111,12 @@ class NameLogits:
     """Zero-shot logits minus their mean over the classes, times the weight of names."""
 
     query: Tensor  # [B, Q, K] of the queries
-    calibration: Tensor | None  # [B, R, K] of the calibration rows; None: unknown
+    calibration: Tensor | None = None  # [B, R, K] of the calibration rows; None: unknown
     # None if logits are given instead of prototypes:
-    away: Tensor | None  # [B or 1, K, D] unit-norm names minus their mean
-    products: Tensor | None  # [B, Q, K] products of the queries minus their mean with them
-    scale: Tensor | None  # [B, 1, 1] factor on products of unit-norm rows with them
-    reach: Tensor | None  # [B, K, 1] factors on `away` that make anchors of them
+    away: Tensor | None = None  # [B or 1, K, D] unit-norm names minus their mean
+    products: Tensor | None = None  # [B, Q, K] products of the queries minus their mean with them
+    scale: Tensor | None = None  # [B, 1, 1] factor on products of unit-norm rows with them
+    reach: Tensor | None = None  # [B, K, 1] factors on `away` that make anchors of them
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
     if task.prototypes is None:
         assert task.logits is not None
         logits = task.logits - task.logits.mean(-1, keepdim=True)
-        return NameLogits(logits * weight, None, None, None, None, None)
+        return NameLogits(logits * weight)
     away = unit_rows(task.prototypes)
     away.sub_(mean_row(away))
     inner = products(rows.off, away)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from .. import check
+from ..labels import label_text
 from ..text import plain_cell, plural
 from .answering import check_batch
 from .answers import UNKNOWN
@@ -72,6 +73,7 @@ def read_corrections(path: Path) -> Corrections:
         cells = {name: plain_cell(row[column]) for name, column in columns.items()}
         key = Key(plain_cell(row[0]), cells.get("data", ""), cells.get("digest", ""))
         label = cells["label"].strip()
+        label = label if label.lower() == UNKNOWN else label_text(label)
         if corrections.setdefault(key, label) != label:
             raise check.ArgumentValueError(
                 "corrected",

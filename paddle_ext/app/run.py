@@ -19,11 +19,19 @@ from ..limits import FEWEST_TO_CALIBRATE
 from ..parquet import pyarrow
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
-from ..solution import Solution
+from ..solution import Solution, calibrates
 from ..text import plural
 from .answering import Prior, answer, classified
 from .answers import UNKNOWN, Answers, inserted, label_counts, without_prediction
-from .corrections import CORRECTED_FILE, HEADER, Corrected, DataNames, corrected_source, read_files
+from .corrections import (
+    CORRECTED_FILE,
+    HEADER,
+    Corrected,
+    DataNames,
+    corrected_source,
+    is_ours,
+    read_files,
+)
 from .label_studio import write_tasks
 from .outcome import Outcome, check_labelled, expected_accuracy, reasons_to_label
 from .read.input_check import Finding, check_input
@@ -39,6 +47,9 @@ from .write.sorting import check_sort_into, sort_into
 
 ALWAYS = ("answers.csv", "answers.html", "classes.csv")  # are written
 LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
+ONLY_WITH_A_FOLDER = (  # options
+    *("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior", "suggest"),
+)
 ADDED = ("label", "probability", "doubt")  # columns of one file
 
 
@@ -118,15 +129,13 @@ def classify(
     suggests, inputs = settings.suggest is not None, inputs_of(first, new, settings)
     for name in (*ALWAYS, LABELLED, *[SUGGESTIONS] * suggests, *[GROUPS] * grouped):
         tables.check_no_input("output", folder / name, inputs)
-    for argument in ("save", "label_studio"):
-        if (path := getattr(settings, argument)) is not None:
-            tables.check_no_input(argument, Path(path), inputs)
+    check_targets(folder, settings, inputs)
     if settings.save is not None:
-        check_model_path(Path(settings.save))
+        check_model_path(settings.save)
     if settings.sort_into is not None:
-        check_sort_into(Path(settings.sort_into), (first, new))
+        check_sort_into(settings.sort_into, (first, new))
     if settings.final is not None:
-        tables.check_file("final", Path(settings.final), inputs)
+        tables.check_file("final", settings.final, inputs)
     for path in (settings.save, settings.label_studio, settings.final):
         if path is not None:
             check_writable(Path(path).parent)
@@ -142,7 +151,7 @@ def classify(
         labels = renamed([*file.corrections.values()], source.renaming)
         files[place] = file._replace(corrections=dict(zip(file.corrections, labels, strict=True)))
     encode(source, device)
-    data = (first, new) if settings.model is None else (Path(settings.model), first)
+    data = (first, new) if settings.model is None else (settings.model, first)
     corrected = corrected_source(source, files, DataNames.of(*data))
     given, names = classes_of(source.examples, source.named), source.labelled.class_names
     hierarchy = prior = None
@@ -248,17 +257,17 @@ def write_all(
         written.append(folder / SUGGESTIONS)
         tables.write_suggestions(written[-1], answers, outcome.suggested, column, texts=texts)
     if settings.label_studio is not None:
-        written += write_tasks(Path(settings.label_studio), answers, source, settings)
+        written += write_tasks(settings.label_studio, answers, source, settings)
     if settings.save is not None:
-        written.append(Path(settings.save))
+        written.append(settings.save)
         made_by = source.kind, source.settings, source.stored_columns()
         save_model(written[-1], source.labelled, *made_by)
     if settings.final is not None:
-        written.append(Path(settings.final))
+        written.append(settings.final)
         tables.write_final(written[-1], answers, corrected, column, texts=texts)
     write_page(written[1], outcome, title, time.perf_counter() - began)
     if settings.sort_into is not None:
-        written.append(Path(settings.sort_into))
+        written.append(settings.sort_into)
         sort_into(written[-1], answers)  # last, as a second run would refuse it
     return Report(outcome, written[0], written[1], written, time.perf_counter() - began)
 
@@ -279,9 +288,9 @@ def suggestions(
 
 def trust_notes(labelled: Labelled) -> list[str]:
     counts = labelled.shots()
-    several = int(counts[counts > 1].sum())
-    if labelled.prototypes is not None or several >= FEWEST_TO_CALIBRATE:
+    if labelled.prototypes is not None or calibrates(counts):
         return []
+    several = int(counts[counts > 1].sum())
     note = (
         f"do not trust the probabilities, calibrated on {plural(several, 'labelled sample')}: they "
         f"may be off by 15 points with fewer than {FEWEST_TO_CALIBRATE} of classes with two or more"
@@ -308,6 +317,21 @@ def inputs_of(first: Path, new: Path | None, settings: Settings) -> list[Path]:
     """What is read and must not be replaced; corrections are kept in a file of their own."""
     given = (first, new, settings.names, settings.parents, settings.prior, settings.rename)
     return [Path(path) for path in given if path is not None]
+
+
+def check_targets(folder: Path, settings: Settings, inputs: list[Path]) -> None:
+    """Reject files to write that are read, or that this run writes for another option."""
+    own = (*ALWAYS, LABELLED, SUGGESTIONS, GROUPS, CORRECTED_FILE)
+    taken = {(folder / name).resolve(): "output" for name in own}
+    for argument in ("save", "label_studio", "final"):
+        if (path := getattr(settings, argument)) is None:
+            continue
+        tables.check_no_input(argument, Path(path), [*inputs, *settings.corrections])
+        other = taken.setdefault(Path(path).resolve(), argument)
+        if other != argument:
+            raise check.ArgumentValueError(
+                argument, f"must not be a file that {other} writes, got {path}"
+            )
 
 
 # --- one file, with few samples in memory ---------------------------------------------------------
@@ -376,10 +400,10 @@ def stream(
     settings = settings or Settings()
     began = time.perf_counter()
     (first, new), target = existing(labelled, unlabelled), Path(output)
-    tables.check_file("output", target, inputs_of(first, new, settings))
-    only_with_a_folder = ("save", "corrected", "final", "sort_into", "label_studio", "parents")
-    for name in (*only_with_a_folder, "prior", "suggest"):
-        if (given := getattr(settings, name)) not in (None, ()):
+    kept = target.name == CORRECTED_FILE and target.is_file() and is_ours(target)
+    tables.check_file("output", target, [*inputs_of(first, new, settings), *[target] * kept])
+    for name in ONLY_WITH_A_FOLDER:
+        if given := getattr(settings, name):
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"
             )

@@ -24,6 +24,11 @@ CLASSES = Parameter(group=ordered("What is known of the classes"))
 REVIEW = Parameter(group=ordered("Review, and the next round"))
 COMPUTING = Parameter(group=ordered("Computing"))
 NO_OPTION = Parameter(parse=False)
+# Fields that are paths.
+PATHS = (
+    *("names", "parents", "prior", "rename", "final"),
+    *("sort_into", "label_studio", "save", "model", "cache"),
+)
 UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
@@ -123,6 +128,9 @@ class Settings:
     progress: Annotated[bool, NO_OPTION] = False
 
     def __post_init__(self) -> None:
+        for name in PATHS:
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Path(given))  # in Python they may be text
         from .. import check  # loads torch, which the help does not need
         from ..adaptive_rule.label_noise import check_label_noise
         from ..integrations.columns import ROWS
@@ -135,7 +143,7 @@ class Settings:
             raise check.ArgumentValueError(
                 "group_gap", f"must be given with the times {self.columns.time!r}, got none"
             )
-        grouped = self.columns.group is not None or self.gap is not None
+        grouped = self.gap is not None or self.columns.group is not None
         if self.batch is not None and (grouped or self.columns.same is not None):
             raise check.ArgumentValueError(
                 "batch", f"must be omitted with groups, which are batches, got {self.batch}"

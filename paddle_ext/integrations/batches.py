@@ -256,7 +256,10 @@ class BatchClassifier:
             query = inputs.vectors(name, embeddings, width=self._width)
             with torch.inference_mode(), without_autocast():
                 rows = self._columns.applied_to(to_tensor(query, chosen_device(self._device)))
-                together = None if groups is None else groups_of(groups, len(rows), rows.device)
+                together = None
+                if groups is not None:
+                    called = f"batch[{self._group!r}]"
+                    together = groups_of(groups, len(rows), rows.device, called)
                 solve = self._solve_and_remember if self._remember else self._solve
                 solution = solve(rows, together)
                 highest, doubts = solution.probabilities.amax(-1), solution.doubt()

@@ -7,8 +7,8 @@ one, in parts, so any number of them fits in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,9 @@ from ..adaptive_rule.names import RowLogits, row_logits
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups
 from ..native import devices
+from ..native.graphs import with_tensors
 from ..prior import measures_of
-from ..rows import class_sums, parts, power_of_two, unit_rows
+from ..rows import class_sums, narrowed, parts, power_of_two, unit_rows
 from ..solution import Solution, most_probable, returns_all
 from ..task import Task, without_batch
 from .columns import Array, Columns, columns_for
@@ -55,9 +56,7 @@ def to_tensor(x: Array, device: torch.device) -> Tensor:
 
 def moved(kept: Kept, device: torch.device | str) -> Kept:
     """A dataclass with its tensors on a device."""
-    own: Any = {field.name: getattr(kept, field.name) for field in fields(kept)}  # type: ignore[arg-type]
-    there = {name: x.to(device) for name, x in own.items() if isinstance(x, Tensor)}
-    return replace(kept, **there)  # type: ignore[type-var]
+    return cast(Kept, with_tensors(kept, lambda x: x.to(device)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class FittedAdaptive:
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         likelihood = self.to(query.device).likelihood
-        return solve_batch(likelihood, query.to(likelihood.weights.dtype), options)
+        return solve_batch(likelihood, narrowed(query, likelihood.weights.dtype), options)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class FittedNames:
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         examples = moved(self.examples, query.device)
-        return solve_names(examples, query.to(examples.support.dtype), options)
+        return solve_names(examples, narrowed(query, examples.support.dtype), options)
 
 
 # `logits` of further rows, part by part, and `solve` for another batch [n, D].

@@ -132,6 +132,8 @@ def labelled(y: Array) -> npt.NDArray[np.bool_]:
         return np.array([not is_missing(label) for label in y], dtype=bool)
     if y.dtype.kind in "iuf":
         return np.asarray(~(np.isnan(y) | (y == -1)))
+    if y.dtype.kind in "mM":
+        return np.asarray(~np.isnat(y))
     return np.ones(len(y), dtype=bool)
 
 
@@ -171,8 +173,11 @@ def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array 
 
 def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:
     """Which labelled rows, of these classes [S], are one thing; None if no two are."""
-    values = [] if same is None else same.tolist() if isinstance(same, Tensor) else same
-    names = things_of_their_own(compress(values, has_label))
+    given = [] if same is None else same.tolist() if isinstance(same, Tensor) else same
+    values = [*compress(given, has_label)]
+    there = [name for name in values if not is_missing(name)]
+    groups_of(np.array([*there, None], dtype=object)[:-1], len(there), torch.device("cpu"), "same")
+    names = things_of_their_own(values)
     if len(set(names)) == len(names):
         return None
     return groups_and_things(classes.astype(str), names, len(names), device, kind="class")[1]
@@ -180,7 +185,8 @@ def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) ->
 
 def things_of_their_own(same: Iterable[Any]) -> list[str]:
     """The names of things as text; each of the missing ones gets one of its own."""
-    return [f"\0{i}" if is_missing(name) else str(name) for i, name in enumerate(same)]
+    whole = (int(x) if isinstance(x, float) and x.is_integer() else x for x in same)
+    return [f"\0{i}" if is_missing(name) else str(name) for i, name in enumerate(whole)]
 
 
 def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:
@@ -193,6 +199,8 @@ def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> A
         return None
     names = classes.tolist()
     if getattr(prior, "ndim", 0) == 1 and hasattr(prior, "to_dict"):  # a Series
+        if not prior.index.is_unique:
+            raise ValueError("prior must have one weight for each class, got a class twice")
         prior = prior.to_dict()
     if isinstance(prior, Mapping) and (odd := [name for name in prior if name not in names]):
         raise ValueError(f"prior must have classes of y as keys, got {odd[0]!r}")
@@ -201,7 +209,7 @@ def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> A
             prior, notes = in_order({k: float(w) for k, w in prior.items()}, names, "prior")
             for note in notes:
                 warnings.warn(note, stacklevel=3)
-        weights: Array = np.asarray(prior, dtype=np.float64)
+        weights: Array = np.array(prior, dtype=np.float64)  # the caller's may change
     except (TypeError, ValueError) as error:
         raise TypeError(f"prior must be numbers, got {check.kind(prior)}") from error
     tasks = None if groups is None else len(groups.names)
@@ -263,6 +271,7 @@ def checked_weights(
             f"{weights.dtype} of shape {list(weights.shape)}"
         )
     usable = (weights >= 1 / LARGEST_WEIGHT) & (weights <= LARGEST_WEIGHT) | (weights == 0)
+    usable |= ~has_label
     if not usable.all():
         row = int(np.argmin(usable))
         raise ValueError(
@@ -367,8 +376,12 @@ def label_vector(name: str, value: Any) -> Array:
         odd = labels[~labelled(labels)][0]
         raise check.ArgumentValueError(name, f"must be text or integers >= 0, got {odd}")
     labels = unwrapped(name, labels)
-    if labels.dtype.kind == "f":
-        raise check.ArgumentValueError(name, f"must be text or integers, got {labels[0]}")
+    too_large = labels.dtype.kind == "u" and len(labels) and labels.max() >= 2**63
+    if labels.dtype.kind not in "OUbiu" or too_large:
+        odd = labels.max() if too_large else labels[0]
+        raise check.ArgumentValueError(
+            name, f"must be text or integers{' of 64 bits' * bool(too_large)}, got {odd}"
+        )
     return labels.astype(str if labels.dtype.kind in "OU" else np.int64)
 
 

@@ -136,4 +136,6 @@ def batch_accuracy(estimator: Any, X: Any, y: Any) -> float:
         X = estimator[:-1].transform(X) if len(steps) > 1 else X
         estimator = steps[-1][1]
     predict = getattr(estimator, "predict_batch", None) or estimator.predict
-    return float(np.mean(np.asarray(predict(X)) == np.asarray(y)))
+    y, found = utils.column_or_1d(y), np.asarray(predict(X))
+    utils.check_consistent_length(y, found)
+    return float(np.mean(found == y))

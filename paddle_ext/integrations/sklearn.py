@@ -394,7 +394,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
+        state: dict[str, Any] = dict(super().__getstate__())  # which may be that of the model
         state.pop("_batch", None)  # as large as the data, and only for `suggest`
         return state
 

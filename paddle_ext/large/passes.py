@@ -71,8 +71,17 @@ class Queries:
         size = max(256, CHUNK_NUMBERS[self.device.type] // numbers // 256 * 256)
         start = 0
         for rows in self.source.chunks(size):
+            expected = min(size, self.N - start), self.D
+            if rows.shape != expected or rows.dtype is not self.source.dtype:
+                raise ValueError(
+                    f"query must have a chunk of shape {list(expected)} and "
+                    f"{check.plain(self.source.dtype)} after {start} rows, got {list(rows.shape)} "
+                    f"and {check.plain(rows.dtype)}"
+                )
             yield slice(start, start + len(rows)), packed(rows).unsqueeze(0)
             start += len(rows)
+        if start < self.N:
+            raise ValueError(f"query must have {self.N} rows, as its shape says, got {start}")
 
 
 def check_summable(extremes: list[Tensor], features: torch.dtype) -> None:

@@ -324,6 +324,10 @@ def queries_of(query: Source, support: Tensor) -> Rows:
     rows = FileRows(query, device=support.device) if isinstance(query, str | os.PathLike) else query
     if rows.device != support.device:
         raise ValueError(f"query must be on {support.device}, got {rows.device}")
+    shape: tuple[int, ...] = rows.shape
+    if len(shape) != 2 or rows.dtype not in check.LARGEST_FEATURE:
+        got = f"{check.plain(rows.dtype)} of shape {list(shape)}"
+        raise ValueError(f"query must be floating-point rows [N, D], got {got}")
     N, D = rows.shape
     if support.dim() != 2:
         raise ValueError(

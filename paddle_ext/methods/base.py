@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import check
 from ..rows import computing_dtype
-from ..solution import classes_present
+from ..solution import PRESENT, classes_present
 from ..task import IndexedTask, Task, batched, without_autocast
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Prediction(NamedTuple):
     labels: Tensor  # [.., Q] int64: argmax of the probabilities
     probabilities: Tensor  # [.., Q, K]: rows on the simplex
 
-    def present(self, threshold: float = 1.5) -> Tensor:
+    def present(self, threshold: float = PRESENT) -> Tensor:
         """Which classes hold `threshold` queries or more, [.., K] bool; see `Solution.present`."""
         return classes_present(self.probabilities, threshold)
 

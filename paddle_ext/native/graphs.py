@@ -99,7 +99,8 @@ class Recorder:
         """The graph of such a call, recorded if it is time to; None if there is none."""
         if self.records:  # another call, of which this one is a part
             return None
-        key = function, with_tensors(arguments, lambda x: (x.shape, x.dtype))
+        precision = torch.get_float32_matmul_precision()
+        key = function, precision, with_tensors(arguments, lambda x: (x.shape, x.dtype))
         known = self.known.pop(key, 0)
         if known == CALLS_BEFORE:
             known = self.record(function, arguments)

@@ -76,8 +76,12 @@ class Hierarchy:
     depth: tuple[int, ...]  # [N] 0 for a root
 
     @classmethod
-    def of(cls, parents: Mapping[Any, Hashable], classes: Sequence[Hashable]) -> "Hierarchy":
+    def of(cls, parents: Mapping[Any, Any], classes: Sequence[Hashable]) -> "Hierarchy":
         """Check that every class has a parent, that there is no cycle, and no unknown name."""
+        if not isinstance(parents, Mapping):
+            raise TypeError(f"parents must be a mapping, got {check.kind(parents)}")
+        if odd := [name for name in parents.values() if not isinstance(name, Hashable)]:
+            raise TypeError(f"parents must be hashable, got {odd[0]!r}")
         nodes = tuple(dict.fromkeys([*classes, *parents.values()]))
         if len(set(classes)) != len(classes):
             raise ValueError("classes must differ from each other, got one twice")

@@ -1,6 +1,7 @@
 """Results as tables: methods in rows, settings in columns."""
 
 import math
+import re
 from typing import TypeAlias
 
 from ..methods.base import Display, known_methods
@@ -13,9 +14,9 @@ Setting: TypeAlias = tuple[int | None, int]  # shots and k_eff, of a column
 
 def base_name(label: str) -> str:
     """The method name in a label of an evaluation: "paddle" for "paddle (auto)"."""
-    return max(
-        (name for name in known_methods if label.lower().startswith(name)), key=len, default=""
-    )
+    word = r"^{}\b"
+    found = (x for x in known_methods if re.match(word.format(re.escape(x)), label, re.IGNORECASE))
+    return max(found, key=len, default="")
 
 
 def display_of(label: str) -> Display:

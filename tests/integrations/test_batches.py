@@ -114,6 +114,14 @@ def test_later_changes_of_the_arrays() -> None:
         assert_answers(model(rows), expected(None if prototypes is None else text))
 
 
+def test_a_prior_that_is_changed_later() -> None:
+    prior = np.arange(1.0, K + 1)
+    model = BatchClassifier(SUPPORT, PLACES, NAMES, prior=prior, device="cpu")
+    before = model(QUERY)
+    prior[:] = np.nan
+    assert all(np.array_equal(found, before[name]) for name, found in model(QUERY).items())
+
+
 def test_half_precision_and_integers() -> None:
     """They equal the same values in float32."""
     half = QUERY.astype(np.float16)
@@ -287,6 +295,13 @@ def test_bad_batches(given: Any, message: str) -> None:
         ((SUPPORT, PLACES[:3]), {}, r"labels must have one label for each row of support, shape"),
         ((SUPPORT, PLACES * 0), {}, r"labels must have at least two classes, got 1"),
         ((SUPPORT, PLACES * 0.5), {}, r"labels must be text or integers, got 0"),
+        (
+            (SUPPORT, PLACES.astype(np.uint64) + np.uint64(2**63)),
+            {},
+            r"labels must be text or integers of 64 bits",
+        ),
+        ((SUPPORT, PLACES.astype("M8[D]")), {}, r"labels must be text or integers, got 1970"),
+        ((SUPPORT, PLACES.astype("S")), {}, r"labels must be text or integers, got b'0'"),
         ((SUPPORT, PLACES - 1), {}, r"labels must be text or integers >= 0, got -1"),
         ((SUPPORT, ["a", 1] * 12), {}, r"labels must be all text or .*, got int and str"),
         ((SUPPORT, PLACES[:, None]), {}, r"labels must have one dimension, got shape \[24, 1\]"),

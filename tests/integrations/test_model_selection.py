@@ -19,6 +19,14 @@ from paddle_ext.integrations.model_selection import BatchSplit, batch_accuracy
 K, D = 10, 16
 
 
+def test_labels_in_a_column() -> None:
+    X, y = data()
+    model = PaddleClassifier().fit(X[::4], y[::4])
+    assert batch_accuracy(model, X, y[:, None]) == batch_accuracy(model, X, y)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        batch_accuracy(model, X, y[:1])
+
+
 def data(noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     y = np.arange(K).repeat(40)

@@ -1,5 +1,7 @@
 """Labels in every form that the estimator accepts, weights of rows, and invalid ones."""
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -143,10 +145,10 @@ def test_weights_of_any_size(shots: int, dtype: type) -> None:
     ("weights", "message"),
     [
         ([1.0, 2.0], r"^sample_weight must be numbers of shape \[\d+\], .* of shape \[2\]$"),
-        (-1.0, r"^sample_weight must be 0 or between 1e-30 and 1e\+30, got -1\.0 in row 0$"),
-        (np.nan, r"^sample_weight must be 0 or between .*, got nan in row 0$"),
-        (1e31, r"^sample_weight must be 0 or between .*, got 1e\+31 in row 0$"),
-        (1e-31, r"^sample_weight must be 0 or between .*, got 1e-31 in row 0$"),
+        (-1.0, r"^sample_weight must be 0 or between 1e-30 and 1e\+30, got -1\.0 in row 1$"),
+        (np.nan, r"^sample_weight must be 0 or between .*, got nan in row 1$"),
+        (1e31, r"^sample_weight must be 0 or between .*, got 1e\+31 in row 1$"),
+        (1e-31, r"^sample_weight must be 0 or between .*, got 1e-31 in row 1$"),
         (0.0, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
         ("heavy", r"^sample_weight must be numbers of shape"),
     ],
@@ -156,6 +158,9 @@ def test_bad_weights(weights: Any, message: str) -> None:
     given = weights if isinstance(weights, list) else [weights] * len(y)
     with pytest.raises(ValueError, match=message):
         PaddleClassifier().fit(X, y, sample_weight=given)
+    if np.ndim(weights) == 0 and weights != 0 and weights != "heavy":  # of rows without a label
+        weighed = PaddleClassifier().fit(X, y, sample_weight=np.where(y < 0, weights, 1.0))
+        assert weighed.n_iter_ > 0
 
 
 def test_missing_labels_in_a_list_of_text() -> None:
@@ -177,6 +182,51 @@ def test_unlabelled_rows_that_are_things_of_their_own() -> None:
     for missing in (-1, None, np.nan):
         model = PaddleClassifier(device="cpu").fit(X, y, same=[missing] * len(X))
         np.testing.assert_array_equal(model.transduction_, want.transduction_)
+
+
+def test_dates_without_a_label() -> None:
+    X, y, _ = batch()
+    dates = np.where(y < 0, np.datetime64("NaT"), y.astype("M8[D]"))
+    found = PaddleClassifier(device="cpu").fit(X, dates).transduction_
+    want = PaddleClassifier(device="cpu").fit(X, y).transduction_
+    np.testing.assert_array_equal(found, want.astype("M8[D]"))
+
+
+def test_things_among_labelled_rows_are_of_one_kind() -> None:
+    X, y, _ = batch()
+    first, second = np.flatnonzero(y == 3)[:2]
+    for pair, message in (((1, "1"), "'1' in row 1"), (([1, 2], 3.5), r"\[1, 2\] in row 0")):
+        same: list[Any] = [None] * len(y)
+        same[first], same[second] = pair if first < second else pair[::-1]
+        with pytest.raises(ValueError, match=f"same must be all strings or all .*{message}"):
+            PaddleClassifier(device="cpu").fit(X, y, same=same)
+    found = []
+    for pair in ((1, 1), (1, 1.0)):
+        same = [None] * len(y)
+        same[first], same[second] = pair
+        found.append(PaddleClassifier(device="cpu").fit(X, y, same=same).label_distributions_)
+    np.testing.assert_array_equal(*found)
+
+
+def test_rows_too_large_for_the_precision_of_the_fit() -> None:
+    X, y, truth = batch()
+    model = PaddleClassifier(device="cpu").fit(X[y >= 0].astype(np.float32), y[y >= 0])
+    rows, want = X[y < 0], truth[y < 0]
+    usual = (model.predict_batch(rows) == want).mean()
+    for factor in (1e40, 1e280):
+        large = rows.copy()
+        large[0] *= factor
+        for options in ({}, {"groups": np.arange(len(rows)) // 20}):
+            assert (model.predict_batch(large, **options) == want).mean() > usual - 0.1
+
+
+def test_copies_leave_the_model_as_it_is() -> None:
+    X, y, _ = batch()
+    model = PaddleClassifier(device="cpu").fit(X, y)
+    before = model.suggest(3)
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        duplicate(model)
+        np.testing.assert_array_equal(model.suggest(3), before)
 
 
 @pytest.mark.parametrize(

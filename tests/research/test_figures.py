@@ -67,6 +67,7 @@ def test_every_method_has_its_own_style() -> None:
         ("paddle_pgd", "paddle_pgd", "PADDLE-PGD"),
         ("tim_adm (tuned)", "tim_adm", "TIM-ADM (tuned)"),
         ("mine", "", "mine"),
+        ("timm features", "", "timm features"),
     ],
 )
 def test_labels(label: str, name: str, title: str) -> None:

@@ -11,7 +11,62 @@ import pytest
 import torch
 from row_files import FORMATS, D, N, features, together, write, write_parquet
 
+import paddle_ext
 from paddle_ext.large.sources import FileRows, IndexedRows, Rows, TensorRows
+
+# --- what a caller's rows must be -----------------------------------------------------------------
+
+
+class Given:
+    """Rows of a caller, which may not be what they say."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, shape: tuple[int, ...], chunks: list[torch.Tensor], dtype: Any) -> None:
+        self.shape, self.given, self.dtype = shape, chunks, dtype
+
+    def chunks(self, size: int) -> Any:
+        return iter(self.given)
+
+
+@pytest.mark.parametrize("solver", [paddle_ext.solve, paddle_ext.adaptive])
+@pytest.mark.parametrize(
+    ("shape", "chunks", "dtype", "message"),
+    [
+        (
+            (300, 8),
+            [torch.randn(200, 8)],
+            torch.float32,
+            r"a chunk of shape \[300, 8\] and float32",
+        ),
+        ((300, 8), [], torch.float32, "300 rows, as its shape says, got 0"),
+        ((300, 8), [torch.randn(301, 8)], torch.float32, r"got \[301, 8\] and float32"),
+        ((300, 8), [torch.randn(300, 8).double()], torch.float32, r"got \[300, 8\] and float64"),
+        ((300, 8), [torch.ones(300, 8).long()], torch.int64, "floating-point rows .*, got int64"),
+        ((3, 2, 8), [torch.randn(3, 2, 8)], torch.float32, r"got float32 of shape \[3, 2, 8\]"),
+    ],
+)
+def test_rows_that_are_not_what_they_say(
+    solver: Any, shape: Any, chunks: Any, dtype: torch.dtype, message: str
+) -> None:
+    support, labels = torch.randn(20, 8), torch.arange(5).repeat(4)
+    with pytest.raises(ValueError, match=f"query must .*{message}"):
+        solver(support, labels, Given(shape, chunks, dtype))
+
+
+def test_rows_of_a_file_that_are_too_large_for_the_support(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    centres, truth = random.normal(size=(5, 8)), random.integers(0, 5, 200)
+    support = centres[np.arange(5).repeat(4)] + 0.1 * random.normal(size=(20, 8))
+    rows = centres[truth] + 0.1 * random.normal(size=(200, 8))
+    for length in (1.0, 1e40, 1e280):
+        rows[50] *= length / np.linalg.norm(rows[50])
+        np.save(tmp_path / "rows.npy", rows)
+        known = torch.from_numpy(support).float(), torch.arange(5).repeat_interleave(4)
+        for every in (True, False):
+            found = paddle_ext.adaptive(*known, tmp_path / "rows.npy", return_assignments=every)
+            assert (found.labels.numpy() == truth).mean() > 0.98
+
 
 # --- what is read -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import arrays, check
 from ...files import readable
 from ...integrations.inputs import in_order
-from ...labels import alike, normalised, sorted_names
+from ...labels import alike, label_text, normalised, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
 from ...text import plain_cell, plural, several
@@ -38,6 +38,15 @@ class ClassPrompts:
 
 
 Given: TypeAlias = ClassPrompts | Labelled | None  # what the user gave
+
+
+def check_name(argument: str, name: str, path: Path) -> str:
+    """The name of a class as labels are read; one that means no label is refused."""
+    if not (text := label_text(name)):
+        raise check.ArgumentValueError(
+            argument, f"must be names of classes, got {name!r} in {path}, which means no label"
+        )
+    return text
 
 
 def only_names(
@@ -143,7 +152,8 @@ def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:
             f"must be floating-point numbers of shape [K, D], got {key!r} of {path}, "
             f"{check.plain(rows.dtype)} of shape {list(rows.shape)}",
         )
-    class_names = arrays.as_names(contents["class_names"], "class_names", path).tolist()
+    stored = arrays.as_names(contents["class_names"], "class_names", path).tolist()
+    class_names = [check_name("names", name, path) for name in stored]
     if len(class_names) != len(rows):
         raise check.ArgumentValueError(
             "names",
@@ -177,7 +187,7 @@ def given_names(settings: Settings) -> Given:
             )
     if settings.logit_scale is not None:
         check.real("logit_scale", settings.logit_scale, positive=True)
-    path = None if settings.names is None else Path(settings.names)
+    path = settings.names
     if settings.templates and (path is None or path.suffix in STORED):
         raise check.ArgumentValueError(
             "templates",

@@ -134,7 +134,9 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         if settings.model is not None:
             what = f"must be omitted with a model, whose classes have names, got {settings.rename}"
             raise check.ArgumentValueError("rename", what)
-        renaming = names.read_pairs(Path(settings.rename), "rename", "name")
+        path = settings.rename
+        pairs = names.read_pairs(path, "rename", "name")
+        renaming = {old: names.check_name("rename", new, path) for old, new in pairs.items()}
     source = open_before_renaming(labelled, unlabelled, settings)
     check_used(source, settings)
     source.renaming = renaming

@@ -14,6 +14,7 @@ from ...feature_cache import digest, written_digest
 from ...groups import Groups, groups_of
 from ...integrations.columns import Columns, columns_for
 from ...labels import numbered, sorted_names
+from ...limits import LARGEST_FEATURE_FLOAT32
 from ...parquet import pyarrow
 
 LOGIT_SCALE = 100.0  # of CLIP and most similar models
@@ -136,12 +137,12 @@ def repeated(names: Iterable[str]) -> list[str]:
 
 def check_finite(features: Tensor, source: str, names: Sequence[object]) -> None:
     """Raise an error at the first sample with NaN, infinity or numbers too large to sum."""
-    bad = ~(features.abs() <= 1e30)
+    bad = ~(features.abs() <= LARGEST_FEATURE_FLOAT32)
     if bad.any():
         row, column = bad.nonzero()[0].tolist()
         value = features[row, column].item()
         raise ValueError(
-            f"{source} must have finite features, at most 1e30, "
+            f"{source} must have finite features, at most {LARGEST_FEATURE_FLOAT32:g}, "
             f"got {value:g} in row {names[row]}, feature {column}"
         )
 

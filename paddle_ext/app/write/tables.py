@@ -97,7 +97,8 @@ def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
                 f"{path.name} must be a .csv or .parquet file for more than {EXCEL_ROWS - 1:,} "
                 "samples, the limit of Excel"
             )
-        for line in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        columns = map(excel_column, table.column_names, table.columns)
+        for line in zip(*columns, strict=True):
             cut += sum(isinstance(cell, str) and len(cell) > EXCEL_CHARACTERS for cell in line)
             sheet.append([excel_cell(sheet, cell) for cell in line])
     content = io.BytesIO()  # on a full disk openpyxl would complain again when it is deleted
@@ -107,12 +108,20 @@ def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
     return [long] if cut else []
 
 
+def excel_column(name: str, column: Any) -> list[Any]:
+    values = column.to_pylist()
+    return [x and round(x, 6) for x in values] if name in FOUR_DIGITS else values
+
+
 def excel_cell(sheet: Any, value: Any) -> Any:
-    """A number or a date as it is, anything else as a text that is never run as a formula."""
+    """A finite number or a date as it is, anything else as text that is never run as a formula."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, datetime | time) and value.tzinfo is not None:
         value = value.isoformat()
-    if value is None or isinstance(value, bool | int | float | date | time):
-        return round(value, 6) if isinstance(value, float) else value
+    infinite = isinstance(value, float) and math.isinf(value)
+    if value is None or (isinstance(value, bool | int | float | date | time) and not infinite):
+        return value
     cell = excel_library().cell.WriteOnlyCell(sheet, "")
     cell.value = without_controls(str(value))[:EXCEL_CHARACTERS]
     cell.data_type = "s"

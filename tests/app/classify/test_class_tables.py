@@ -129,6 +129,48 @@ def test_a_table_of_classes_is_not_replaced(
     assert (tmp_path / "own.csv").read_text() == "oak,1\nelm,1\n"
 
 
+def test_files_to_write_are_apart(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """From one another, and from the corrections that are kept or given."""
+    corrected, out = tmp_path / "mine.csv", tmp_path / "out"
+    corrected.write_text("name,label\n3,ash\n")
+    classify(*files, out, settings(corrected=corrected))
+    before = (out / "corrected.csv").read_bytes()
+    for options in (
+        {"final": out / "corrected.csv"},
+        {"final": str(out / "answers.csv")},
+        {"final": corrected, "corrected": corrected},
+        {"save": out / "all.npz", "label_studio": out / "all.npz"},
+    ):
+        with pytest.raises(ValueError, match=r"must not (be a file that|replace an input)"):
+            classify(*files, out, settings(**options))
+    with pytest.raises(ValueError, match="output must not replace an input file"):
+        stream(*files, out / "corrected.csv", settings())
+    assert (out / "corrected.csv").read_bytes() == before
+    assert corrected.read_text() == "name,label\n3,ash\n"
+    assert stream(*files, out / "all.csv", settings(corrected=[])).output.is_file()
+
+
+@pytest.mark.parametrize("name", ["", "unknown", "nan", "-1"])
+def test_names_that_mean_no_label(files: tuple[Path, Path], tmp_path: Path, name: str) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "text.npz"
+    np.savez(path, text=random.normal(size=(3, 16)), class_names=["fox", name, "elm"])
+    with pytest.raises(ValueError, match=f"names must be names of classes, got '{name}'"):
+        classify(*files, tmp_path, settings(names=path))
+    if name:
+        (tmp_path / "rename.csv").write_text(f"ash,{name}\n")
+        with pytest.raises(ValueError, match=f"rename must be names of classes, got '{name}'"):
+            classify(*files, tmp_path, settings(rename=str(tmp_path / "rename.csv")))
+
+
+def test_corrections_without_a_label(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Cells that other programs write for no label correct nothing; unknown is said by a person."""
+    path = tmp_path / "mine.csv"
+    path.write_text("name,label\n3,NA\n4,-\n5,unknown\n6,elm\n")
+    answers = classify(*files, tmp_path, settings(corrected=path)).answers
+    assert answers.corrected == {5: "unknown", 6: "elm"}
+    assert "NA" not in answers.class_names
+
+
 # --- names ----------------------------------------------------------------------------------------
 
 

@@ -352,7 +352,7 @@ def test_messages_of_stored_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     whole: Arrays = {"text": text, "class_names": NAMES}
     for arrays, message in [
         (whole | {"text": text[:5]}, "--names must be as many as their embeddings, 5, got 6 in"),
-        (whole | {"text": broken}, "text.npz must have finite features, at most 1e30, got nan in"),
+        (whole | {"text": broken}, "text.npz must have finite features, at most 1e+30, got nan in"),
         (whole | {"text": text[0]}, "--names must be floating-point numbers of shape [K, D], got"),
         (whole | {"class_names": twice}, "--names must be unique, got 'ash' twice in"),
         ({"text": text[:1], "class_names": NAMES[:1]}, "--names must be at least two, got only"),

@@ -162,7 +162,7 @@ def cut(path: Path) -> Path:
     ("write", "sentence"),
     [
         (odd_lists(900), "must have 16 numbers in each row, got 15 in row 900"),
-        (with_nan, "must have finite features, at most 1e30, got nan in row 777, feature 3"),
+        (with_nan, r"must have finite features, at most 1e\+30, got nan in row 777, feature 3"),
         (cut, r"must be a complete \.parquet file"),
         (lambda p: write_new(p, embedding=lists(NEW[:, :5])), "as many features as .*, 16, got 5"),
         (

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,6 +122,16 @@ def test_images_and_arrays_into_one_file(tmp_path: Path) -> None:
     said(*embedding_files(tmp_path), "--output", tmp_path / "all.csv")
     assert column(read(tmp_path / "all.csv"), "label") == NAMES[TRUTH].tolist()
     assert column(read(tmp_path / "all.csv"), "row") == list(map(str, range(40)))
+
+
+def test_numbers_in_excel_are_those_of_the_table(tmp_path: Path) -> None:
+    tiny, exact = [1e-9 * row for row in range(64)], [52.35526986960387, math.inf] * 32
+    columns = COLUMNS | {"p": tiny, "lat": exact}
+    path = write(tmp_path / "table.csv", columns)
+    said(path, "--embedding", "f", "--output", tmp_path / "all.xlsx")
+    found = read(tmp_path / "all.xlsx")  # of the rows without a label
+    assert [float(x) for x in column(found, "p")] == tiny[24:]
+    assert [float(x) for x in column(found, "lat")] == exact[24:]
 
 
 def test_a_text_too_long_for_excel_is_cut_with_a_note(tmp_path: Path) -> None:
