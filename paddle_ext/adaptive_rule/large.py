@@ -90,7 +90,7 @@ class LikelihoodScores:
                 extremes += rows.aminmax()
             yield part, rows if rows.is_cuda else narrowed(rows, self.slope.dtype)
         if self.unseen:
-            passes.check_summable(extremes, self.queries.features)
+            passes.check_summable(extremes, self.queries.given_dtype)
         self.unseen = False
 
     def products(self, x: Tensor, part: slice) -> Tensor:

@@ -60,7 +60,7 @@ def solve(
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
         results: list[Any] = []
-        function = replayable(query, options) if isinstance(query, Tensor) else None
+        function = function_to_replay(query, options) if isinstance(query, Tensor) else None
         if tasks <= size and function is not None:
             results = [replayed(function, query, index, support, labels, K, options)]
         else:
@@ -72,8 +72,11 @@ def solve(
     return whole if batch else [x[0] for x in whole]
 
 
-def replayable(query: Tensor, o: Options) -> Callable[..., Any] | None:
-    """The function to replay, if the host reads a tensor only every `LOOK_EVERY` iterations."""
+def function_to_replay(query: Tensor, o: Options) -> Callable[..., Any] | None:
+    """What to record: all of a few iterations, else one step that is repeated.
+
+    None if a step needs the host, or if steps differ.
+    """
     if not query.is_cuda or query.dtype is not torch.float32 or query.shape[-2] >= MANY_ROWS:
         return None
     if o.max_iter <= 2 * LOOK_EVERY:
@@ -82,7 +85,7 @@ def replayable(query: Tensor, o: Options) -> Callable[..., Any] | None:
 
 
 def at_once(*arguments: Any) -> Any:
-    """All of `in_steps`: if recorded, with iterations after the stop, which do nothing."""
+    """`in_steps` to its end. In a recording no stop is seen: later iterations change nothing."""
     return done(in_steps(*arguments))
 
 
@@ -158,7 +161,7 @@ def survey(queries: Queries, unit_norm: bool, *, validate: bool) -> Survey:
         options = {"B": B, "N": N, "D": D}
         call_native(native.survey_call, options, rows, tensors)
     if validate:
-        check_summable(extremes, queries.features)
+        check_summable(extremes, queries.given_dtype)
     return Survey(queries.N, sums, squares, least, most, length)
 
 
@@ -239,7 +242,7 @@ def forms_for(
     if queries.device.type != "cuda":
         return form, form
     of_two, many = precision == "auto", surveyed.total >= MANY_ROWS
-    if queries.features is torch.float16 and surveyed.similar_lengths():
+    if queries.given_dtype is torch.float16 and surveyed.similar_lengths():
         form = RowsAsTheyAre(transform, of_two=of_two, sums_of_two=of_two and not many)
         return form, RowsAsTheyAre(transform, of_two=False) if many else form
     rough = OneHalf(transform)

@@ -60,7 +60,8 @@ class Queries:
         self.source = source
         self.B = len(source) if isinstance(source, Tensor) else 1
         self.N, self.D = source.shape[-2:]
-        self.features, self.device = source.dtype, source.device
+        self.device = source.device
+        self.given_dtype = source.dtype  # of the rows; `dtype` is that of the computation
         self.dtype = torch.float64 if source.dtype is torch.float64 else torch.float32
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, Tensor]]:
@@ -84,11 +85,11 @@ class Queries:
             raise ValueError(f"query must have {self.N} rows, as its shape says, got {start}")
 
 
-def check_summable(extremes: list[Tensor], features: torch.dtype) -> None:
+def check_summable(extremes: list[Tensor], dtype: torch.dtype) -> None:
     """Reject NaN, infinity and values too large to sum; a NaN makes all extremes NaN."""
     seen = torch.stack(extremes)
     low, high = check.numbers_of([seen.amin(), seen.amax()])
-    limit = check.LARGEST_FEATURE[features]
+    limit = check.LARGEST_FEATURE[dtype]
     if not (-limit <= low and high <= limit):
         raise ValueError(
             f"query must be finite and at most {limit:g} in magnitude, got values from {low:g} "
@@ -335,7 +336,10 @@ def best_prior(
 
 
 class Race:
-    """Whether a prior is out of reach of the best one; see `Race` in csrc/common/adapt.h."""
+    """Called with how many iterations are done: whether a prior is out of reach of the best one.
+
+    After 2, 4, 8, .. it bounds what as many iterations again could add; see csrc/common/adapt.h.
+    """
 
     def __init__(self, bound: Callable[[], float], rival: float) -> None:
         self.bound, self.rival, self.earlier = bound, rival, 0.0

@@ -37,16 +37,16 @@ def replayed(function: Callable[..., Result], *arguments: Any) -> Result:
     tensors = tensors_in(arguments)
     first = tensors[0]
     few = first.is_cuda and sum(x.nbytes for x in tensors) <= MOST_GRAPH_BYTES
-    if few and records() and not (is_fake(first) or needs_cpu(first) or is_captured(first)):
+    if few and can_record() and not (is_fake(first) or needs_cpu(first) or is_captured(first)):
         with lock, torch.cuda.device(first.device):
             recorder = recorder_of(first.device)
-            recorded = recorder.recorded(function, arguments)
-            if recorded is not None:
-                return cast(Result, recorder.replay(recorded, tensors))
+            replayable = recorder.graphs_for(function, arguments)
+            if replayable is not None:
+                return cast(Result, recorder.replay(replayable, tensors))
     return cast(Result, done(function(*arguments)))
 
 
-def records() -> bool:
+def can_record() -> bool:
     """Whether this torch records graphs, and keeps the memory that they use."""
     # Other allocators may free the memory of a graph that is replayed later.
     if not RECORDS_ALGEBRA or NO_CACHE in os.environ:
@@ -74,7 +74,7 @@ def is_captured(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-class Recorded(NamedTuple):
+class Replayable(NamedTuple):
     """A call that can be replayed, with the tensors that its graphs read, and those they write."""
 
     graphs: list[torch.cuda.CUDAGraph]  # one, or those of the start, a step, and the end
@@ -92,12 +92,12 @@ class Recorder:
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # By function and shapes, the latest last: how often it was called, its graph, or None if it
         # cannot be recorded, or takes too much memory.
-        self.known: OrderedDict[Hashable, int | Recorded | None] = OrderedDict()
-        self.records = False  # a call, which may have parts that could be recorded alone
+        self.known: OrderedDict[Hashable, int | Replayable | None] = OrderedDict()
+        self.recording = False  # a call now, of which parts could be recorded alone
 
-    def recorded(self, function: Callable[..., object], arguments: Any) -> Recorded | None:
+    def graphs_for(self, function: Callable[..., object], arguments: Any) -> Replayable | None:
         """The graph of such a call, recorded if it is time to; None if there is none."""
-        if self.records:  # another call, of which this one is a part
+        if self.recording:  # another call, of which this one is a part
             return None
         precision = torch.get_float32_matmul_precision()
         key = function, precision, with_tensors(arguments, lambda x: (x.shape, x.dtype))
@@ -108,36 +108,36 @@ class Recorder:
         while len(self.known) > MOST_GRAPHS:
             self.done.synchronize()  # the graph may be running
             self.known.popitem(last=False)
-        return known if isinstance(known, Recorded) else None
+        return known if isinstance(known, Replayable) else None
 
     @torch.inference_mode()
-    def record(self, function: Callable[..., Any], arguments: Any) -> Recorded | None:
+    def record(self, function: Callable[..., Any], arguments: Any) -> Replayable | None:
         static = with_tensors(arguments, torch.clone)
         self.stream.wait_stream(torch.cuda.current_stream())
         self.stream.wait_event(self.done)
-        self.records = True
+        self.recording = True
         try:
             with torch.cuda.stream(self.stream):
                 done(function(*static))  # libraries allocate what they need on a stream
                 before = torch.cuda.memory_reserved()
-                recorded = self.captured(partial(function, *static), tensors_in(static))
+                replayable = self.try_to_capture(partial(function, *static), tensors_in(static))
         finally:
-            self.records = False
+            self.recording = False
         torch.cuda.current_stream().wait_stream(self.stream)
-        if recorded is None:
+        if replayable is None:
             return None
-        return recorded if torch.cuda.memory_reserved() - before <= MOST_GRAPH_MEMORY else None
+        return replayable if torch.cuda.memory_reserved() - before <= MOST_GRAPH_MEMORY else None
 
-    def captured(self, function: partial[Any], inputs: list[Tensor]) -> Recorded | None:
+    def try_to_capture(self, function: partial[Any], inputs: list[Tensor]) -> Replayable | None:
         try:
             if not isgeneratorfunction(function.func):
                 graph, result = self.capture(function)
-                return Recorded([graph], inputs, result)
+                return Replayable([graph], inputs, result)
             steps = function()
             start, (running, most) = self.capture(partial(next, steps))
             step, _ = self.capture(partial(steps.send, True), start.pool())
             end, result = self.capture(partial(steps.send, False), start.pool())
-            return Recorded([start, step, end], inputs, result, running, most)
+            return Replayable([start, step, end], inputs, result, running, most)
         except RuntimeError as error:
             warn_once(f"{function.func.__name__} is not recorded as a CUDA graph: {error}")
             # Random numbers of torch wait for the end of a capture, which another one reaches.
@@ -155,22 +155,22 @@ class Recorder:
         finally:
             graph.capture_end()
 
-    def replay(self, recorded: Recorded, tensors: list[Tensor]) -> Any:
+    def replay(self, replayable: Replayable, tensors: list[Tensor]) -> Any:
         stream = torch.cuda.current_stream()
         stream.wait_event(self.done)
         with torch.inference_mode():
-            for static, given in zip(recorded.inputs, tensors, strict=True):
+            for static, given in zip(replayable.inputs, tensors, strict=True):
                 static.copy_(given)
-        start, *others = recorded.graphs
+        start, *others = replayable.graphs
         start.replay()
-        if recorded.running is not None:
+        if replayable.running is not None:
             step, end = others
-            for _ in range(recorded.most):
-                if not goes_on(recorded.running):
+            for _ in range(replayable.most):
+                if not goes_on(replayable.running):
                     break
                 step.replay()
             end.replay()
-        result = with_tensors(recorded.result, torch.clone)
+        result = with_tensors(replayable.result, torch.clone)
         self.done.record(stream)
         return result
 

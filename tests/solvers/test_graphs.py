@@ -59,7 +59,7 @@ def by_chunks(batch):
 def recorded():
     """How many graphs there are."""
     known = graphs.recorder_of(torch.device("cuda", 0)).known
-    return sum(isinstance(x, graphs.Recorded) for x in known.values())
+    return sum(isinstance(x, graphs.Replayable) for x in known.values())
 
 
 CALLS = [(by_names, 0, 60, 1), (by_names, 1, 60, 1), (with_noise, 1, 60, 1), (with_noise, 5, 60, 1)]
