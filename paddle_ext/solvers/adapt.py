@@ -118,19 +118,23 @@ def adapt(
     if prior is not None and not is_fake(logits):
         tasks = tasks if grouped is None else len(grouped.names)
         measures, all_possible = measures_of(prior, K, tasks, logits)
-    if validate:
-        check_values(logits, None if all_possible else measures, grouped)
-    if measures is not None and not all_possible:  # however large the logits are
+    impossible = None
+    if measures is not None and not all_possible:
         impossible = measures[:, 1] == 0
-        own = impossible[grouped.of_row] if grouped and len(impossible) > 1 else impossible[:, None]
-        logits = logits.masked_fill(own if len(own) > 1 else own[0], -math.inf)
+        several = len(impossible) > 1
+        own = impossible[grouped.of_row] if grouped and several else impossible[:, None]
+        impossible = own if len(own) > 1 else own[0]
+    if validate:
+        check_values(logits, impossible)
+    if impossible is not None:  # however large the logits are
+        logits = logits.masked_fill(impossible, -math.inf)
     best = None if returns_all(return_assignments, Q, K) else top
     of_things = grouped
     if things is not None:
         logits = thing_logits(logits, things).to(computing_dtype(logits))
         of_things = None if grouped is None else grouped.of_things(things)
         if validate:
-            check_values(logits, None if all_possible else measures, of_things, "thing")
+            check_values(logits, row="thing")
     if of_things is not None:
         options: Any = {"weight": weight, "max_iter": max_iter, "tol": tol, "top": best}
         found = adapt_groups(logits, of_things, measures, share, **options)
@@ -263,12 +267,7 @@ def no_tasks(logits: Tensor, top: int | None = None) -> Solution:
     return solution_of(allocate(logits, table), None)
 
 
-def check_values(
-    logits: Tensor,
-    measures: Tensor | None = None,
-    groups: Groups | None = None,
-    row: str = "row",
-) -> None:
+def check_values(logits: Tensor, impossible: Tensor | None = None, row: str = "row") -> None:
     """Raise unless all logits are finite or -inf and every row, called `row`, has a possible class.
 
     Probabilities are refused too.
@@ -276,13 +275,7 @@ def check_values(
     if logits.numel() == 0 or is_fake(logits):
         return
     # A NaN anywhere makes both extremes NaN.
-    if measures is None:
-        best = logits.amax(-1)
-    else:
-        impossible = (measures[:, :1] == 0)[() if logits.dim() == 3 else 0]
-        if groups is not None and len(measures) > 1:
-            impossible = (measures[:, 0] == 0)[groups.of_row]
-        best = logits.masked_fill(impossible, -math.inf).amax(-1)
+    best = (logits if impossible is None else logits.masked_fill(impossible, -math.inf)).amax(-1)
     least, most, lowest = check.numbers_of([*torch.aminmax(best), logits.amin()])
     largest = check.LARGEST_FEATURE[logits.dtype]
     if -largest <= least and most <= largest and not math.isnan(lowest):
