@@ -151,7 +151,7 @@ def machine_line(device: torch.device) -> str:
     parts = [f"torch {torch.__version__}", f"{torch.get_num_threads()} CPU thread(s)"]
     if device.type == "cuda":
         parts.insert(0, f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
-        precision = torch.get_float32_matmul_precision()
+        precision = torch.backends.cuda.matmul.fp32_precision
         parts.append(f"float32 products: {precision}")
     else:
         parts.insert(0, f"{cpu_name()}, {os.cpu_count()} cores")

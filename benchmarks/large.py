@@ -36,9 +36,8 @@ from paddle_ext.large.sources import TensorRows
 
 SHOTS = 5
 PEAK, BANDWIDTH = 790e12, 4.8e12  # products of halves, bytes
-WIDEST_MIXTURE = (
-    128  # features that Flash-GMM is made for; it tries dozens of settings for each shape
-)
+# Features that Flash-GMM is made for; it tries dozens of settings for each shape.
+WIDEST_MIXTURE = 128
 PEER_SHAPES = ((1_000_000, 1024, 128), (1_000_000, 1000, 512), (2**19, 4096, 512))  # N, K, D
 
 
@@ -296,6 +295,8 @@ def main() -> None:
     if asked.growth:
         return growth(device)
     if asked.peers is not None:
+        if asked.peers != Path() and not asked.peers.is_file():
+            parser.error(f"--peers must be a file of IBM/Flash-GMM, got {asked.peers}")
         return peers(asked.peers if asked.peers.is_file() else None)
     compare(device)
     return on_cuda() if device == "cuda" else on_cpu()

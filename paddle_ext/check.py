@@ -140,10 +140,12 @@ def device(value: object) -> torch.device:
         place = torch.device("meta")
     if place.type not in ("cpu", "cuda"):
         raise ArgumentValueError("device", f"must be the CPU or a CUDA device, got {str(value)!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if place.type == "cuda" and (place.index or 0) >= count:
-        there = f"one of {count} GPUs" if count else "'cpu' because torch finds no usable GPU"
-        raise ArgumentValueError("device", f"must be {there}, got {value}")
+    if place.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (place.index or 0) >= count:
+            last = f"at most cuda:{count - 1}"
+            there = last if count else "'cpu' because torch finds no usable GPU"
+            raise ArgumentValueError("device", f"must be {there}, got {value}")
     return place
 
 

@@ -42,13 +42,13 @@ def sums_of(
     classes: Tensor | None,
     held: Tensor | None,
     among: Tensor | None = None,
-    own: int | None = None,
+    classes_of_one: int | None = None,
 ) -> Tensor:
     """Sums over the queries of labels, probabilities u, and u (1 - u): [.., 3, K] in float64.
 
     If a solution keeps only the largest probabilities, the sum of u (1 - u) is an upper bound, and
-    the rest of the queries `among` is shared out as that of all. A query has `own` of the classes,
-    if not all.
+    the rest of the queries `among` is shared out as that of all. With groups, classes are numbered
+    group by group, `classes_of_one` each.
     """
     u = probabilities if among is None else probabilities * among.unsqueeze(-1)
     if classes is None or held is None:
@@ -61,7 +61,7 @@ def sums_of(
             both = probabilities.double(), u.double()
             kept, part = (none.scatter_add(-1, at, x.flatten(-2)) for x in both)
             rest = (held - kept).clamp(min=0)
-            rest = rest.view(*rest.shape[:-1], -1, own or rest.shape[-1])
+            rest = rest.view(*rest.shape[:-1], -1, classes_of_one or rest.shape[-1])
             lost = (among.double() - u.sum(-1, dtype=torch.float64)).clamp(min=0)
             lost = torch.zeros_like(rest[..., 0]).scatter_add(-1, labels // rest.shape[-1], lost)
             share = lost / rest.sum(-1).clamp(min=1e-12)
@@ -105,7 +105,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     check.flag("sampling", sampling)
     (sums,) = check.tensors(sums)
     check.features("sums", sums)
-    if not sums.isfinite().all():
+    if sums.is_cpu and not sums.isfinite().all():
         raise check.ArgumentValueError("sums", "must be finite, got NaN or infinity")
     if sums.dim() < 2 or sums.shape[-2] not in (4, 9):
         raise check.ArgumentValueError(

@@ -26,10 +26,11 @@ def unit_rows(x: Tensor) -> Tensor:
     return x.div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1))  # 0 or >= 1
 
 
-def narrowed(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def directions(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of which only the direction counts, in this dtype, for which they may be too large."""
-    fits = rows.dtype is not torch.float64 or dtype is torch.float64
-    return (rows if fits else unit_rows(rows)).to(dtype)
+    x = rows.to(dtype)
+    fits = rows.dtype is not torch.float64 or dtype is torch.float64 or bool(x.sum().isfinite())
+    return x if fits else unit_rows(rows).to(dtype)
 
 
 def products(x: Tensor, w: Tensor) -> Tensor:

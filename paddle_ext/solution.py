@@ -174,30 +174,10 @@ class Solution(NamedTuple):
                 raise check.ArgumentValueError(
                     "novelty", f"must be between 0 and 1, or NaN, got {odd[0]:g}"
                 )
-        if self.same is not None:
-            if novelty is not None:
+            if self.same is not None:
                 of_things = self.same.means(novelty.reshape(-1, 1).to(self.labels.device))
                 novelty = of_things.view(*self.labels.shape[:-1], -1)
-            return self.things().class_sums(novelty)
-        fields = self.labels, self.probabilities, self.classes, self.held
-        sum_up = partial(prevalence.sums_of, *fields)
-        if self.groups is not None:
-            sum_up = partial(sums_by_group, self, self.groups)
-        sums = sum_up()
-        inexact = torch.zeros_like(sums[..., 0, :])
-        if self.shots is not None and self.variance is not None:
-            queries = sums[..., 0, :].sum(-1, keepdim=True)
-            apart = (self.variance / prevalence.NEAR_COPIES).clamp(max=1).unsqueeze(-1)
-            # Near copies count as one row.
-            inexact += queries / (1 + apart * (self.shots - 1).clamp(min=0))
-        sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
-        if novelty is None:
-            return sums
-        novelty = novelty.to(sums.device)
-        flagged = sum_up(novelty > 1 - prevalence.RATE)
-        counts = [label_counts(self, among) for among in (novelty <= 0.5, ~novelty.isnan())]
-        whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
-        return torch.nn.functional.pad(whole, (0, 1))
+        return sums_with_novelty(self.things(), novelty)
 
     def things(self) -> Solution:
         """The solution with one row for each thing of `same=`; without it, the same."""
@@ -319,6 +299,29 @@ class Solution(NamedTuple):
         many = distinct(self.labels, K) >= MIXED_LABELS
         change = (nearest != self.labels).double().mean(-1) > MIXED_SHARE
         return (distinct(nearest, K) >= MIXED_CLASSES) & (many | change)
+
+
+def sums_with_novelty(solution: Solution, novelty: Tensor | None) -> Tensor:
+    """`Solution.class_sums` of rows that are things of their own."""
+    fields = solution.labels, solution.probabilities, solution.classes, solution.held
+    sum_up = partial(prevalence.sums_of, *fields)
+    if solution.groups is not None:
+        sum_up = partial(sums_by_group, solution, solution.groups)
+    sums = sum_up()
+    inexact = torch.zeros_like(sums[..., 0, :])
+    if solution.shots is not None and solution.variance is not None:
+        queries = sums[..., 0, :].sum(-1, keepdim=True)
+        apart = (solution.variance / prevalence.NEAR_COPIES).clamp(max=1).unsqueeze(-1)
+        # Near copies count as one row.
+        inexact += queries / (1 + apart * (solution.shots - 1).clamp(min=0))
+    sums = torch.cat([sums, inexact.unsqueeze(-2)], -2)
+    if novelty is None:
+        return sums
+    novelty = novelty.to(sums.device)
+    flagged = sum_up(novelty > 1 - prevalence.RATE)
+    counts = [label_counts(solution, among) for among in (novelty <= 0.5, ~novelty.isnan())]
+    whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
+    return torch.nn.functional.pad(whole, (0, 1))
 
 
 def counted_shares(proportions: Tensor, count: int) -> Tensor:

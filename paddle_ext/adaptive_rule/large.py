@@ -19,7 +19,7 @@ from ..native.call import packed
 from ..native.graphs import replayed
 from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
-from ..rows import narrowed
+from ..rows import directions
 from ..solution import Solution
 from .likelihood import Likelihood, coordinates
 
@@ -88,7 +88,7 @@ class LikelihoodScores:
         for part, rows in self.queries.chunks(5 * max(self.shape[2], self.queries.D) // 4):
             if self.unseen:
                 extremes += rows.aminmax()
-            yield part, rows if rows.is_cuda else narrowed(rows, self.slope.dtype)
+            yield part, rows if rows.is_cuda else directions(rows, self.slope.dtype)
         if self.unseen:
             passes.check_summable(extremes, self.queries.given_dtype)
         self.unseen = False

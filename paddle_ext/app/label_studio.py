@@ -64,7 +64,7 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
         for row in range(len(answers)):  # not all at once: each takes over a kilobyte of memory
             file.write(("[" if row == 0 else ",\n") + json.dumps(task(row)))
         file.write("]\n")
-    interface = path.with_suffix(".xml")
+    interface = interface_of(path)
     names = dict.fromkeys((*answers.class_names, UNKNOWN))
     choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)
     view = (
@@ -75,6 +75,11 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
     with replacing(interface) as new:
         new.write_text(view, encoding="utf-8")
     return [path, interface]
+
+
+def interface_of(path: Path) -> Path:
+    """The file of the labelling interface beside a file of tasks."""
+    return path.with_suffix(".xml")
 
 
 def read_label_studio(path: Path) -> dict[Key, str]:

@@ -32,7 +32,7 @@ from .corrections import (
     is_ours,
     read_files,
 )
-from .label_studio import write_tasks
+from .label_studio import interface_of, write_tasks
 from .outcome import Outcome, check_labelled, expected_accuracy, reasons_to_label
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
@@ -40,16 +40,14 @@ from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data
 from .read.samples import Batch, Changed, Labelled, WithText, concatenated, has_text, matched_names
 from .read.tables import TableSamples
-from .settings import Settings
+from .settings import TABLES_OF_CLASSES, Settings
 from .write import tables
 from .write.page import write_page
 from .write.sorting import check_sort_into, sort_into
 
 ALWAYS = ("answers.csv", "answers.html", "classes.csv")  # are written
 LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
-ONLY_WITH_A_FOLDER = (  # options
-    *("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior", "suggest"),
-)
+ONLY_WITH_A_FOLDER = ("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior")
 ADDED = ("label", "probability", "doubt")  # columns of one file
 
 
@@ -135,7 +133,7 @@ def classify(
     if settings.sort_into is not None:
         check_sort_into(settings.sort_into, (first, new))
     if settings.final is not None:
-        tables.check_file("final", settings.final, inputs)
+        tables.check_file("final", settings.final, ())
     for path in (settings.save, settings.label_studio, settings.final):
         if path is not None:
             check_writable(Path(path).parent)
@@ -315,23 +313,24 @@ def existing(labelled: str | Path, unlabelled: str | Path | None) -> tuple[Path,
 
 def inputs_of(first: Path, new: Path | None, settings: Settings) -> list[Path]:
     """What is read and must not be replaced; corrections are kept in a file of their own."""
-    given = (first, new, settings.names, settings.parents, settings.prior, settings.rename)
-    return [Path(path) for path in given if path is not None]
+    given = (first, new, *(getattr(settings, name) for name in TABLES_OF_CLASSES))
+    return [path for path in given if path is not None]
 
 
 def check_targets(folder: Path, settings: Settings, inputs: list[Path]) -> None:
-    """Reject files to write that are read, or that this run writes for another option."""
+    """Reject files to write that are read, or are those of another option."""
     own = (*ALWAYS, LABELLED, SUGGESTIONS, GROUPS, CORRECTED_FILE)
     taken = {(folder / name).resolve(): "output" for name in own}
     for argument in ("save", "label_studio", "final"):
         if (path := getattr(settings, argument)) is None:
             continue
-        tables.check_no_input(argument, Path(path), [*inputs, *settings.corrections])
-        other = taken.setdefault(Path(path).resolve(), argument)
-        if other != argument:
-            raise check.ArgumentValueError(
-                argument, f"must not be a file that {other} writes, got {path}"
-            )
+        for target in (path, interface_of(path)) if argument == "label_studio" else (path,):
+            tables.check_no_input(argument, target, [*inputs, *settings.corrections])
+            other = taken.setdefault(target.resolve(), argument)
+            if other != argument:
+                raise check.ArgumentValueError(
+                    argument, f"must not be a file of {other}, got {target}"
+                )
 
 
 # --- one file, with few samples in memory ---------------------------------------------------------
@@ -402,7 +401,7 @@ def stream(
     (first, new), target = existing(labelled, unlabelled), Path(output)
     kept = target.name == CORRECTED_FILE and target.is_file() and is_ours(target)
     tables.check_file("output", target, [*inputs_of(first, new, settings), *[target] * kept])
-    for name in ONLY_WITH_A_FOLDER:
+    for name in (*ONLY_WITH_A_FOLDER, "suggest"):
         if given := getattr(settings, name):
             raise check.ArgumentValueError(
                 name, f"must be omitted unless the output is a folder, got {given}"

@@ -25,10 +25,8 @@ REVIEW = Parameter(group=ordered("Review, and the next round"))
 COMPUTING = Parameter(group=ordered("Computing"))
 NO_OPTION = Parameter(parse=False)
 # Fields that are paths.
-PATHS = (
-    *("names", "parents", "prior", "rename", "final"),
-    *("sort_into", "label_studio", "save", "model", "cache"),
-)
+TABLES_OF_CLASSES = ("names", "parents", "prior", "rename")
+PATHS = (*TABLES_OF_CLASSES, "final", "sort_into", "label_studio", "save", "model", "cache")
 UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
@@ -128,13 +126,14 @@ class Settings:
     progress: Annotated[bool, NO_OPTION] = False
 
     def __post_init__(self) -> None:
-        for name in PATHS:
-            if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, Path(given))  # in Python they may be text
         from .. import check  # loads torch, which the help does not need
         from ..adaptive_rule.label_noise import check_label_noise
         from ..integrations.columns import ROWS
 
+        for name in PATHS:  # in Python they may be text
+            if not isinstance(given := getattr(self, name), str | Path | None):
+                raise check.ArgumentTypeError(name, f"must be a path, got {check.kind(given)}")
+            object.__setattr__(self, name, given and Path(given))
         check_label_noise("label_noise", self.label_noise)
         check.choice("rows", self.rows, ROWS)
         if self.suggest is not None:

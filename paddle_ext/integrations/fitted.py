@@ -26,7 +26,7 @@ from ..groups import Groups
 from ..native import devices
 from ..native.graphs import with_tensors
 from ..prior import measures_of
-from ..rows import class_sums, narrowed, parts, power_of_two, unit_rows
+from ..rows import class_sums, directions, parts, power_of_two, unit_rows
 from ..solution import Solution, most_probable, returns_all
 from ..task import Task, without_batch
 from .columns import Array, Columns, columns_for
@@ -102,7 +102,7 @@ class FittedAdaptive:
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         likelihood = self.to(query.device).likelihood
-        return solve_batch(likelihood, narrowed(query, likelihood.weights.dtype), options)
+        return solve_batch(likelihood, directions(query, likelihood.weights.dtype), options)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class FittedNames:
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         examples = moved(self.examples, query.device)
-        return solve_names(examples, narrowed(query, examples.support.dtype), options)
+        return solve_names(examples, directions(query, examples.support.dtype), options)
 
 
 # `logits` of further rows, part by part, and `solve` for another batch [n, D].

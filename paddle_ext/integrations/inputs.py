@@ -6,7 +6,6 @@ import numbers
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import compress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -154,30 +153,28 @@ def label_array(y: Any) -> Any:
     return np.array(y, dtype=object) if lacks and any(isinstance(x, str) for x in y) else y
 
 
-def row_groups(given: Any, of_batch: npt.NDArray[np.bool_], name: str) -> Array | None:
-    """The groups of the rows in `of_batch` [n] bool, maybe of none; the others' are ignored."""
+def row_groups(given: Any, of_rows: npt.NDArray[np.bool_], name: str) -> Array | None:
+    """The groups of `of_rows` [n] bool, maybe of none; those of other rows are ignored."""
     if given is None:
         return None
     # NumPy would turn numbers into text in a list that contains both.
     column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
-    check_length(column.shape, len(of_batch), name)
-    if not of_batch.any():
+    check_length(column.shape, len(of_rows), name)
+    there = of_rows & labelled(column) if name == "same" else of_rows
+    if there.any():
+        # The others get a value of these, so that an error names the row as the caller counts.
+        groups_of(np.where(there, column, column[there][0]), len(column), torch.device("cpu"), name)
+    if not of_rows.any():
         return None
-    if name == "same" and not labelled(column)[of_batch].all():
+    if (there < of_rows).any():
         column = np.array(things_of_their_own(column.tolist()), dtype=object)
-    # The others get a group of the batch, so that an error names the row as the caller counts.
-    column = np.where(of_batch, column, column[of_batch][0])
-    groups_of(column, len(column), torch.device("cpu"), name)
-    return np.asarray(column[of_batch])
+    return np.asarray(column[of_rows])
 
 
 def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) -> Groups | None:
     """Which labelled rows, of these classes [S], are one thing; None if no two are."""
-    given = [] if same is None else same.tolist() if isinstance(same, Tensor) else same
-    values = [*compress(given, has_label)]
-    there = [name for name in values if not is_missing(name)]
-    groups_of(np.array([*there, None], dtype=object)[:-1], len(there), torch.device("cpu"), "same")
-    names = things_of_their_own(values)
+    column = row_groups(same, has_label, "same")
+    names = [] if column is None else things_of_their_own(column.tolist())
     if len(set(names)) == len(names):
         return None
     return groups_and_things(classes.astype(str), names, len(names), device, kind="class")[1]
@@ -200,7 +197,8 @@ def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> A
     names = classes.tolist()
     if getattr(prior, "ndim", 0) == 1 and hasattr(prior, "to_dict"):  # a Series
         if not prior.index.is_unique:
-            raise ValueError("prior must have one weight for each class, got a class twice")
+            twice = prior.index[prior.index.duplicated()][0]
+            raise ValueError(f"prior must have one weight for each class, got {twice!r} twice")
         prior = prior.to_dict()
     if isinstance(prior, Mapping) and (odd := [name for name in prior if name not in names]):
         raise ValueError(f"prior must have classes of y as keys, got {odd[0]!r}")
@@ -376,13 +374,14 @@ def label_vector(name: str, value: Any) -> Array:
         odd = labels[~labelled(labels)][0]
         raise check.ArgumentValueError(name, f"must be text or integers >= 0, got {odd}")
     labels = unwrapped(name, labels)
-    too_large = labels.dtype.kind == "u" and len(labels) and labels.max() >= 2**63
-    if labels.dtype.kind not in "OUbiu" or too_large:
-        odd = labels.max() if too_large else labels[0]
-        raise check.ArgumentValueError(
-            name, f"must be text or integers{' of 64 bits' * bool(too_large)}, got {odd}"
-        )
+    if len(labels) and (labels.dtype.kind not in "OUbiu" or above_int64(labels)):
+        odd = labels.max() if above_int64(labels) else labels[0]
+        raise check.ArgumentValueError(name, f"must be text or integers of 64 bits, got {odd}")
     return labels.astype(str if labels.dtype.kind in "OU" else np.int64)
+
+
+def above_int64(labels: Array) -> bool:
+    return labels.dtype.kind == "u" and bool(labels.max() >= 2**63)
 
 
 def indices(name: str, labels: Array, classes: Array, called: str) -> Places:

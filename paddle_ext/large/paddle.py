@@ -60,7 +60,7 @@ def solve(
         # As many tasks at a time as fit in a chunk, at least one.
         size = max(1, CHUNK_NUMBERS[support.device.type] // (Q * max(K, D)))
         results: list[Any] = []
-        function = function_to_replay(query, options) if isinstance(query, Tensor) else None
+        function = function_to_replay(query, Q, options) if isinstance(query, Tensor) else None
         if tasks <= size and function is not None:
             results = [replayed(function, query, index, support, labels, K, options)]
         else:
@@ -72,12 +72,12 @@ def solve(
     return whole if batch else [x[0] for x in whole]
 
 
-def function_to_replay(query: Tensor, o: Options) -> Callable[..., Any] | None:
-    """What to record: all of a few iterations, else one step that is repeated.
+def function_to_replay(query: Tensor, Q: int, o: Options) -> Callable[..., Any] | None:
+    """What to record of tasks of Q queries: all of a few iterations, else one that is repeated.
 
     None if a step needs the host, or if steps differ.
     """
-    if not query.is_cuda or query.dtype is not torch.float32 or query.shape[-2] >= MANY_ROWS:
+    if not query.is_cuda or query.dtype is not torch.float32 or Q >= MANY_ROWS:
         return None
     if o.max_iter <= 2 * LOOK_EVERY:
         return at_once

@@ -72,17 +72,24 @@ class Queries:
         size = max(256, CHUNK_NUMBERS[self.device.type] // numbers // 256 * 256)
         start = 0
         for rows in self.source.chunks(size):
-            expected = min(size, self.N - start), self.D
-            if rows.shape != expected or rows.dtype is not self.source.dtype:
-                raise ValueError(
-                    f"query must have a chunk of shape {list(expected)} and "
-                    f"{check.plain(self.source.dtype)} after {start} rows, got {list(rows.shape)} "
-                    f"and {check.plain(rows.dtype)}"
-                )
+            check_chunk(rows, start, (min(size, self.N - start), self.D), self.source)
             yield slice(start, start + len(rows)), packed(rows).unsqueeze(0)
             start += len(rows)
         if start < self.N:
             raise ValueError(f"query must have {self.N} rows, as its shape says, got {start}")
+
+
+def check_chunk(rows: Any, start: int, shape: tuple[int, int], source: Rows) -> None:
+    """Reject what a caller's `Rows` must not give."""
+    of = (rows.shape, rows.dtype, rows.device) if isinstance(rows, Tensor) else None
+    if 0 in shape or of != (shape, source.dtype, source.device):
+        got = check.kind(rows)
+        if of is not None:
+            got = f"{list(rows.shape)}, {check.plain(rows.dtype)}, on {rows.device}"
+        raise ValueError(
+            f"query must have a chunk of shape {list(shape)}, {check.plain(source.dtype)}, on "
+            f"{source.device} after {start} rows, got {got}"
+        )
 
 
 def check_summable(extremes: list[Tensor], dtype: torch.dtype) -> None:

@@ -328,7 +328,7 @@ def queries_of(query: Source, support: Tensor) -> Rows:
     if len(shape) != 2 or rows.dtype not in check.LARGEST_FEATURE:
         got = f"{check.plain(rows.dtype)} of shape {list(shape)}"
         raise ValueError(f"query must be floating-point rows [N, D], got {got}")
-    N, D = rows.shape
+    N, D = shape
     if support.dim() != 2:
         raise ValueError(
             f"support must have shape [S, D] for queries of one task, got {list(support.shape)}"

@@ -93,13 +93,13 @@ class Recorder:
         # By function and shapes, the latest last: how often it was called, its graph, or None if it
         # cannot be recorded, or takes too much memory.
         self.known: OrderedDict[Hashable, int | Replayable | None] = OrderedDict()
-        self.recording = False  # a call now, of which parts could be recorded alone
+        self.recording = False  # parts of a call that is recorded are not recorded alone
 
     def graphs_for(self, function: Callable[..., object], arguments: Any) -> Replayable | None:
         """The graph of such a call, recorded if it is time to; None if there is none."""
         if self.recording:  # another call, of which this one is a part
             return None
-        precision = torch.get_float32_matmul_precision()
+        precision = torch.backends.cuda.matmul.fp32_precision  # a recorded product keeps its own
         key = function, precision, with_tensors(arguments, lambda x: (x.shape, x.dtype))
         known = self.known.pop(key, 0)
         if known == CALLS_BEFORE:

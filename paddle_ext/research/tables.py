@@ -14,8 +14,7 @@ Setting: TypeAlias = tuple[int | None, int]  # shots and k_eff, of a column
 
 def base_name(label: str) -> str:
     """The method name in a label of an evaluation: "paddle" for "paddle (auto)"."""
-    word = r"^{}\b"
-    found = (x for x in known_methods if re.match(word.format(re.escape(x)), label, re.IGNORECASE))
+    found = (x for x in known_methods if re.match(rf"{re.escape(x)}\b", label, re.IGNORECASE))
     return max(found, key=len, default="")
 
 

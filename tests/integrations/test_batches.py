@@ -114,6 +114,13 @@ def test_later_changes_of_the_arrays() -> None:
         assert_answers(model(rows), expected(None if prototypes is None else text))
 
 
+def test_no_labelled_rows() -> None:
+    text = random_rows(np.arange(K), 5)
+    for labels in ([], np.array([]), np.array([], dtype="S")):
+        model = BatchClassifier(np.empty((0, D)), labels, NAMES, prototypes=text, device="cpu")
+        assert len(model(QUERY)["label"]) == len(QUERY)
+
+
 def test_a_prior_that_is_changed_later() -> None:
     prior = np.arange(1.0, K + 1)
     model = BatchClassifier(SUPPORT, PLACES, NAMES, prior=prior, device="cpu")
@@ -294,14 +301,22 @@ def test_bad_batches(given: Any, message: str) -> None:
     [
         ((SUPPORT, PLACES[:3]), {}, r"labels must have one label for each row of support, shape"),
         ((SUPPORT, PLACES * 0), {}, r"labels must have at least two classes, got 1"),
-        ((SUPPORT, PLACES * 0.5), {}, r"labels must be text or integers, got 0"),
+        ((SUPPORT, PLACES * 0.5), {}, r"labels must be text or integers of 64 bits, got 0"),
         (
             (SUPPORT, PLACES.astype(np.uint64) + np.uint64(2**63)),
             {},
             r"labels must be text or integers of 64 bits",
         ),
-        ((SUPPORT, PLACES.astype("M8[D]")), {}, r"labels must be text or integers, got 1970"),
-        ((SUPPORT, PLACES.astype("S")), {}, r"labels must be text or integers, got b'0'"),
+        (
+            (SUPPORT, PLACES.astype("M8[D]")),
+            {},
+            r"labels must be text or integers of 64 bits, got 1970",
+        ),
+        (
+            (SUPPORT, PLACES.astype("S")),
+            {},
+            r"labels must be text or integers of 64 bits, got b'0'",
+        ),
         ((SUPPORT, PLACES - 1), {}, r"labels must be text or integers >= 0, got -1"),
         ((SUPPORT, ["a", 1] * 12), {}, r"labels must be all text or .*, got int and str"),
         ((SUPPORT, PLACES[:, None]), {}, r"labels must have one dimension, got shape \[24, 1\]"),

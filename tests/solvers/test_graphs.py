@@ -47,7 +47,9 @@ def by_solve(batch):
 
 def by_few_iterations(batch):
     rows = batch.support, batch.support_labels, batch.query
-    found = [paddle_ext.solve(*rows, num_classes=K, max_iter=3, tol=tol) for tol in (0.0, 1e9)]
+    few = {"max_iter": 4, "tol": 0.0, "return_assignments": False, "top": 2}
+    calls = [{"max_iter": 3, "tol": tol} for tol in (0.0, 1e9)] + [{"max_iter": 1}, few]
+    found = [paddle_ext.solve(*rows, num_classes=K, **one) for one in calls]
     return [x for one in found for x in (one.labels, one.probabilities, one.iterations)]
 
 
@@ -64,7 +66,7 @@ def recorded():
 
 CALLS = [(by_names, 0, 60, 1), (by_names, 1, 60, 1), (with_noise, 1, 60, 1), (with_noise, 5, 60, 1)]
 CALLS += [(by_solve, 5, 2000, 1)]  # too large for one block
-CALLS += [(by_few_iterations, 5, 2000, 2)]
+CALLS += [(by_few_iterations, 5, 2000, 4)]
 CALLS += [(by_chunks, 5, 60, 2)]  # the projection of the full metric, and the absorb step
 
 
@@ -112,6 +114,16 @@ def test_no_graph_without_the_cache_of_torch(monkeypatch):
     found = [by_names(batch_of())[1] for _ in range(4)]
     assert recorded() == 0
     assert all(torch.equal(x, found[0]) for x in found)
+
+
+def test_products_keep_the_precision_that_the_caller_asks_for(monkeypatch):
+    """Also where torch's older setting of it cannot be read any more."""
+    batch = batch_of()
+    for precision in ("tf32", "ieee"):
+        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
+        for _ in range(4):
+            by_names(batch)
+    assert recorded() == 2
 
 
 def test_few_graphs_are_kept():

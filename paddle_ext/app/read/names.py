@@ -81,6 +81,7 @@ def read_names(path: Path) -> ClassPrompts:
             raise check.ArgumentValueError(
                 "names", f"must have a name on each line, got none in line {number} of {path}"
             )
+        check_name("names", name, path)
         if name in prompts:
             first = [*prompts].index(name) + 1
             raise check.ArgumentValueError(

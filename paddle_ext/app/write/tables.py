@@ -115,12 +115,11 @@ def excel_column(name: str, column: Any) -> list[Any]:
 
 def excel_cell(sheet: Any, value: Any) -> Any:
     """A finite number or a date as it is, anything else as text that is never run as a formula."""
-    if isinstance(value, float) and math.isnan(value):
-        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        value = None if math.isnan(value) else str(value)
     if isinstance(value, datetime | time) and value.tzinfo is not None:
         value = value.isoformat()
-    infinite = isinstance(value, float) and math.isinf(value)
-    if value is None or (isinstance(value, bool | int | float | date | time) and not infinite):
+    if value is None or isinstance(value, bool | int | float | date | time):
         return value
     cell = excel_library().cell.WriteOnlyCell(sheet, "")
     cell.value = without_controls(str(value))[:EXCEL_CHARACTERS]

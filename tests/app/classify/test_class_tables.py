@@ -140,8 +140,9 @@ def test_files_to_write_are_apart(files: tuple[Path, Path], tmp_path: Path) -> N
         {"final": str(out / "answers.csv")},
         {"final": corrected, "corrected": corrected},
         {"save": out / "all.npz", "label_studio": out / "all.npz"},
+        {"final": out / "all.csv", "label_studio": out / "all.csv"},
     ):
-        with pytest.raises(ValueError, match=r"must not (be a file that|replace an input)"):
+        with pytest.raises(ValueError, match=r"must not (be a file of|replace an input)"):
             classify(*files, out, settings(**options))
     with pytest.raises(ValueError, match="output must not replace an input file"):
         stream(*files, out / "corrected.csv", settings())
@@ -157,6 +158,9 @@ def test_names_that_mean_no_label(files: tuple[Path, Path], tmp_path: Path, name
     with pytest.raises(ValueError, match=f"names must be names of classes, got '{name}'"):
         classify(*files, tmp_path, settings(names=path))
     if name:
+        (tmp_path / "names.txt").write_text(f"fox\n{name}\n")
+        with pytest.raises(ValueError, match=f"names must be names of classes, got '{name}'"):
+            classify(*files, tmp_path, settings(names=tmp_path / "names.txt"))
         (tmp_path / "rename.csv").write_text(f"ash,{name}\n")
         with pytest.raises(ValueError, match=f"rename must be names of classes, got '{name}'"):
             classify(*files, tmp_path, settings(rename=str(tmp_path / "rename.csv")))
