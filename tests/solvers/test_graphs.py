@@ -116,13 +116,16 @@ def test_no_graph_without_the_cache_of_torch(monkeypatch):
     assert all(torch.equal(x, found[0]) for x in found)
 
 
-def test_products_keep_the_precision_that_the_caller_asks_for(monkeypatch):
+def test_products_keep_the_precision_that_the_caller_asks_for():
     """Also where torch's older setting of it cannot be read any more."""
-    batch = batch_of()
-    for precision in ("tf32", "ieee"):
-        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
-        for _ in range(4):
-            by_names(batch)
+    batch, products = batch_of(), torch.backends.cuda.matmul
+    before = products.fp32_precision
+    try:
+        for products.fp32_precision in ("tf32", "ieee"):
+            for _ in range(4):
+                by_names(batch)
+    finally:
+        products.fp32_precision = before
     assert recorded() == 2
 
 
