@@ -291,7 +291,8 @@ def merged(products: Tensor, limit: float) -> list[list[int]]:
     """Groups of two or more rows by average linkage of products [n, n], down to this limit."""
     trees = library("scipy.cluster.hierarchy", "finding groups of strangers", "'paddle_ext[cli]'")
     one, two = torch.triu_indices(len(products), len(products), 1)
-    tree = trees.linkage((1 - products.double())[one, two].cpu().numpy(), "average")
+    apart = (1 - products.double()).clamp(min=0)  # below 0 by rounding, of equal rows
+    tree = trees.linkage(apart[one, two].cpu().numpy(), "average")
     groups: dict[int, list[int]] = {}
     for row, number in enumerate(trees.fcluster(tree, 1 - limit, "distance").tolist()):
         groups.setdefault(number, []).append(row)

@@ -9,11 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..labels import numbered
+from ..labels import label_text, numbered
 from ..prevalence import RATE, Prevalence, add_certain, from_sums
 from .read.samples import Batch, no_samples
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
+
+
+def corrected_label(text: str) -> str:
+    """The label of a correction; empty if the text means that there is none."""
+    return text.strip() if text.strip().lower() == UNKNOWN else label_text(text)
+
+
 NO_CLASS = "of no known class"  # what the share of such samples is called
 BINS = 10  # of the calibration error
 LIKELIEST = 5  # classes to choose from by a key

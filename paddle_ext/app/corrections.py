@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from .. import check
-from ..labels import label_text
 from ..text import plain_cell, plural
 from .answering import check_batch
-from .answers import UNKNOWN
+from .answers import UNKNOWN, corrected_label
 from .label_studio import read_label_studio
 from .read.formats import given_rows, table_rows
 from .read.opening import Source, classes_of, row_notes
@@ -72,8 +71,7 @@ def read_corrections(path: Path) -> Corrections:
             continue
         cells = {name: plain_cell(row[column]) for name, column in columns.items()}
         key = Key(plain_cell(row[0]), cells.get("data", ""), cells.get("digest", ""))
-        label = cells["label"].strip()
-        label = label if label.lower() == UNKNOWN else label_text(label)
+        label = corrected_label(cells["label"])
         if corrections.setdefault(key, label) != label:
             raise check.ArgumentValueError(
                 "corrected",

@@ -16,8 +16,8 @@ from xml.sax.saxutils import quoteattr
 from .. import check
 from ..files import readable, replacing
 from ..native.load import version
-from ..text import plain_cell, without_controls
-from .answers import UNKNOWN, Answers
+from ..text import plain_cell
+from .answers import UNKNOWN, Answers, corrected_label
 from .read.formats import small_text
 from .read.opening import Source
 from .read.samples import Key
@@ -78,7 +78,7 @@ def write_tasks(path: Path, answers: Answers, source: Source, settings: Settings
 
 
 def interface_of(path: Path) -> Path:
-    """The file of the labelling interface beside a file of tasks."""
+    """The file of the labelling interface next to a file of tasks."""
     return path.with_suffix(".xml")
 
 
@@ -94,7 +94,7 @@ def read_label_studio(path: Path) -> dict[Key, str]:
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
             raise bad_export(path, "must have one label for each sample", f"{choices} for {name!r}")
         key = Key(plain_cell(str(name)), digest=str(one.get("digest") or ""))
-        labels[key] = without_controls(choices[0].strip())
+        labels[key] = corrected_label(choices[0])
     return labels
 
 

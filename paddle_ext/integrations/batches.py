@@ -28,6 +28,16 @@ Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
 
 
+def joined(first: Frame, second: Frame) -> Frame:
+    """Two frames as one; a column whose values are of two kinds keeps them."""
+    if {*first} != {*second}:
+        what = f"must have the same columns, got {', '.join(map(str, first))} and then "
+        raise check.ArgumentValueError("frames", what + ", ".join(map(str, second)))
+    apart = [name for name in first if first[name].dtype != second[name].dtype]
+    both = (frame.astype(dict.fromkeys(apart, object)) for frame in (first, second))
+    return sys.modules["pandas"].concat(both)
+
+
 class BatchClassifier:
     """Labels batches of embeddings; can be pickled and called anywhere.
 
@@ -209,13 +219,20 @@ class BatchClassifier:
         if self._group is None:
             yield from map(self, frames)
             return
-        pandas, waiting = sys.modules["pandas"], None  # the last group so far, which may continue
+        waiting = None  # the last group so far, which may continue
         for frame in frames:
-            together = frame if waiting is None else pandas.concat([waiting, frame])
+            if not is_frame(frame):
+                what = f"must be DataFrames, one after another, got {check.kind(frame)}"
+                raise check.ArgumentTypeError("frames", what)
+            together = frame if waiting is None else joined(waiting, frame)
             if len(together) == 0:
                 continue
             self._embeddings_of(together)  # checks the columns
-            places, _ = pandas.factorize(together[self._group])
+            try:
+                places, _ = sys.modules["pandas"].factorize(together[self._group])
+            except TypeError as error:
+                what = f"must have strings or integers as {self._group!r}, got {error}"
+                raise check.ArgumentTypeError("frames", what) from error
             others = np.flatnonzero(places != places[-1])
             start = others[-1] + 1 if len(others) else 0
             waiting = together.iloc[start:]

@@ -219,12 +219,14 @@ def finished_results(
             or_pass="resume=False",
         )
     results = {(one.method, one.shots, one.k_eff): one for one in earlier}
+    classes: Any = there.get(CLASSES)
+    classes = classes if isinstance(classes, dict) else {}
     return {
         setting: result
         for setting, result in results.items()
         if setting in runs
         and (result.n_tasks, result.options) == (n_tasks, options_of(runs[setting][0]))
-        and there[CLASSES].get(result.method) == here[CLASSES][result.method]
+        and classes.get(result.method) == here[CLASSES][result.method]
     }
 
 

@@ -97,9 +97,13 @@ class Evaluation:
     def from_fields(cls, contents: Mapping[str, Any]) -> "Evaluation":
         """From the fields of an evaluation in a file, where tuples have become lists."""
         fields, results = dict(contents), []
+        if not isinstance(fields["notes"], dict):
+            raise TypeError("notes that are no object")
         for own in fields.pop("results"):
             options = {name: as_tuple(value) for name, value in own["options"].items()}
             results.append(Result(**{**own, "options": options}))
+            if not isinstance(own["method"], str):
+                raise TypeError("a method that is not a text")
             if not all(isinstance(own[name], int) for name in COUNTS):
                 raise ValueError("a count that is not an integer")
         return cls(tuple(results), **fields)

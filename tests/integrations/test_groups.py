@@ -153,6 +153,20 @@ def test_batches() -> None:
     assert pandas.concat(parts).equals(pandas.concat(whole))
     with pytest.raises(ValueError, match="batch must have a column 'place', got embedding"):
         model({"embedding": QUERY})
+    assert list(model.map_in_pandas(iter([]))) == []
+    numbers = [frame[:3].assign(id=[2**60 + 1, 2, 3]), frame[3:5].assign(id=[1.5, 2.5])]
+    (kept,) = model.map_in_pandas(iter(numbers))
+    assert kept["id"].tolist() == [2**60 + 1, 2, 3, 1.5, 2.5]
+    for given, message in (
+        (frame, "frames must be DataFrames, one after another, got str"),
+        (
+            [frame[:3], frame[3:5].assign(more=1)],
+            "frames must have the same columns, got place, em",
+        ),
+        ([frame.assign(place=[[1]] * len(frame))], "frames must have strings or integers as 'pl"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            list(model.map_in_pandas(given))
     with pytest.raises(TypeError, match="batch must be a dict or a DataFrame, got ndarray"):
         model(QUERY)
 

@@ -146,13 +146,18 @@ def extract(
     paddle-ext extract runs/mini/best.safetensors data/mini --layout mini --base-split base
     paddle-ext extract model_best.pth.tar data/inat --layout inatural --split repr,query
     """
+    from ...files import check_writable
     from ...research.backbones import extract as extract_features
     from ...research.backbones import load_checkpoint
+    from ..write.tables import check_no_input
 
     if output.suffix not in (".npz", ".safetensors"):
         raise o.UsageError(f"--output must end in .npz or .safetensors, got {output}")
-    if not split:
-        raise o.UsageError("--split must be at least one, got none")
+    if not split or len({*split}) < len(split):
+        given = ",".join(split) or "none"
+        raise o.UsageError(f"--split must be one or several different ones, got {given}")
+    check_no_input("output", output, [checkpoint] if root is None else [checkpoint, root])
+    check_writable(output.parent)
     network = load_checkpoint(checkpoint)
     sets = [open_split(layout, root, name, size, samples) for name in split]
     base = None if base_split is None else open_split(layout, root, base_split, size, samples)
@@ -288,10 +293,12 @@ def check_figure(option: str, path: Path | None) -> None:
     """Reject an output that could not be drawn, before any work."""
     if path is None:
         return
+    from ...files import check_writable
     from ...research.style import SUFFIXES, figure_class
 
     if path.suffix not in SUFFIXES:
         raise o.UsageError(f"{option} must end in {', '.join(SUFFIXES)}, got {path}")
+    check_writable(path.parent)
     figure_class()
 
 

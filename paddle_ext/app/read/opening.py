@@ -189,6 +189,7 @@ def check_used(source: Source, settings: Settings) -> None:
         ("encoder", settings.encoder, embeds or model, "there are images, texts or names to embed"),
         ("logit_scale", settings.logit_scale, named, "there are class names"),
         ("rows", rows, not (pictures or texts or named), "there are numbers without class names"),
+        ("label", columns.label, not pictures, "there is a table or an array of labels"),
         ("name", columns.name, table, "there is a table"),
         ("text", columns.text, table, "there is a table"),
         ("features", columns.features, table, "there is a table"),
@@ -275,6 +276,10 @@ def open_folders(
     if settings.encoder is not None and settings.backbone != DEFAULT_NETWORK:
         raise check.ArgumentValueError(
             "backbone", f"must be omitted with an encoder, got {settings.backbone}"
+        )
+    if settings.columns.truth not in (None, "folder"):
+        raise check.ArgumentValueError(
+            "truth", f"must be 'folder' for images, got {settings.columns.truth!r}"
         )
     unreadable, truth = dict[str, str](), settings.columns.truth is not None
     samples = FolderSamples(unlabelled, unreadable, truth=truth, progress=settings.progress)

@@ -109,9 +109,11 @@ def upright(content: bytes) -> Image:
             grey = np.asarray(picture).astype(np.uint16) >> 8
             return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
         if picture.mode in ("I", "F"):
-            values = np.nan_to_num(np.array(picture, np.float32), copy=False)
-            values -= values.min()
-            values *= 255 / max(float(values.max()), 1e-30)
+            values = np.array(picture, np.float64)
+            finite = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+            low, high = finite.min(), finite.max()
+            values = np.nan_to_num(values, copy=False, nan=low, posinf=high, neginf=low) - low
+            values *= 255 / max(high - low, 1e-30)
             return Image.fromarray(values.astype(np.uint8)).convert("RGB")
         if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
             clear = picture if picture.mode == "RGBA" else picture.convert("RGBA")

@@ -224,6 +224,7 @@ def check_file(argument: str, path: Path, inputs: Sequence[Path]) -> None:
 
 
 def check_no_input(argument: str, path: Path, inputs: Sequence[Path]) -> None:
+    """Reject a file to write that is read."""
     if path.exists() and any(one.exists() and path.samefile(one) for one in inputs):
         raise check.ArgumentValueError(argument, f"must not replace an input file, got {path}")
 

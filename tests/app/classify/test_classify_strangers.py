@@ -69,6 +69,9 @@ def test_groups_by_hand() -> None:
     assert merged(products, 0.7) == [[0, 3], [1, 4]]
     assert merged(products, 0.52) == [[0, 2, 3], [1, 4]]
     assert merged(products, 0.95) == []
+    row = torch.nn.functional.normalize(torch.randn(1, 64), dim=-1).expand(50, -1)
+    copies = row @ row.mT + 1e-7  # as rounding leaves it
+    assert merged(copies, 0.9) == [list(range(50))]
 
 
 def test_the_order_is_the_chance_of_an_error() -> None:

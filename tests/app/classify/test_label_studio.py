@@ -147,6 +147,14 @@ def test_labels_come_back(tmp_path: Path) -> None:
     assert "--corrected must be exported by Label Studio as JSON" in told
 
 
+def test_choices_that_mean_no_label(tmp_path: Path) -> None:
+    tasks = [task(1, "K30", [annotation(1, ["None"])]), task(2, "K31", [annotation(2, ["elm"])])]
+    said(*texts(tmp_path), "--corrected", export(tmp_path / "export.json", tasks))
+    assert {row["name"]: row["label"] for row in table(tmp_path / "corrected.csv")} == {
+        "K31": "elm"
+    }
+
+
 ODD: list[Any] = [5, "x", {"a": 1}, [None], ["x"], [{"result": 5}], [{"result": ["x"]}]]
 
 

@@ -210,6 +210,7 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("train --layout npz", "ROOT, the images, must be given with --layout npz"),
         ("train . --layout glyphs", "ROOT must not be given with --layout glyphs"),
         ("extract no.safetensors . --output a.csv", "--output must end in"),
+        ("extract no.safetensors . --split a,a", "--split must be one or several different ones"),
         ("classify a b --lable x", "Unknown option: --lable. Did you mean --label?"),
     ],
 )

@@ -128,6 +128,16 @@ def test_extract_several_splits(trained: tuple[Path, str], pictures: Path, tmp_p
         assert names == [images.class_names[label] for label in images.labels]
 
 
+def test_extract_replaces_nothing_that_it_reads(
+    trained: tuple[Path, str], pictures: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "net.safetensors"
+    checkpoint.write_bytes((trained[0] / "best.safetensors").read_bytes())
+    words = ("extract", checkpoint, pictures, "--layout", "npz", *CPU)
+    assert "--output must not replace an input file" in refusal(*words, "--output", checkpoint)
+    assert checkpoint.read_bytes() == (trained[0] / "best.safetensors").read_bytes()
+
+
 def test_extract_says_when_there_is_too_little(trained: tuple[Path, str], tmp_path: Path) -> None:
     write_split(tmp_path, "test", pattern_images(4, 3))
     output = tmp_path / "bank.npz"
