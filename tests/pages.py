@@ -16,6 +16,7 @@ from paddle_ext.app.read.opening import Source
 from paddle_ext.app.read.samples import Batch
 from paddle_ext.app.settings import Settings
 from paddle_ext.app.write.page import digest_source, page
+from paddle_ext.prevalence import from_sums
 
 ODD = '<b onmouseover="x()">bold & "quoted"</b>'
 CLASSES = ("plain", ODD, "a_very_long_name_without_any_space_" * 4, "absent")
@@ -59,16 +60,18 @@ def made(kind: str, count: int = 90, classes: tuple[str, ...] = CLASSES, shots: 
     texts = [
         f"number {row} of the {kind} {'with a long tail ' * (row % 9)}" for row in range(count)
     ]
+    counts = torch.bincount(labels, minlength=K).double()
     answers = Answers(
-        classes,
-        [f"number {row}" for row in range(count)],
-        texts,
-        labels,
-        (labels + 1) % (K - 1),
-        probability,
-        (1 - probability) * 0.9,
-        1 - probability,
-        torch.arange(K) < K - 1,
+        class_names=classes,
+        names=[f"number {row}" for row in range(count)],
+        texts=texts,
+        labels=labels,
+        second=(labels + 1) % (K - 1),
+        probability=probability,
+        second_probability=(1 - probability) * 0.9,
+        doubt=1 - probability,
+        present=torch.arange(K) < K - 1,
+        prevalence=from_sums(torch.stack([counts, counts, counts / 10, counts])),
         digests=[f"x{row}" for row in range(count)],
         likeliest=torch.stack([labels, (labels + 1) % (K - 1)], 1),
     )

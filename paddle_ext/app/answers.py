@@ -31,7 +31,7 @@ OF_SAMPLES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answers:
     """Predicted classes of N samples."""
 
@@ -51,12 +51,12 @@ class Answers:
     nodes: list[str] | None = None
     node_probability: Tensor | None = None  # [N]
     # Shares with 90 % intervals. The last is of no known class, if anything is known of that.
-    prevalence: Prevalence | None = None
+    prevalence: Prevalence
     # Groups of strangers that resemble one another, the largest first.
     alike: list[list[int]] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)  # of the contents of samples, as in `Key`
     # [N, 5] int64: the most probable classes, `labels` and `second` first; -1: no class.
-    likeliest: Tensor | None = None
+    likeliest: Tensor
     # Labels by the user, which may be ``unknown``; predictions do not use these samples.
     corrected: dict[int, str] = field(default_factory=dict)
     no_text: frozenset[int] = frozenset()  # samples without a text, so without a prediction
@@ -97,7 +97,7 @@ class Answers:
 
     def share(self, k: int) -> str:
         """The share of a class with its 90 % interval, for people; K: of no known class."""
-        if self.prevalence is None or k >= len(self.prevalence.estimate):
+        if k >= len(self.prevalence.estimate):
             return ""
         share, low, high = (100 * float(x[k]) for x in self.prevalence)
         return f"{share:.1f} % ({low:.1f} to {high:.1f})"
@@ -191,7 +191,19 @@ def without_prediction(
     samples = no_samples() if samples is None else samples
     n, sums = len(samples.names), torch.zeros(9, len(counts), dtype=torch.float64)
     none, nan = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
-    answers = (none, none, nan, nan, nan, counts[:-1] > 0, samples.truth)
-    more: Any = {"digests": samples.digests(), "likeliest": torch.full((n, LIKELIEST), -1)}
-    more |= {"groups": samples.groups, "prevalence": from_sums(add_certain(sums, counts))}
-    return Answers(class_names, samples.names, samples.texts, *answers, **more)
+    return Answers(
+        class_names=class_names,
+        names=samples.names,
+        texts=samples.texts,
+        labels=none,
+        second=none,
+        probability=nan,
+        second_probability=nan,
+        doubt=nan,
+        present=counts[:-1] > 0,
+        truth=samples.truth,
+        prevalence=from_sums(add_certain(sums, counts)),
+        digests=samples.digests(),
+        likeliest=torch.full((n, LIKELIEST), -1),
+        groups=samples.groups,
+    )

@@ -99,7 +99,7 @@ def classes_by_group(answers: Answers) -> dict[str, list[ClassInGroup]]:
     """The classes in each group, the largest share first, and then what is of no known class."""
     names, K = sorted_names(answers.groups or []), len(answers.class_names)
     place, final = numbered(answers.groups or [], names), answers.final()
-    if not names or answers.prevalence is None:
+    if not names:
         return {}
 
     def counted(rows: Tensor) -> Tensor:

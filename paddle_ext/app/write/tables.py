@@ -159,8 +159,6 @@ def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool
 def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
     """Write the classes, the largest first: shares and expected accuracies, with 90 % intervals."""
     shares = answers.prevalence
-    if shares is None:
-        return
     counts, numbers = answers.counts().tolist(), [decimals(x) for x in shares]
 
     def row(k: int) -> list[str]:

@@ -11,6 +11,7 @@ from classify_data import NAMES, STRANGE, embeddings, said, settings, strange_fi
 from paddle_ext.app.answering import merged
 from paddle_ext.app.classify import Answers, classify
 from paddle_ext.app.outcome import ExpectedAccuracy, to_check
+from paddle_ext.prevalence import from_sums
 
 # --- one list -------------------------------------------------------------------------------------
 
@@ -84,18 +85,20 @@ def test_the_order_is_the_chance_of_an_error() -> None:
     labels, zeros = torch.zeros(N, dtype=torch.int64), torch.zeros(N)
     names = [str(row) for row in range(N)]
     present = torch.tensor([True, True])
+    counts = torch.tensor([N, 0.0])
     answers = Answers(
-        ("a", "b"),
-        names,
-        names,
-        labels,
-        labels + 1,
-        1 - doubt,
-        zeros,
-        doubt,
-        present,
-        None,
-        novelty,
+        class_names=("a", "b"),
+        names=names,
+        texts=names,
+        labels=labels,
+        second=labels + 1,
+        probability=1 - doubt,
+        second_probability=zeros,
+        doubt=doubt,
+        present=present,
+        prevalence=from_sums(torch.stack([counts, counts, 0 * counts, counts])),
+        likeliest=torch.stack([labels, labels + 1], 1),
+        novelty=novelty,
     )
     found = to_check(answers)
     assert [one.row for one in found[:3]] == [5, 7, 3]
