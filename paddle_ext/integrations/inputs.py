@@ -163,7 +163,8 @@ def row_groups(given: Any, of_rows: npt.NDArray[np.bool_], name: str) -> Array |
     there = of_rows & labelled(column) if name == "same" else of_rows
     if there.any():
         # The others get a value of these, so that an error names the row as the caller counts.
-        groups_of(np.where(there, column, column[there][0]), len(column), torch.device("cpu"), name)
+        first = column[there][:1]
+        groups_of(np.where(there, column, first), len(column), torch.device("cpu"), name)
     if not of_rows.any():
         return None
     if (there < of_rows).any():

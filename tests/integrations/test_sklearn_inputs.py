@@ -195,7 +195,11 @@ def test_dates_without_a_label() -> None:
 def test_things_among_labelled_rows_are_of_one_kind() -> None:
     X, y, _ = batch()
     first, second = np.flatnonzero(y == 3)[:2]
-    for pair, message in (((1, "1"), f"'1' in row {second}"), ((1, 3.5), f"3.5 in row {second}")):
+    for pair, message in (
+        ((1, "1"), f"'1' in row {second}"),
+        ((1, 3.5), f"3.5 in row {second}"),
+        (([1, 2], 3.5), r"\[1, 2\] in row"),
+    ):
         same: list[Any] = [None] * len(y)
         same[first], same[second] = pair
         with pytest.raises(ValueError, match=f"same must be all strings or all .*{message}"):
