@@ -40,14 +40,16 @@ from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data
 from .read.samples import Batch, Changed, Labelled, WithText, concatenated, has_text, matched_names
 from .read.tables import TableSamples
-from .settings import TABLES_OF_CLASSES, Settings
+from .settings import TABLES_OF_CLASSES, Settings, refuse_unused
 from .write import tables
 from .write.page import write_page
 from .write.sorting import check_sort_into, sort_into
 
 ALWAYS = ("answers.csv", "answers.html", "classes.csv")  # are written
 LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
-ONLY_WITH_A_FOLDER = ("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior")
+ONLY_WITH_A_FOLDER = (
+    *("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior", "suggest"),
+)
 ADDED = ("label", "probability", "doubt")  # columns of one file
 
 
@@ -139,10 +141,6 @@ def classify(
             check_writable(Path(path).parent)
     check_writable(folder)
     source = open_data(first, new, settings)
-    if settings.label_studio is not None and source.kind == "rows":
-        raise check.ArgumentValueError(
-            "label_studio", f"must be omitted unless there are images or texts, got {source.name}"
-        )
     if show is not None:
         show(check_input(source))
     for place, file in enumerate(files if source.renaming else ()):
@@ -401,11 +399,8 @@ def stream(
     (first, new), target = existing(labelled, unlabelled), Path(output)
     kept = target.name == CORRECTED_FILE and target.is_file() and is_ours(target)
     tables.check_file("output", target, [*inputs_of(first, new, settings), *[target] * kept])
-    for name in (*ONLY_WITH_A_FOLDER, "suggest"):
-        if given := getattr(settings, name):
-            raise check.ArgumentValueError(
-                name, f"must be omitted unless the output is a folder, got {given}"
-            )
+    given = ((name, getattr(settings, name) or None) for name in ONLY_WITH_A_FOLDER)
+    refuse_unused(*((*option, False, "the output is a folder") for option in given))
     device = check.device(settings.device)
     source = open_data(first, new, settings)
     samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}

@@ -30,6 +30,18 @@ PATHS = (*TABLES_OF_CLASSES, "final", "sort_into", "label_studio", "save", "mode
 UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
+def refuse_unused(*options: tuple[str, object, bool, str]) -> None:
+    """Raise an error for an option that has no effect.
+
+    Each is its name, its value, whether it is used, and where it would be; None is not given.
+    """
+    from ..check import ArgumentValueError
+
+    for argument, value, used, where in options:
+        if value is not None and not used:
+            raise ArgumentValueError(argument, f"must be omitted unless {where}, got {value}")
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Columns:

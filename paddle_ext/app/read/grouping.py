@@ -44,8 +44,6 @@ def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | No
     names = named_cells(samples, "group", columns.group)
     if gap is None:
         return names
-    if columns.time is None and isinstance(samples, ArraySamples):
-        raise no_columns("group_gap", settings.group_gap)
     expected = (
         "omitted unless each has a time: 2026-06-30 14:05, seconds since 1970 (in the years 1990 "
         "to 2099), or EXIF"
@@ -81,25 +79,15 @@ def labelled_things(examples: Batch, rows: TableSamples | None, name: str) -> Ba
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:
     """The cells of a column by row number or, for images, their folders or times by path."""
     if isinstance(samples, FolderSamples):
-        wanted = None if argument == "time" else "folder"
-        if name != wanted:
-            what = f"must be {wanted or 'omitted'} for images, got {name!r}"
-            raise check.ArgumentValueError(argument, what)
         folders = (path.parent.relative_to(samples.root).as_posix() for path in samples.paths)
-        values = folders if wanted else in_threads(picture_time, samples.paths)
+        values = in_threads(picture_time, samples.paths) if argument == "time" else folders
         return dict(zip(map(str, samples.paths), values, strict=True))
-    if isinstance(samples, ArraySamples):
-        raise no_columns(argument, name)
+    assert isinstance(samples, TableSamples)  # arrays have no columns, and no option for them
     if name is None:
         raise check.ArgumentValueError(argument, "must be a column of times, got none")
     samples.table.column(name, argument)
     parts = samples.parts([])
     return {row: x for part in parts for row, x in zip(part.rows, part.cells(name), strict=True)}
-
-
-def no_columns(argument: str, got: str | None) -> check.ArgumentValueError:
-    what = f"must be omitted unless there is a table or a folder of images, got {got!r}"
-    return check.ArgumentValueError(argument, what)
 
 
 def values_of(

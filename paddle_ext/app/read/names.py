@@ -17,7 +17,7 @@ from ...labels import alike, label_text, normalised, sorted_names
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
 from ...text import plain_cell, plural, several
-from ..settings import Settings
+from ..settings import Settings, refuse_unused
 from .encoders import Encoder, TextEncoder, cached_texts
 from .formats import given_rows, small_text
 from .samples import LOGIT_SCALE, Labelled, check_finite, matched_names, repeated, spoken_name
@@ -188,12 +188,9 @@ def given_names(settings: Settings) -> Given:
             )
     if settings.logit_scale is not None:
         check.real("logit_scale", settings.logit_scale, positive=True)
-    path = settings.names
-    if settings.templates and (path is None or path.suffix in STORED):
-        raise check.ArgumentValueError(
-            "templates",
-            f"must be omitted unless names are a text file, got {settings.templates[0]!r}",
-        )
+    path, first = settings.names, next(iter(settings.templates), None)
+    phrases = path is not None and path.suffix not in STORED
+    refuse_unused(("templates", first, phrases, "names are a text file"))
     if path is None:
         return None
     if not path.is_file():

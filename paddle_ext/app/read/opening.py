@@ -19,7 +19,7 @@ from ...feature_cache import digest, written_digest
 from ...groups import groups_and_things
 from ...labels import numbered
 from ...text import plural, several, without_controls
-from ..settings import DEFAULT_NETWORK, Columns, Settings
+from ..settings import DEFAULT_NETWORK, Columns, Settings, refuse_unused
 from . import arrays, names, tables
 from .arrays import ArrayFile, ArraySamples
 from .encoders import language_notes, open_encoder, open_network, open_text_model
@@ -180,12 +180,15 @@ def check_used(source: Source, settings: Settings) -> None:
     pictures, model = source.kind == "pictures", settings.model is not None
     texts = source.embeds_texts or (bool(examples.names) and not examples.features.shape[1])
     embeds = pictures or texts or isinstance(source.given, ClassPrompts)
-    table = isinstance(source.samples, TableSamples) or source.rows is not None
+    new_table = isinstance(source.samples, TableSamples)
+    table = new_table or source.rows is not None
+    grouped, where = new_table or pictures, "there is a table or a folder of images"
     backbone = None if settings.backbone == DEFAULT_NETWORK else settings.backbone
+    own_network = pictures and settings.encoder is None
     rows = "table" if settings.rows == "table" else None
-    for argument, value, used, where in (
+    refuse_unused(
         # A model may want the network again that embedded its names.
-        ("backbone", backbone, pictures or model, "there are images"),
+        ("backbone", backbone, own_network or model, "there are images, and no encoder"),
         ("encoder", settings.encoder, embeds or model, "there are images, texts or names to embed"),
         ("logit_scale", settings.logit_scale, named, "there are class names"),
         ("rows", rows, not (pictures or texts or named), "there are numbers without class names"),
@@ -195,10 +198,13 @@ def check_used(source: Source, settings: Settings) -> None:
         ("features", columns.features, table, "there is a table"),
         ("separator", settings.separator, table, "there is a table"),
         ("encoding", settings.encoding, table, "there is a table"),
-    ):
-        if value is not None and not used:
-            what = f"must be omitted unless {where}, got {value}"
-            raise check.ArgumentValueError(argument, what)
+        ("time", columns.time, new_table, "there is a table"),
+        ("group", columns.group, grouped, where),
+        ("group_gap", settings.group_gap, grouped, where),
+        ("same", columns.same, grouped, where),
+        ("sort_into", settings.sort_into, pictures, "there are images"),
+        ("label_studio", settings.label_studio, source.kind != "rows", "there are images or texts"),
+    )
 
 
 def file_of(path: Path, columns: Columns) -> Path | ArrayFile:
@@ -273,14 +279,10 @@ def open_folders(
             "must be an image-text model on disk to classify images by names, because the "
             f"backbone {settings.backbone} has no text tower, got none",
         )
-    if settings.encoder is not None and settings.backbone != DEFAULT_NETWORK:
-        raise check.ArgumentValueError(
-            "backbone", f"must be omitted with an encoder, got {settings.backbone}"
-        )
-    if settings.columns.truth not in (None, "folder"):
-        raise check.ArgumentValueError(
-            "truth", f"must be 'folder' for images, got {settings.columns.truth!r}"
-        )
+    for argument in ("truth", "group", "same"):
+        if (column := getattr(settings.columns, argument)) not in (None, "folder"):
+            what = f"must be 'folder' for images, got {column!r}"
+            raise check.ArgumentValueError(argument, what)
     unreadable, truth = dict[str, str](), settings.columns.truth is not None
     samples = FolderSamples(unlabelled, unreadable, truth=truth, progress=settings.progress)
     opened = Source(settings, "pictures", str(unlabelled), samples, given, total=len(samples))

@@ -24,10 +24,8 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
     problem = ""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         problem = f"must be a new or empty folder, so that nothing is overwritten, got {folder}"
-    for path in (path for path in data if path is not None):
-        if not path.is_dir():
-            problem = f"must be omitted unless folders of images are given, got {path}"
-        elif folder.resolve().is_relative_to(path.resolve()):
+    for path in filter(None, data):
+        if folder.resolve().is_relative_to(path.resolve()):
             problem = f"must be outside {path}, which is read, got {folder}"
     if problem:
         raise check.ArgumentValueError("sort_into", problem)

@@ -394,7 +394,7 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({}, f"{stored} --encoding latin-1", "--encoding must be omitted unless there is a table"),
         ({}, f"{stored} --encoder some", "--encoder must be omitted unless there are images, tex"),
         ({}, f"photos {named}", "--encoder must be an image-text model on disk to classify images"),
-        ({}, f"{clip} --backbone mine", "--backbone must be omitted with an encoder, got mine"),
+        ({}, f"{clip} --backbone mine", "--backbone must be omitted unless there are images, and"),
         ({}, f"{clip} --template {{}} --template photo", "--template must have {} once, for the"),
         ({}, f"{clip} --logit-scale 0", "--logit-scale must be finite and > 0, got 0"),
         ({"text_width": 5}, clip, "photos must have as many features as names.txt, 5, got 6"),

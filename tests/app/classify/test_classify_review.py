@@ -317,8 +317,8 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
     inside = refused(labelled, new, "--sort-into", new / "sorted")
     assert "--sort-into must be outside" in inside
     np.savez(tmp_path / "rows.npz", features=np.eye(3), labels=list("abc"))
-    rows_only = refused(tmp_path / "rows.npz", tmp_path / "rows.npz", "--sort-into", target)
-    assert "--sort-into must be omitted unless folders of images are given" in rows_only
+    rows_only = refused(*[tmp_path / "rows.npz"] * 2, "--sort-into", tmp_path / "other")
+    assert "--sort-into must be omitted unless there are images, got" in rows_only
     # A folder that cannot be made is refused before the work.
     options = ("--output", tmp_path / "none", "--sort-into", tmp_path / "a.csv" / "sorted")
     assert "Not a directory" in refused(labelled, new, *options)
