@@ -156,7 +156,7 @@ def stand_in_folder(
         return {"input_ids": torch.tensor([row + [9] * (longest - len(row)) for row in rows])}
 
     class ImagesOnly(StandInModel):
-        get_text_features = property()  # type: ignore[assignment]
+        get_text_features = property()
 
     def processor(images: Image.Image, **_: object) -> dict[str, torch.Tensor]:
         pixels = np.asarray(images.resize((32, 32)), np.float32) / 255
@@ -164,9 +164,7 @@ def stand_in_folder(
 
     model = StandInModel if text_tower else ImagesOnly
     module = ModuleType("transformers")
-    module.AutoModel = SimpleNamespace(  # type: ignore[attr-defined]
-        from_pretrained=lambda *_, **__: model(text_width)
-    )
+    module.AutoModel = SimpleNamespace(from_pretrained=lambda *_, **__: model(text_width))
     for name, made in (("AutoTokenizer", tokenizer), ("AutoImageProcessor", processor)):
         setattr(module, name, SimpleNamespace(from_pretrained=lambda *_, made=made, **__: made))
     monkeypatch.setitem(sys.modules, "transformers", module)

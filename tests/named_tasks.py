@@ -73,7 +73,6 @@ def make_named(
 
 def with_logits(task: Named, factor: float = 100.0) -> "Named":
     """Logits instead of prototypes."""
-    assert task.prototypes is not None
     x, t = (torch.nn.functional.normalize(a, dim=-1) for a in (task.query, task.prototypes))
     return replace(task, prototypes=None, logits=factor * x @ t.mT)
 

@@ -15,8 +15,6 @@ def script(path: str) -> ModuleType:
     """The script at a path of the repository, such as docs/check_words.py, without running it."""
     name = f"script_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look it up
     spec.loader.exec_module(module)

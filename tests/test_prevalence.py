@@ -325,9 +325,9 @@ def test_bad_coverage(coverage: float) -> None:
     with pytest.raises(ValueError, match="coverage must be"):
         from_sums(sums([1], [1], [0]), coverage)
     with pytest.raises(TypeError, match="sampling must be"):
-        from_sums(sums([1], [1], [0]), sampling="yes")  # type: ignore[arg-type]
+        from_sums(sums([1], [1], [0]), sampling="yes")
     with pytest.raises(TypeError, match="sums must be a tensor"):
-        from_sums([[1.0]])  # type: ignore[arg-type]
+        from_sums([[1.0]])
     with pytest.raises(ValueError, match="sums must be finite"):
         from_sums(sums([math.nan], [1], [0]))
 

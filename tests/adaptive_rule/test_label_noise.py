@@ -42,12 +42,9 @@ def task(
 def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: int) -> None:
     support, labels, *_ = task(D, shots, 0.0, spread=2.0)
     known, native = learned(support[None], labels[None], K, left_out=True)
-    assert native is not None
     even = torch.ones(1, len(labels), dtype=support.dtype)
     x = known.centred(support[None])
     rows = WeightedRows.of(known, x, labels[None], even, even)
-    assert known.shares is not None
-    assert rows.length is not None
     plain, full = rows.distances(labels[None], torch.ones(2, 1))
     t, _, projected = known.shares[0]
     assert t > 0

@@ -136,7 +136,6 @@ def test_likelihood_of_further_rows(place: Place, shots: tuple[int, int]) -> Non
     assert largest(likelihood.logits(problem.query[:, :1]) - logits[:, :1]) < 1e-4
     u = torch.softmax(logits + found.dual.unsqueeze(1), dim=-1)
     counts = weight * u.sum(1)
-    assert found.concentration is not None
     a = found.concentration.unsqueeze(-1)
     dual = torch.digamma(counts + a) - torch.digamma(weight * 9 + 5 * a)
     assert largest(dual - found.dual) < 1e-3
@@ -353,5 +352,4 @@ def test_odd_values_are_not_bad(place: Place) -> None:
     assert torch.isfinite(found.probabilities).all()
     for given, plainly_finite in ((there, False), (place.put(problem.to(place.dtype)), True)):
         finite = likelihood_of(given.support, given.support_labels, 4, "diagonal").finite
-        assert finite is not None
         assert finite.tolist() == [plainly_finite] * 2

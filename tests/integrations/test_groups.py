@@ -14,9 +14,9 @@ from paddle_ext import BatchClassifier
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 pandas = pytest.importorskip("pandas", reason="needs pandas")
 
-from sklearn import config_context  # type: ignore[import-untyped]  # noqa: E402
-from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]  # noqa: E402
-from sklearn.preprocessing import Normalizer  # type: ignore[import-untyped]  # noqa: E402
+from sklearn import config_context  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import Normalizer  # noqa: E402
 
 from paddle_ext import PaddleClassifier  # noqa: E402
 from paddle_ext.integrations.anndata import label  # noqa: E402

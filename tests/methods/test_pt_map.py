@@ -53,7 +53,7 @@ def test_the_loop_is_that_of_easyfsl(
         rows = F.normalize(rows, dim=-1)
         return F.normalize(rows - rows.mean(0), dim=-1)
 
-    class AsTheyAre(easyfsl.PTMAP):  # type: ignore[misc, name-defined]
+    class AsTheyAre(easyfsl.PTMAP):
         def compute_features(self, images: Tensor) -> Tensor:
             return images
 

@@ -153,7 +153,6 @@ def test_wrong_predictions_are_reported(answer: Tensor, message: str) -> None:
             return answer
 
     method = as_method(Wrong())
-    assert method is not None
     with pytest.raises(ValueError, match=message):
         method.predict(SUPPORT, LABELS, QUERY)
 

@@ -72,7 +72,7 @@ def test_names_without_rows_are_zero_shot_logits() -> None:
     cosines = torch.nn.functional.cosine_similarity(
         task.query.unsqueeze(1),
         task.prototypes.unsqueeze(0),
-        dim=-1,  # type: ignore[union-attr]
+        dim=-1,
     )
     cosines = cosines - cosines.mean(-1, keepdim=True)
     assert torch.allclose(NameLogits(task, 3.0).query, 0.7 * 3 * cosines)
@@ -83,7 +83,6 @@ def test_names_without_rows_are_zero_shot_logits() -> None:
 
 def test_names_that_are_wrong_lose_their_weight() -> None:
     task = scene((5,) * K)
-    assert task.prototypes is not None
     wrong = NamedTask(task.support, task.labels, task.query, K, task.prototypes.roll(1, 0), None)
     good, bad = (NameLogits(one, 100.0).query.std() for one in (task, wrong))
     assert float(bad) < 0.3 * float(good)

@@ -95,7 +95,7 @@ def test_probabilities_are_refused(device: str, dtype: torch.dtype) -> None:
     for given in (u, u[0], u.argmax(-1, keepdim=True) == torch.arange(50, device=device)):
         for options in ({}, {"return_assignments": False}, {"prior": torch.ones(50)}):
             with pytest.raises(ValueError, match=r"got probabilities, .*: pass probabilities.log"):
-                paddle_ext.adapt(given.to(dtype), **options)  # type: ignore[arg-type]
+                paddle_ext.adapt(given.to(dtype), **options)
     method = paddle_ext.methods.create("zero_shot")
     rows, none = logits[0, :, :4].to(dtype), torch.empty(0, device=device)
     with pytest.raises(ValueError, match="logits must be log-likelihoods"):

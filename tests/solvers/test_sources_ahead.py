@@ -104,7 +104,6 @@ def test_interruption(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(path)], stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "reading\n"
         time.sleep(0.2)
         began = time.monotonic()

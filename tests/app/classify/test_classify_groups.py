@@ -87,7 +87,7 @@ def test_things_and_a_prior_for_each_group(visits: tuple[Path, Path], tmp_path: 
     assert "things: 12, each with one label" in said(*visits, *options)
     known: Any = KNOWN, torch.from_numpy(LABELS), NEW
     more: Any = {"groups": np.array(["south", "north"])[VISIT % 2], "same": VISIT, "share": False}
-    found = paddle_ext.adaptive(*known, prior=prior, **more)  # type: ignore[arg-type]
+    found = paddle_ext.adaptive(*known, prior=prior, **more)
     answers = tmp_path / "out" / "answers.csv"
     assert column(answers, "label") == NAMES[found.labels].tolist()
     for wrong, message in (

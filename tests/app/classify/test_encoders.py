@@ -138,7 +138,7 @@ def test_a_broken_torchvision_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None
                 raise RuntimeError("operator torchvision::nms does not exist")
 
     library = SimpleNamespace(SentenceTransformer=SentenceTransformer)
-    monkeypatch.setitem(sys.modules, "sentence_transformers", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
     monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
     monkeypatch.delitem(sys.modules, "torchvision")
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
@@ -162,7 +162,7 @@ def test_paths_that_are_not_an_encoder(tmp_path: Path, monkeypatch: pytest.Monke
     def load(*_: object, **__: object) -> None:
         raise OSError("damaged\nlong story")
 
-    broken.AutoModel = SimpleNamespace(from_pretrained=load)  # type: ignore[attr-defined]
+    broken.AutoModel = SimpleNamespace(from_pretrained=load)
     monkeypatch.setitem(sys.modules, "transformers", broken)
     with pytest.raises(ValueError, match=r"files that cannot be loaded: damaged$"):
         open_encoder(str(tmp_path), CPU)

@@ -87,7 +87,7 @@ def test_heic_where_its_library_is_there(
     def register() -> None:
         Image.register_open("HEIF", PngImageFile, lambda first: first.startswith(b"\x89PNG"))
 
-    heif.register_heif_opener = register  # type: ignore[attr-defined]
+    heif.register_heif_opener = register
     monkeypatch.setitem(sys.modules, "pillow_heif", heif)
     assert "HEIF" in decoding.known_formats()
     pattern(0, 0).save(tmp_path / "a.png")
@@ -239,7 +239,7 @@ def test_a_text_model_that_was_trained_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = SimpleNamespace(SentenceTransformer=Sentences)
-    monkeypatch.setitem(sys.modules, "sentence_transformers", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
     monkeypatch.setitem(sys.modules, "torchvision", None)  # `classify` would hide a broken one
     model = tmp_path / "model"
     model.mkdir()

@@ -80,7 +80,6 @@ def test_take_classes() -> None:
         assert part.labels.tolist() == [1, 0, 1, 0, 1]
         assert torch.equal(part.features, bank.features[[0, 1, 3, 6, 7]])
         assert part.class_names == ("Eichhörnchen", "cat")
-        assert part.split is not None
         assert part.split.tolist() == ["train", "test", "train", "train", "test"]
         assert part.base_mean is bank.base_mean
 
@@ -110,7 +109,6 @@ def test_to(device: str) -> None:
     bank = make_bank()
     half = bank.to(device, torch.float16)
     assert half.features.dtype == torch.float16
-    assert half.base_mean is not None
     assert half.base_mean.dtype == torch.float16
     assert half.features.device.type == half.labels.device.type == device
     assert_same(bank, bank.to(device).to("cpu"))
@@ -167,7 +165,7 @@ def test_bad_classes_and_rows() -> None:
     refused(lambda: bank.take_classes([-1]), "classes must be in [0, 3), got -1")
     refused(lambda: bank.take_classes([]), "classes must have at least one class, got none")
     refused(lambda: bank.take_classes([0, "cat"]), "must not have a class twice, got 0 more")
-    refused(lambda: bank.take_classes([0.5]), "labels or names, got float", TypeError)  # type: ignore[list-item]
+    refused(lambda: bank.take_classes([0.5]), "labels or names, got float", TypeError)
     train = bank.subset(split="train")
     refused(lambda: train.take_classes([1]), "classes must have rows, got only empty classes")
     refused(lambda: bank.subset(), "rows or split must be given, got neither")
@@ -178,7 +176,7 @@ def test_bad_classes_and_rows() -> None:
         lambda: bank.subset(torch.zeros(N).bool()),
         "rows must have shape [n] with n at least 1, got [0]",
     )
-    refused(lambda: bank.subset([0]), "rows must be a tensor or an array, got list", TypeError)  # type: ignore[arg-type]
+    refused(lambda: bank.subset([0]), "rows must be a tensor or an array, got list", TypeError)
     refused(lambda: bank.rows("dev"), "split must be one of 'oos', 'test', 'train', 'val', got")
     refused(lambda: plain.rows("test"), "split must be one of none (the bank has no splits")
     refused(lambda: bank.rows([]), "split must have at least one name, got none")
