@@ -8,6 +8,7 @@ import sys
 import warnings
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,6 +136,12 @@ def torchvision_operators() -> "Iterator[None]":
             declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     yield
     del declared
+
+
+@pytest.fixture(scope="session")
+def easyfsl(torchvision_operators: None) -> ModuleType:
+    """Its methods, which ours are compared with."""
+    return pytest.importorskip("easyfsl.methods", reason="needs easyfsl")
 
 
 @pytest.fixture(autouse=True)

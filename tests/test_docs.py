@@ -284,12 +284,11 @@ def api_entries() -> list[str]:
 
 
 @pytest.fixture
-def easyfsl(torchvision_operators: None) -> None:
-    pytest.importorskip("easyfsl", reason="needs easyfsl")
+def sklearn() -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
 
 
-@pytest.mark.usefixtures("easyfsl")
+@pytest.mark.usefixtures("easyfsl", "sklearn")
 def test_api_pages_name_what_there_is() -> None:
     """Each entry is an object with a docstring, or a constant, and no entry comes twice."""
     entries = api_entries()
@@ -302,7 +301,7 @@ def test_api_pages_name_what_there_is() -> None:
             assert path.rpartition(".")[2].isupper(), path
 
 
-@pytest.mark.usefixtures("easyfsl")
+@pytest.mark.usefixtures("easyfsl", "sklearn")
 @pytest.mark.parametrize("module", PUBLIC)
 def test_api_pages_have_everything(module: str) -> None:
     """Every public name of the package is on a page, by the name of this package or another."""

@@ -16,11 +16,6 @@ CLASSES, SIZE, DIMENSION = 12, 30, 16
 
 
 @pytest.fixture(scope="module")
-def easyfsl(torchvision_operators: None) -> ModuleType:
-    return pytest.importorskip("easyfsl")
-
-
-@pytest.fixture(scope="module")
 def adapter(easyfsl: ModuleType) -> ModuleType:
     import paddle_ext.integrations.easyfsl as adapter
 

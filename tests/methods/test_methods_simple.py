@@ -22,11 +22,6 @@ from paddle_ext.methods.paddle_pgd import simplex_project
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
-@pytest.fixture(scope="module")
-def easyfsl(torchvision_operators: None) -> ModuleType:
-    return pytest.importorskip("easyfsl.methods", reason="needs easyfsl")
-
-
 def probabilities(name: str, problem: Problem, **options: Any) -> Tensor:
     given = {"base_mean": options.pop("base_mean")} if "base_mean" in options else {}
     return methods.create(name, **options).predict(*problem.inputs(), **given).probabilities

@@ -17,11 +17,6 @@ from paddle_ext.methods.pt_map import PtMap
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
 
 
-@pytest.fixture(scope="module")
-def easyfsl(torchvision_operators: None) -> ModuleType:
-    return pytest.importorskip("easyfsl.methods", reason="needs easyfsl")
-
-
 def overlapping(**options: Any) -> Problem:
     """Classes that overlap, so that probabilities are none of 0 and 1."""
     shape = {"B": 3, "Q": 20, "K": 9, "D": 8, "shots": (1, 4), "lead": 3.0} | options

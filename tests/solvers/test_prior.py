@@ -14,7 +14,6 @@ from paddle_ext.prior import measures_of
 from paddle_ext.reference.adapt import LEAST, MOST, iterate, measures
 from paddle_ext.task import Task
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 SHAPES = [(1, 1, 1), (3, 7, 2), (4, 20, 5), (2, 75, 33), (2, 40, 160), (2, 60, 300), (1, 30, 600)]
 
 
@@ -47,7 +46,6 @@ def assert_same(found: Solution, wanted: Solution, tolerance: float) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_adapt_follows_the_reference(shape: tuple[int, int, int], device: str) -> None:
     logits, prior = logits_of(*shape)
@@ -63,7 +61,6 @@ def test_adapt_follows_the_reference(shape: tuple[int, int, int], device: str) -
             assert torch.equal(single.probabilities, found.probabilities[0])
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_large_tasks_follow_the_reference(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, prior = logits_of(1, 300, 40)
     monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", 100)
@@ -89,7 +86,6 @@ def task(B: int = 2, Q: int = 40, noise: float = 1.2) -> tuple[Tensor, ...]:
     return support, labels.repeat(B, 1), query, prior, truth
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("large", [False, True])
 def test_adaptive_follows_the_reference(
     device: str, large: bool, monkeypatch: pytest.MonkeyPatch
