@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from problems import Place
 
@@ -69,6 +69,27 @@ def pytest_report_header() -> list[str]:
         f"torch: {torch.__version__}, {torch.get_num_threads()} threads",
         f"cuda tests: {cuda or torch.cuda.get_device_name()}",
     ]
+
+
+# Of the extra `test`. A file of tests that imports one of them is skipped where it is missing.
+OPTIONAL = {"PIL", "cyclopts", "easyfsl", "matplotlib", "openpyxl", "pandas", "pyarrow", "rich"}
+OPTIONAL |= {"safetensors", "scipy", "sklearn"}
+
+
+class File(pytest.Module):
+    def collect(self) -> "Iterable[pytest.Item | pytest.Collector]":
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            cause: BaseException | None = error
+            while (cause := cause.__cause__ or cause.__context__) is not None:
+                if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL:
+                    pytest.skip(f"needs {cause.name}")
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return File.from_parent(parent, path=module_path)
 
 
 # One skip from one place, and not marks: pytest then folds all of them into one line.

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-
-pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZE = 1000

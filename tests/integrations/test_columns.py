@@ -7,17 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits, load_wine
 
-from paddle_ext import BatchClassifier
+from paddle_ext import BatchClassifier, PaddleClassifier
+from paddle_ext.app.classify import Settings, classify
 from paddle_ext.integrations.columns import MOST_CATEGORIES, Columns, TableEncoder, columns_for
-
-sklearn = pytest.importorskip("sklearn")
-
-from sklearn.datasets import load_digits, load_wine  # noqa: E402
-
-from paddle_ext import PaddleClassifier  # noqa: E402
-from paddle_ext.app.classify import Settings, classify  # noqa: E402
-from paddle_ext.integrations.model_selection import BatchSplit  # noqa: E402
+from paddle_ext.integrations.model_selection import BatchSplit
 
 
 def table(K: int, D: int, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

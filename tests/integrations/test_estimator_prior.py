@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-pytest.importorskip("sklearn", reason="needs scikit-learn")
-
 from paddle_ext import BatchClassifier, PaddleClassifier
 
 CLASSES = np.array(["ash", "beech", "elm", "fir", "oak", "yew"])

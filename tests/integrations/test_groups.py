@@ -5,21 +5,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn import config_context
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
 
 import paddle_ext
-from paddle_ext import BatchClassifier
-
-pytest.importorskip("sklearn", reason="needs scikit-learn")
-pandas = pytest.importorskip("pandas", reason="needs pandas")
-
-from sklearn import config_context  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import Normalizer  # noqa: E402
-
-from paddle_ext import PaddleClassifier  # noqa: E402
-from paddle_ext.integrations.anndata import label  # noqa: E402
+from paddle_ext import BatchClassifier, PaddleClassifier
+from paddle_ext.integrations.anndata import label
 
 K, SHOTS, D = 12, 3, 16
 RANDOM = np.random.default_rng(0)
@@ -143,14 +138,14 @@ def test_groups_and_names() -> None:
 
 def test_batches() -> None:
     model = BatchClassifier(SUPPORT, KNOWN, NAMES, group="place", device="cpu")
-    frame = pandas.DataFrame({"place": PLACES, "embedding": list(QUERY)})
+    frame = pd.DataFrame({"place": PLACES, "embedding": list(QUERY)})
     answer = model(frame)
     assert answer["label"].tolist() == NAMES[expected().labels.numpy()].tolist()
     # Frames that cut the sixth and the eleventh group in two, and one that is inside a group.
     frames = [frame[:28], frame[28:29], frame[29:53], frame[:0], frame[53:]]
     parts = list(model.map_in_pandas(iter(frames)))
     whole = [model(frame[:25]), model(frame[25:50]), model(frame[50:55]), model(frame[55:])]
-    assert pandas.concat(parts).equals(pandas.concat(whole))
+    assert pd.concat(parts).equals(pd.concat(whole))
     with pytest.raises(ValueError, match="batch must have a column 'place', got embedding"):
         model({"embedding": QUERY})
     assert list(model.map_in_pandas(iter([]))) == []
@@ -195,7 +190,7 @@ def test_memory() -> None:
 @pytest.mark.parametrize("real", [False, True])
 def test_cells(real: bool) -> None:
     """A stand-in has the four attributes that are used."""
-    obs = pandas.DataFrame({"type": Y, "donor": GROUPS}, index=[f"cell {i}" for i in range(96)])
+    obs = pd.DataFrame({"type": Y, "donor": GROUPS}, index=[f"cell {i}" for i in range(96)])
     adata: Any = SimpleNamespace(obs=obs, obsm={"X_pca": X}, uns={}, X=X)
     if real:
         library = pytest.importorskip("anndata", reason="needs anndata")
@@ -223,8 +218,8 @@ def test_cells_without_a_label() -> None:
     strange = np.random.default_rng(5).normal(size=(20, D)).astype(np.float32)
     rows, numbers = np.concatenate([X, strange]), np.concatenate([[-1] * 60, KNOWN, [-1] * 20])
     unknown = []
-    for labels in (numbers, pandas.Series(numbers).where(numbers >= 0)):
-        obs = pandas.DataFrame({"type": labels})
+    for labels in (numbers, pd.Series(numbers).where(numbers >= 0)):
+        obs = pd.DataFrame({"type": labels})
         label(SimpleNamespace(obs=obs, obsm={"X_pca": rows}, uns={}, X=rows), "type")
         unknown.append(obs["type_unknown"].tolist())
     assert unknown[0] == unknown[1]

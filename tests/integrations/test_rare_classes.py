@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn")
-
 from sklearn.linear_model import LogisticRegression
 
 from paddle_ext import BatchClassifier, PaddleClassifier

@@ -5,20 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn
 import torch
 from estimator_batch import CLASSES, DIMENSION, SHOTS, adapted, batch, solved
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
 
 import paddle_ext
-
-sklearn = pytest.importorskip("sklearn")
-
-from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
-from sklearn.utils import estimator_checks  # noqa: E402
-
-from paddle_ext import PaddleClassifier, presence  # noqa: E402
-from paddle_ext.adaptive_rule.learn import likelihood_of  # noqa: E402
+from paddle_ext import PaddleClassifier, presence
+from paddle_ext.adaptive_rule.learn import likelihood_of
 
 # --- what it finds ------------------------------------------------------------------------------
 

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from estimator_batch import CLASSES, adapted, batch
 
-pytest.importorskip("sklearn")
-
 from paddle_ext import PaddleClassifier
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 import paddle_ext
 from paddle_ext import solution
 from paddle_ext.large import passes
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
-sparse = pytest.importorskip("scipy.sparse", reason="needs SciPy")
 
 K, D, Q = 12, 16, 300
 

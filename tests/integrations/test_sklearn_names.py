@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 
-sklearn = pytest.importorskip("sklearn")
-
-from sklearn.base import clone  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer  # noqa: E402
-
-from paddle_ext import PaddleClassifier, methods  # noqa: E402
+from paddle_ext import PaddleClassifier, methods
 
 CLASSES, DIMENSION = 8, 24
 NAMES = np.array(["oak", "elm", "ash", "fir", "yew", "box", "bay", "fig"])

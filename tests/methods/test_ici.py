@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from problems import Problem, largest, make_problem
+from sklearn import linear_model
 from torch import Tensor
 
 from paddle_ext import methods
@@ -14,7 +15,6 @@ from paddle_ext.methods.ici import PENALTIES, Ici, first_zeros, place_in_class, 
 from paddle_ext.rows import unit_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-linear_model = pytest.importorskip("sklearn.linear_model", reason="needs scikit-learn")
 
 
 def solve(problem: Problem, **options: Any) -> Tensor:

@@ -8,14 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from toy_images import one_thread  # noqa: F401
-
-pytest.importorskip("cyclopts", reason="needs cyclopts")
-pytest.importorskip("safetensors", reason="needs safetensors")
-pytest.importorskip("matplotlib", reason="needs matplotlib")
-pytest.importorskip("PIL", reason="needs Pillow")
-
 from commands import run_command
+from toy_images import one_thread  # noqa: F401
 
 from paddle_ext import TaskSampler, methods
 from paddle_ext.research import demo
@@ -23,6 +17,10 @@ from paddle_ext.research.data.images import ImageArray
 from paddle_ext.research.demo import Batch, Demo, group_sheet, task_count
 from paddle_ext.research.evaluate import all_methods
 from paddle_ext.research.tables import title_of
+
+pytest.importorskip("safetensors", reason="needs safetensors")
+pytest.importorskip("matplotlib", reason="needs matplotlib")
+pytest.importorskip("PIL", reason="needs Pillow")
 
 FEW = ("simpleshot", "tim_adm", "paddle", "adaptive")
 SMALL = {"n_tasks": 4, "num_classes": 12, "k_eff": 3, "quick": True, "device": "cpu"}

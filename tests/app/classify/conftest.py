@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from classify_data import embedding_files, small_network, strange_files
 from scripts import script
 
 
@@ -17,15 +16,21 @@ def browser() -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
+    from classify_data import embedding_files
+
     return embedding_files(tmp_path)
 
 
 @pytest.fixture
 def strange(tmp_path: Path) -> tuple[Path, Path]:
+    from classify_data import strange_files
+
     return strange_files(tmp_path)
 
 
 @pytest.fixture
 def quick_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for a network, which takes seconds to load."""
+    from classify_data import small_network
+
     monkeypatch.setattr("paddle_ext.app.read.opening.open_network", lambda *_: small_network())

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from classify_data import NAMES, embeddings, picture_folders, settings, table
 
@@ -16,9 +18,6 @@ from paddle_ext.app import run
 from paddle_ext.app.classify import Columns, classify, stream
 from paddle_ext.app.read import tables
 from paddle_ext.app.write import tables as written
-
-pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
-pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
 
 QUERIES = 1000
 ROWS, LABELS, NEW, TRUTH = embeddings(queries=QUERIES)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
+import pyarrow.parquet as pq
 import pytest
 from classify_data import (
     NAMES,
@@ -23,9 +25,6 @@ from classify_data import (
 )
 
 from paddle_ext.app.read.formats import excel_rows
-
-openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl")
-pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
 
 SUPPORT, LABELS, QUERY, TRUTH = embeddings()
 DAY = dt.datetime(2026, 5, 17)

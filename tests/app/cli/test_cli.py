@@ -12,12 +12,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 from banks import gaussian_bank
-from scripts import ended
-
-pytest.importorskip("cyclopts", reason="needs cyclopts")
-
 from commands import Result
 from commands import run_command as run
+from scripts import ended
 
 import paddle_ext
 from paddle_ext import methods

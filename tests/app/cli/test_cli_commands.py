@@ -5,17 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from banks import gaussian_bank, right_answers
-from toy_images import one_thread, pattern_images, write_split  # noqa: F401
-
-pytest.importorskip("cyclopts", reason="needs cyclopts")
-pytest.importorskip("safetensors", reason="needs safetensors")
-
 from commands import run_command
+from toy_images import one_thread, pattern_images, write_split  # noqa: F401
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, methods
 from paddle_ext.research.backbones import extract, load_checkpoint, nearest_mean_accuracy
 from paddle_ext.research.data import open_images
 from paddle_ext.research.tune import Tuning
+
+pytest.importorskip("safetensors", reason="needs safetensors")
 
 CPU = ("--device", "cpu")
 

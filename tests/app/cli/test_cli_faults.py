@@ -8,17 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import run_command
+from safetensors.torch import load_file
 from scripts import run_code
 from toy_images import one_thread, pattern_images, write_split  # noqa: F401
 
-pytest.importorskip("cyclopts", reason="needs cyclopts")
-pytest.importorskip("matplotlib", reason="needs matplotlib")
-pytest.importorskip("safetensors", reason="needs safetensors")
-
-from commands import run_command
-from safetensors.torch import load_file
-
 from paddle_ext import Evaluation, FeatureBank
+
+pytest.importorskip("matplotlib", reason="needs matplotlib")
 
 RESULTS = {
     "train": "run/best.safetensors",

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from toy_images import generator, one_thread  # noqa: F401
 
-pytest.importorskip("safetensors", reason="needs safetensors")
-
 from paddle_ext.research.backbones import Backbone, Checkpoint, Transform, create, load_checkpoint
 from paddle_ext.research.backbones.networks import ARCHITECTURES
+
+pytest.importorskip("safetensors", reason="needs safetensors")
 
 GREY = Transform(32, (0.2,), (0.3,))
 

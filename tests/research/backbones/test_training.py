@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 from toy_images import LazyImages, one_thread, pattern_images  # noqa: F401
 
-pytest.importorskip("safetensors", reason="needs safetensors")
-
 from paddle_ext.research.backbones import (
     Augmentation,
     Checkpoint,
@@ -27,6 +25,8 @@ from paddle_ext.research.backbones import (
 from paddle_ext.research.backbones import training as module
 from paddle_ext.research.backbones.training import Classifier, Learner
 from paddle_ext.research.data.images import ImageArray
+
+pytest.importorskip("safetensors", reason="needs safetensors")
 
 QUICK = Recipe(
     epochs=3,

@@ -10,12 +10,12 @@ import pytest
 import torch
 from toy_images import one_thread  # noqa: F401
 
-pytest.importorskip("PIL", reason="needs Pillow")
-pytest.importorskip("matplotlib", reason="needs the fonts of matplotlib")
-
 from paddle_ext.research.data import glyphs as module
 from paddle_ext.research.data.glyphs import CLASSES, characters, glyph_images
 from paddle_ext.research.data.images import ImageArray
+
+pytest.importorskip("PIL", reason="needs Pillow")
+pytest.importorskip("matplotlib", reason="needs the fonts of matplotlib")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_images import pattern_images, random_pixels, write_image
-
-pytest.importorskip("PIL", reason="needs Pillow")
-
 from PIL import Image
+from toy_images import pattern_images, random_pixels, write_image
 
 from paddle_ext.research.data import images as module
 from paddle_ext.research.data.images import EncodedImages, ImageArray, in_memory

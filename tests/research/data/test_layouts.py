@@ -6,11 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_images import random_pixels, write_image
-
-pytest.importorskip("PIL", reason="needs Pillow")
-
 from PIL import Image
+from toy_images import random_pixels, write_image
 
 from paddle_ext.research.data import layouts
 from paddle_ext.research.data.images import ImageSet
