@@ -41,7 +41,6 @@ def test_the_most_specific_node_by_hand() -> None:
     assert torch.equal(batched.node, found.node.expand(2, 5))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_of_a_solution_and_a_prediction(device: str) -> None:
     """Numbers by default; the largest probabilities alone give the same nodes."""
     generator = torch.Generator().manual_seed(0)

@@ -67,31 +67,10 @@ def sample() -> str:
         text = str(error)
         assert "\n" not in text, text
         return f"sampler: {type(error).__name__}"
-    check_tasks(labels.long(), options, batch)
+    rounds.assert_proper(sampler, batch)
     later = sampler.batch(start + count - 1, 1)
     assert torch.equal(later.query_index[0], batch.query_index[-1]), "a task depends on its batch"
     return "sampler: drawn"
-
-
-def check_tasks(labels: Tensor, options: dict[str, Any], batch: Any) -> None:
-    queries = batch.query_index
-    assert bool(((queries >= 0) & (queries < len(labels))).all()), "query rows out of range"
-    shared = batch.support_index.dim() == 1
-    for at, rows in enumerate(queries):
-        assert len(rows.unique()) == len(rows) == options["n_query"], "a query is drawn twice"
-        support = batch.support_index if shared else batch.support_index[at]
-        assert not bool(torch.isin(rows, support).any()), "a query is in the support"
-        assert len(support.unique()) == len(support), "a support row is drawn twice"
-        own = labels[rows]
-        assert bool((own >= 0).all()), "a row of no class is drawn"
-        present = len(own.unique())
-        assert present <= options["k_eff"], "too many classes are present"
-        drawn = batch.support_labels if shared else batch.support_labels[at]
-        names = {int(label): int(way) for label, way in zip(labels[support], drawn, strict=True)}
-        if not names:  # no support is drawn
-            continue
-        ways = batch.query_labels[at].tolist()
-        assert [names[int(label)] for label in own] == ways, "labels of the queries"
 
 
 # --- arguments ----------------------------------------------------------------------------------

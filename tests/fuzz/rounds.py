@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from paddle_ext import TaskBatch, TaskSampler
 from paddle_ext.native import load as native
 from paddle_ext.native.call import Scratch
 
@@ -118,3 +119,34 @@ def assert_sound(found: Any, K: int, slack: float = 2e-6, *, exact_labels: bool 
     elif exact_labels:
         own = u.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         assert torch.equal(own, u.amax(-1)), "labels are not the most probable"
+
+
+def assert_proper(sampler: TaskSampler, batch: TaskBatch) -> None:
+    """Drawn tasks: no row twice in one, exact counts, right labels, k_eff classes at most."""
+    support_index, support_labels = batch.support_index, batch.support_labels
+    if support_index.dim() == 1:
+        count = len(batch.query_index)
+        support_index, support_labels = (
+            x.expand(count, -1) for x in (support_index, support_labels)
+        )
+    assert all(x.dtype == torch.int64 and x.device.type == "cpu" for x in batch)
+    assert batch.query_index.shape[1] == sampler.n_query
+    whole = sampler.num_classes == int(sampler.labels.max()) + 1
+    for support, way, query, label in zip(
+        support_index, support_labels, batch.query_index, batch.query_labels, strict=True
+    ):
+        rows = torch.cat([support, query])
+        assert len(rows.unique()) == len(rows)
+        numbers = torch.cat([way, label])
+        classes = sampler.labels[rows]
+        assert (classes >= 0).all()
+        assert len(label.unique()) <= sampler.k_eff
+        if sampler.shots == 0:
+            continue
+        pairs = set(zip(numbers.tolist(), classes.tolist(), strict=True))
+        assert len(pairs) == sampler.num_classes  # one number for each class, and one class
+        assert [k for k, _ in sorted(pairs)] == list(range(sampler.num_classes))
+        assert [c for _, c in sorted(pairs)] == sorted(c for _, c in pairs)
+        assert not whole or torch.equal(numbers, classes)
+        if sampler.shots is not None:
+            assert torch.bincount(way).tolist() == [sampler.shots] * sampler.num_classes

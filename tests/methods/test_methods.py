@@ -129,7 +129,7 @@ def test_base_mean_of_another_precision() -> None:
     assert torch.equal(got.probabilities, same.probabilities)
 
 
-# --- layout of tasks, preprocessing, chunks -------------------------------------------------------
+# --- chunks and preprocessing ---------------------------------------------------------------------
 
 
 def task_of(B: int = 3, *, shared: bool = False, device: str = "cpu") -> Task:
@@ -138,9 +138,6 @@ def task_of(B: int = 3, *, shared: bool = False, device: str = "cpu") -> Task:
     if shared:
         support, labels = support.unsqueeze(0), labels.unsqueeze(0)
     return Task(support, labels, query, 4)
-
-
-# --- layout ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -158,9 +155,6 @@ def test_chunks(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
         seen.clear()
         assert torch.allclose(layout.in_chunks(solve, task, 100), want)
         assert seen == sizes
-
-
-# --- preprocessing --------------------------------------------------------------------------------
 
 
 def test_centred_unit_rows() -> None:

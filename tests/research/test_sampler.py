@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from problems import assert_same
+from rounds import assert_proper
 from scipy import stats
 from torch import Tensor
 
@@ -25,35 +26,6 @@ def ragged_labels() -> Tensor:
 
 def even_labels(classes: int, size: int) -> Tensor:
     return torch.arange(classes).repeat_interleave(size)
-
-
-def assert_proper(sampler: TaskSampler, batch: TaskBatch) -> None:
-    """No row twice in a task, exact counts, right labels, k_eff classes at most."""
-    support_index, support_labels = batch.support_index, batch.support_labels
-    if support_index.dim() == 1:
-        count = len(batch.query_index)
-        support_index, support_labels = (
-            x.expand(count, -1) for x in (support_index, support_labels)
-        )
-    assert all(x.dtype == torch.int64 and x.device.type == "cpu" for x in batch)
-    assert batch.query_index.shape[1] == sampler.n_query
-    whole = sampler.num_classes == int(sampler.labels.max()) + 1
-    for support, way, query, label in zip(
-        support_index, support_labels, batch.query_index, batch.query_labels, strict=True
-    ):
-        rows = torch.cat([support, query])
-        assert len(rows.unique()) == len(rows)
-        numbers = torch.cat([way, label])
-        classes = sampler.labels[rows]
-        assert (classes >= 0).all()
-        pairs = set(zip(numbers.tolist(), classes.tolist(), strict=True))
-        assert len(pairs) == sampler.num_classes  # one number for each class, and one class
-        assert [k for k, _ in sorted(pairs)] == list(range(sampler.num_classes))
-        assert [c for _, c in sorted(pairs)] == sorted(c for _, c in pairs)
-        assert not whole or torch.equal(numbers, classes)
-        if sampler.shots is not None:
-            assert torch.bincount(way).tolist() == [sampler.shots] * sampler.num_classes
-        assert len(label.unique()) <= sampler.k_eff
 
 
 # --- the sampler again, in plain Python ----------------------------------------------------------
