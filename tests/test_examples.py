@@ -14,7 +14,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from toy_images import one_thread  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))

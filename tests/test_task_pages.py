@@ -11,7 +11,7 @@ import pytest
 import torch
 from classify_data import table
 from encoder_models import stand_in_sentences
-from toy_images import one_thread, pattern_images  # noqa: F401
+from toy_images import pattern_images
 
 ROOT = Path(__file__).resolve().parents[1]
 # Commands that need a model or data of the reader, and where they are tested.

@@ -1,23 +1,12 @@
 """Small images shared by the tests of data, training and extraction."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from paddle_ext.research.data.images import ImageArray
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Where it is imported: for these few pixels threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def pattern_images(

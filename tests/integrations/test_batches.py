@@ -112,18 +112,8 @@ def test_later_changes_of_the_arrays() -> None:
         if prototypes is not None:
             prototypes[:] = 0
         assert_answers(model(rows), expected(None if prototypes is None else text))
-
-
-def test_no_labelled_rows() -> None:
-    text = random_rows(np.arange(K), 5)
-    for labels in ([], np.array([]), np.array([], dtype="S")):
-        model = BatchClassifier(np.empty((0, D)), labels, NAMES, prototypes=text, device="cpu")
-        assert len(model(QUERY)["label"]) == len(QUERY)
-
-
-def test_a_prior_that_is_changed_later() -> None:
     prior = np.arange(1.0, K + 1)
-    model = BatchClassifier(SUPPORT, PLACES, NAMES, prior=prior, device="cpu")
+    model = classifier(prior=prior)
     before = model(QUERY)
     prior[:] = np.nan
     assert all(np.array_equal(found, before[name]) for name, found in model(QUERY).items())
@@ -192,6 +182,9 @@ def test_names_alone() -> None:
     assert model.classes.tolist() == list(range(K))
     assert model(QUERY)["label"].tolist() == expected(text, 0).labels.tolist()
     assert repr(model) == "BatchClassifier(8 classes, 24 features, 0 labelled rows, names)"
+    for labels in ([], np.array([]), np.array([], dtype="S")):
+        same = BatchClassifier(np.empty((0, D)), labels, prototypes=text, device="cpu")
+        assert same(QUERY)["label"].tolist() == model(QUERY)["label"].tolist()
 
 
 def test_labels_and_names() -> None:

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from commands import run_command
-from toy_images import one_thread  # noqa: F401
 
 from paddle_ext import TaskSampler, methods
 from paddle_ext.research import demo

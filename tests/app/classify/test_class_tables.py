@@ -81,12 +81,9 @@ def test_bad_tables(
     assert not (tmp_path / "out").exists()
 
 
-def test_tables_need_a_file_and_a_folder(tmp_path: Path) -> None:
+def test_tables_need_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which is not a file"):
         read_pairs(tmp_path / "none.csv", "parents", "parent")
-    for name in ("parents", "prior"):
-        with pytest.raises(ValueError, match=f"{name} must be omitted unless the output is a fol"):
-            stream(tmp_path, None, tmp_path / "all.csv", settings(**{name: tmp_path / "tree.csv"}))
 
 
 # --- a prior --------------------------------------------------------------------------------------

@@ -42,8 +42,6 @@ def test_command(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert "label next" not in again
     assert table(out / "suggestions.csv") == rows
     assert "--suggest must be an integer in [1," in refused(*files, "--suggest", 0)
-    told = refused(*files, "--output", tmp_path / "answers.parquet", "--suggest", 3)
-    assert "--suggest must be omitted unless the output is a folder" in told
 
 
 @pytest.mark.parametrize("batch", [None, 7])

@@ -209,9 +209,10 @@ def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
         stream(known, tmp_path / "nothing.parquet", output, settings())
     with pytest.raises(ValueError, match="batch must be an integer"):
         stream(known, new, output, settings(batch=0))
-    for name in ("save", "corrected"):
+    for name in run.ONLY_WITH_A_FOLDER:
+        value = 3 if name == "suggest" else tmp_path / "x.npz"
         with pytest.raises(ValueError, match=f"{name} must be omitted unless the output is a f"):
-            stream(known, new, output, settings(**{name: tmp_path / "x.npz"}))
+            stream(known, new, output, settings(**{name: value}))
     pq.write_table(pq.read_table(new)[:0], new)
     with pytest.raises(ValueError, match="must have at least one sample to classify, got none"):
         stream(known, new, output, settings())

@@ -255,8 +255,7 @@ def test_formulas_in_a_table_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_a_pipe(tmp_path: Path) -> None:
-    for name in ("table.csv", "table.npz", "table.npy", "table.pt"):
-        path = tmp_path / name
-        os.mkfifo(path)
-        with pytest.raises(ValueError, match="must be a regular file"):
-            classify(path, path, tmp_path, settings())
+    path = tmp_path / "table.csv"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="must be a regular file"):
+        classify(path, path, tmp_path, settings())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from banks import gaussian_bank, right_answers
 from commands import run_command
-from toy_images import one_thread, pattern_images, write_split  # noqa: F401
+from toy_images import pattern_images, write_split
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, methods
 from paddle_ext.research.backbones import extract, load_checkpoint, nearest_mean_accuracy

@@ -4,14 +4,16 @@ import errno
 import json
 import os
 import resource
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from commands import run_command
 from safetensors.torch import load_file
 from scripts import run_code
-from toy_images import one_thread, pattern_images, write_split  # noqa: F401
+from toy_images import pattern_images, write_split
 
 from paddle_ext import Evaluation, FeatureBank
 
@@ -45,6 +47,15 @@ def result(path: Path) -> object:
     if path.suffix == ".json":
         return [replace(one, seconds=0.0) for one in Evaluation.load(path)]
     return {name: x.tolist() for name, x in load_file(path).items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the children that are killed, so that the results are equal."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import torch
 from toy_images import (
     LazyImages,
     generator,
-    one_thread,  # noqa: F401
     pattern_images,
     random_pixels,
     write_image,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from toy_images import generator, one_thread  # noqa: F401
 
 from paddle_ext.research.backbones import Backbone, Checkpoint, Transform, create, load_checkpoint
 from paddle_ext.research.backbones.networks import ARCHITECTURES

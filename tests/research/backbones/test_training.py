@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from toy_images import LazyImages, one_thread, pattern_images  # noqa: F401
+from toy_images import LazyImages, pattern_images
 
 from paddle_ext.research.backbones import (
     Augmentation,

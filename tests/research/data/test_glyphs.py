@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from toy_images import one_thread  # noqa: F401
 
 from paddle_ext.research.data import glyphs as module
 from paddle_ext.research.data.glyphs import CLASSES, characters, glyph_images
