@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import torch
 
 import paddle_ext
 
@@ -23,13 +22,6 @@ def batch(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return X[order], y[order], truth[order]
 
 
-def solved(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
-    """By `paddle_ext.solve`, of the rows with -1."""
-    support, labels, query = (torch.from_numpy(x) for x in (X[y >= 0], y[y >= 0], X[y < 0]))
-    return paddle_ext.solve(support, labels, query, return_prototypes=True, **options)
-
-
 def adapted(X: np.ndarray, y: np.ndarray, **options: Any) -> paddle_ext.Solution:
     """By `paddle_ext.adaptive`, of the rows with -1."""
-    support, labels, query = (torch.from_numpy(x) for x in (X[y >= 0], y[y >= 0], X[y < 0]))
-    return paddle_ext.adaptive(support, labels, query, **options)
+    return paddle_ext.adaptive(X[y >= 0], y[y >= 0], X[y < 0], **options)

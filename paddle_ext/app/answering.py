@@ -210,7 +210,7 @@ def examples_of(labelled: Labelled, place: torch.device) -> Examples:
 
 
 def things_of(labelled: Labelled, place: torch.device, alone: bool = False) -> Examples:
-    """The same by `counted_once`, because samples of one thing would vouch for each other."""
+    """The same, one for each labelled thing: its samples would confirm one another's labels."""
     tied = labelled.tied and labelled.tied.to(place)
     return counted_once(examples_of(labelled, place), tied, alone)
 

@@ -250,7 +250,7 @@ def resolved(
 
 
 def samples_of(key: Key, keys: list[Key]) -> list[Key]:
-    """Those of the samples of its name that have its content, or all if it does not say one."""
+    """Which of the samples of its name a correction means: by its digest, or else by its data."""
     if key.digest:
         keys = [own for own in keys if own.digest == key.digest]
         return [own for own in keys if own.data == key.data] or keys

@@ -45,6 +45,11 @@ def option(default: T, rule: Callable[[str, Any], object]) -> T:
     return field
 
 
+def fields_of(one: object) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a dataclass or its instance; none for anything else."""
+    return dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
+
+
 class Display(NamedTuple):
     """How tables and figures show a method."""
 
@@ -90,8 +95,7 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Apply the rules of all fields that were declared with `option`, in their order."""
-        own: Any = self  # a class without options need not be a dataclass
-        for field in dataclasses.fields(own) if dataclasses.is_dataclass(own) else ():
+        for field in fields_of(self):
             value = getattr(self, field.name)
             if "rule" in field.metadata and not (value is None and field.default is None):
                 field.metadata["rule"](field.name, value)

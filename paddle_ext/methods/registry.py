@@ -1,6 +1,5 @@
 """Find methods by name, built in or registered."""
 
-import dataclasses
 import importlib
 import inspect
 import operator
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from .. import check
 from ..task import Task
-from .base import PRESETS, Display, Method, known_methods
+from .base import PRESETS, Display, Method, fields_of, known_methods
 
 T = TypeVar("T")
 
@@ -229,11 +228,6 @@ def options_of_class(cls: type[Method]) -> tuple[Option, ...]:
         kind, text = documented.get(field.name, (str(field.type), ""))
         options.append(Option(field.name, kind, field.default, text))
     return tuple(options)
-
-
-def fields_of(one: object) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a dataclass or its instance; none for anything else."""
-    return dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
 
 
 def lookup(name: str) -> type[Method]:

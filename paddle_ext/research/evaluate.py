@@ -18,8 +18,8 @@ from torch import Tensor
 from .. import check
 from ..large.sources import with_index
 from ..methods import Method, create
-from ..methods.base import PRESETS, known_methods
-from ..methods.registry import as_method, fields_of
+from ..methods.base import PRESETS, fields_of, known_methods
+from ..methods.registry import as_method
 from ..native import devices
 from ..native.load import version
 from ..progress import Progress

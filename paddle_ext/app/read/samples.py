@@ -47,7 +47,7 @@ class Labelled:
 
     @cached_property
     def columns(self) -> Columns:
-        """How columns are prepared: not at all for embeddings, and all that have names."""
+        """How columns are prepared; embeddings, and all rows of named classes, stay as they are."""
         if self.prototypes is not None:
             return Columns()
         rows = self.features, self.labels, len(self.class_names)

@@ -161,13 +161,6 @@ def test_batches_hold_every_sample_once() -> None:
         assert all(len(batch.features) == len(batch.names) for batch in found)
 
 
-def labelled() -> Labelled:
-    support, labels, _, _ = embeddings()
-    return Labelled(
-        torch.from_numpy(support), torch.from_numpy(labels), tuple(NAMES), ("",) * len(labels)
-    )
-
-
 def test_ten_thousand_classes(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     centres = random.normal(size=(10_000, 16)).astype(np.float32)
@@ -271,7 +264,8 @@ def test_texts(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_features() -> None:
     """Batches that are classified are freed."""
-    known = labelled()
+    support, labels = (torch.from_numpy(x) for x in embeddings()[:2])
+    known = Labelled(support, labels, tuple(NAMES), ("",) * len(labels))
     alive: list[weakref.ref[torch.Tensor]] = []
     most = 0
 
