@@ -239,6 +239,11 @@ static Work labelled_work(const LabelledParams& p) {
 //
 // Distances are packed, a row in each lane, so that no sum over classes runs across lanes.
 
+// What rows contribute to a step.
+struct Moments {
+    double lag, variance;
+};
+
 template <typename T>
 struct CalibrateScratch {
     Arena& arena;
@@ -250,6 +255,7 @@ struct CalibrateScratch {
     T* low = arena.take<T>(Rp);  // the smallest distances, subtracted to avoid overflow
     T* shares = arena.take<T>(K * Simd<T>::kLanes);  // of a vector of rows in the classes
     double* drawn = arena.take<double>(K);
+    Moments* moments = arena.take<Moments>(Rp / Simd<T>::kLanes);  // of the rows of a vector
 
     // The nearest class: without validation a label may be out of range.
     int64_t label(int64_t given) const { return std::min(std::max(given, int64_t(0)), K - 1); }
@@ -260,20 +266,17 @@ struct CalibrateScratch {
     }
 };
 
-// What rows contribute to a step.
-struct Moments {
-    double lag, variance;
-};
-
 // From the softmax of -f/2 d over the classes.
 template <typename T>
-static Moments moments_at(const CalibrateScratch<T>& s, T f) {
+static Moments moments_at(const CalibrateScratch<T>& s, T f, int threads) {
     constexpr int64_t kLanes = Simd<T>::kLanes, kPanel = Simd<T>::kPanel;
     constexpr int64_t kTerms = 64;  // limit on the classes of a sum: rounding accumulates
+    const int64_t vectors = (s.count + kLanes - 1) / kLanes;
     const T half = T(-0.5) * f;
-    Moments all{};
-    for (int64_t i = 0; i < s.count; i += kLanes) {
-        if (given_up(i / kLanes, 20.0 * double(s.K * kLanes))) break;
+    std::fill_n(s.moments, vectors, Moments{});
+    const auto some = [&](int64_t v, int) {
+        if (given_up(v, 20.0 * double(s.K * kLanes))) return;
+        const int64_t i = v * kLanes;
         const T* d = s.from(i);
         const Vec<T> low = load(s.low + i);
         Vec<T> sums = splat(T(0)), firsts = sums, seconds = sums;
@@ -292,9 +295,15 @@ static Moments moments_at(const CalibrateScratch<T>& s, T f) {
         for (int64_t lane = 0; lane < std::min(s.count - i, kLanes); ++lane) {
             const double share = 1 / double(sums[lane]), mean = double(firsts[lane]) * share;
             const double second = double(seconds[lane]) * share;
-            all.lag += double(s.own[i + lane]) - double(s.low[i + lane]) - mean;
-            all.variance += std::max(second - mean * mean, 0.0);
+            s.moments[v].lag += double(s.own[i + lane]) - double(s.low[i + lane]) - mean;
+            s.moments[v].variance += std::max(second - mean * mean, 0.0);
         }
+    };
+    parallel_for(vectors, workers_of(vectors, 20.0 * double(s.count * s.K), threads), some);
+    Moments all{};
+    for (int64_t v = 0; v < vectors; ++v) {
+        all.lag += s.moments[v].lag;
+        all.variance += s.moments[v].variance;
     }
     return all;
 }
@@ -328,7 +337,7 @@ static double add_drawn(const CalibrateScratch<T>& s, const int64_t* labels, T f
 }
 
 template <typename T>
-static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch, int = 1) {
+static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch, int threads = 1) {
     constexpr int64_t kLanes = Simd<T>::kLanes, kPanel = Simd<T>::kPanel;
     const T* const d = reals<T>(p.distances, task * p.R * p.K);
     const int64_t* const labels = p.labels + task * p.R;
@@ -345,7 +354,7 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
     for (int64_t i = 0; i < count; ++i) s.own[i] = d[i * p.K + s.label(labels[i])];
     Bracket bracket(p.centre, p.spread);
     for (int step = 0; step < kMaxCalibrationSteps; ++step) {
-        const Moments all = moments_at(s, T(bracket.sharpness()));
+        const Moments all = moments_at(s, T(bracket.sharpness()), threads);
         if (!bracket.step(all.lag, all.variance) || interrupted()) break;
     }
     for (int64_t k = 0; k < p.K; ++k) s.drawn[k] = 0;

@@ -34,10 +34,10 @@ struct JudgedScratch {
     T* whole = arena.take<T>(C > 0 ? K : 0);   // w A w
     T* near = arena.take<T>(C > 0 ? N : 0);    // distances to the own class
     T* z = by_rows ? arena.take<T>(N * C) : v;
-    T* along = arena.take<T>(C > 0 ? N * Kp : 0);   // v A w, then distances
-    T* pairs = arena.take<T>(pair_count * Kp);      // products of class means
-    T* projected = arena.take<T>(pair_count * Kp);  // (Z w).(Z w) for them
-    T* blocks = arena.take<T>(kFactorBlock * C);    // of the factor, in panels
+    T* along = arena.take<T>(C > 0 ? N * Kp : 0);                 // v A w, then distances
+    T* pairs = arena.take<T>(pair_count * Kp);                    // products of class means
+    T* projected = arena.take<T>(by_rows ? pair_count * Kp : 0);  // (Z w).(Z w) for them
+    T* blocks = arena.take<T>(kFactorBlock * C);                  // of the factor, in panels
     T* offsets = arena.take<T>(C > 0 && !by_rows ? kOffsetRows * D : 0);
     T* packed = arena.take<T>(by_rows ? round_up(S, Simd<T>::kPanel) * D
                               : C > 0 ? kOffsetRows * round_up(D, Simd<T>::kPanel)
@@ -75,7 +75,6 @@ static void scale_rows(const LabelledTask<T>& t, const T* root, const T* means,
 template <typename T>
 static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D;
-    const bool full = s.C > 0;
     const T* const shots = t.shots;
     const bool all = s.N == s.S;
     for (int64_t i = 0; i < s.N; ++i) s.rows[i] = all ? i : 0;
@@ -95,9 +94,9 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
     }
     // x.w, from v.w if that is needed too.
     pack_rows(s.means(), D, K, D, T(1), s.panels, D);
-    scale_rows<T>(t, s.root, full ? s.means() : nullptr, s.rows, 0, s.N, s.v, s.step);
+    scale_rows<T>(t, s.root, s.by_rows ? s.means() : nullptr, s.rows, 0, s.N, s.v, s.step);
     multiply<T>({s.v, s.step, 1}, s.N, s.panels, D, K, {s.plain, s.Kp, Simd<T>::kPanel}, threads);
-    if (full) {
+    if (s.by_rows) {
         s.multiply_pairs(s.means(), D, s.pairs, threads);
     } else {
         scale_rows<T>(t, s.root, s.means(), s.rows, 0, s.N, s.v, s.step);
@@ -106,7 +105,7 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
         const int64_t own = s.own[i];
         T* const to = s.plain + i * s.Kp;
         for (int64_t k = 0; s.by_rows && k < K; ++k) s.solved[k * s.C + i] = to[k];
-        for (int64_t k = 0; full && k < K; ++k) to[k] += s.pair_row(i)[k];
+        for (int64_t k = 0; s.by_rows && k < K; ++k) to[k] += s.pair_row(i)[k];
         s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
         for (int64_t k = 0; k < K; ++k) to[k] = s.squares[k] - 2 * to[k];
         to[own] += (left_out_rate(shots[own]) - 1) * s.square[i];
@@ -179,9 +178,9 @@ static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask
     FullMetric<T> found = {T(s.by_rows), s.by_rows ? -1 / scatter : T(1), 1};
     pack_rows(s.solved, C, K, C, T(1), s.panels, C);
     multiply<T>({s.z, C, 1}, s.N, s.panels, C, K, {s.along, s.Kp, Simd<T>::kPanel}, threads);
-    s.multiply_pairs(s.solved, C, s.projected, threads);
-    for (int64_t i = 0; i < s.pair_count * s.Kp; ++i) {
-        s.pairs[i] = found.plain * s.pairs[i] + found.unit * s.projected[i];
+    s.multiply_pairs(s.solved, C, s.by_rows ? s.projected : s.pairs, threads);
+    for (int64_t i = 0; s.by_rows && i < s.pair_count * s.Kp; ++i) {
+        s.pairs[i] += found.unit * s.projected[i];
     }
     for (int64_t k = 0; k < K; ++k) {
         s.second[k] = dot(s.solved + k * C, s.solved + k * C, C);
@@ -268,7 +267,7 @@ static bool has_finite_rows(const LabelledTask<T>& t) {
 
 // Calibrates distances in mixtures of metrics, see kStandardError. Returns the share of the full one.
 template <typename T>
-static T best_mixture(const LikelihoodScratch<T>& s) {
+static T best_mixture(const LikelihoodScratch<T>& s, int threads) {
     const JudgedScratch<T>& judged = s.judged;
     const int64_t K = judged.K;
     CalibrateParams trial = s.calibrate;
@@ -280,7 +279,7 @@ static T best_mixture(const LikelihoodScratch<T>& s) {
             mix(judged, judged.judge[i], mixture, to);
             for (int64_t k = 0; k < K; ++k) to[k] -= judged.excess[k];
         }
-        calibrate_task<T>(trial, 0, s.calibrate_scratch);
+        calibrate_task<T>(trial, 0, s.calibrate_scratch, threads);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
         if (step == 0) continue;
         if (!(s.trial[1] < *s.objective + T(kStandardError))) break;
@@ -305,7 +304,7 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     std::copy_n(judged.squares, K, squares);
     FullMetric<T> full = {};
     if (p.full) full = judge_by_full(judged, s.labelled, threads);
-    const T mixture = best_mixture(s);
+    const T mixture = best_mixture(s, threads);
     if (p.full) {
         const T plain = 1 - mixture + full.plain * mixture * full.shrink;
         const T projected = full.unit * mixture * full.shrink;
@@ -335,7 +334,7 @@ static Work likelihood_work(const LikelihoodParams& p) {
     const double M = std::min(S, D), N = p.every || (p.full && S < D) ? S : R;
     double products = N * K * D, calibrations = 1, parts = 1;
     if (p.full) {
-        products += N * K * M + K * std::min(K, N) * (D + M) + M * S * D / 2;
+        products += N * K * M + K * std::min(K, N) * (S < D ? D + M : M) + M * S * D / 2;
         products += M * M * (M / 3 + K + N) / 2;
         calibrations += kMixtureSteps;
         parts = 6;  // of similar size, each on all threads
