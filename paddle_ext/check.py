@@ -232,7 +232,7 @@ def tensors(*given: Any) -> list[Any]:
 def as_tensor(x: Any) -> Any:
     """The tensor of an array of any library, or of a table; others unchanged."""
     if isinstance(x, Tensor):
-        return x.detach() if x.requires_grad else x
+        return (x.detach() if x.requires_grad else x).resolve_neg()
     if isinstance(x, np.ndarray):
         return of_array(x)
     if hasattr(x, "__dlpack__"):

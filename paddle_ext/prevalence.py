@@ -113,7 +113,11 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
         )
     z = NormalDist().inv_cdf((1 + coverage) / 2)
     sums = sums.double()
-    Q = sums[..., 0, :].sum(-1, keepdim=True).clamp(min=1)
+    Q = sums[..., 0, :].sum(-1, keepdim=True)
+    if sums.is_cpu and not (sums >= -1e-6 * Q.unsqueeze(-1)).all():
+        raise check.ArgumentValueError("sums", f"must be at least 0, got {sums.min():g}")
+    none, Q = Q == 0, Q.clamp(min=1)
+    sums = sums.clamp(min=0)  # what is left of a difference by rounding
     strange = None
     if sums.shape[-2] > 4:
         sums, strange = without_strangers(sums, Q, z, sampling)
@@ -138,7 +142,7 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
         high = torch.maximum(high, (mean > 1 - coverage).double())
     low, high = torch.where(mirrored, Q - high, low) / Q, torch.where(mirrored, Q - low, high) / Q
     low, high = torch.minimum(low.clamp(min=0), estimate), torch.maximum(high, estimate)
-    found = Prevalence(estimate, low, high.clamp(max=1))
+    found = Prevalence(estimate, low, high.clamp(max=1).masked_fill(none, 1))
     if strange is None:
         return found
     return Prevalence._make(torch.cat(pair, -1) for pair in zip(found, strange, strict=True))

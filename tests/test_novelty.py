@@ -204,6 +204,15 @@ def test_novelty_with_few_rows() -> None:
     assert found.unique().numel() > 10  # two rows to be compared with keep the order
 
 
+def test_copies_of_labelled_rows_are_not_strange() -> None:
+    for K in (2, 3, 5):
+        torch.manual_seed(K)
+        labels = torch.arange(K).repeat(30)
+        rows = torch.randn(K, 32)[labels]
+        found = paddle_ext.adaptive(rows, labels, rows)
+        assert presence.novelty(found, rows, labels, rows).max() < 0.95
+
+
 def test_novelty_where_few_probabilities_are_kept() -> None:
     support, labels, query = task()
     for solver in (paddle_ext.adaptive, paddle_ext.solve):
@@ -253,6 +262,8 @@ def test_doubt_of_a_row_alone_in_its_class() -> None:
     found = presence.label_doubt(support[:CLASSES], labels[:CLASSES])
     assert found.doubt.tolist() == [0.0] * CLASSES
     assert torch.equal(found.suggestion, labels[:CLASSES])
+    found.suggestion.zero_()
+    assert labels[1] == 1  # the caller's are as they were
     found = presence.label_doubt(support[: CLASSES + 3], labels[: CLASSES + 3])
     assert (found.doubt[3:CLASSES] == 0).all()
     assert (found.doubt[:3] > 0).all()

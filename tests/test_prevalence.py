@@ -330,6 +330,14 @@ def test_bad_coverage(coverage: float) -> None:
         from_sums([[1.0]])
     with pytest.raises(ValueError, match="sums must be finite"):
         from_sums(sums([math.nan], [1], [0]))
+    with pytest.raises(ValueError, match="sums must be at least 0, got -2"):
+        from_sums(sums([-2, 3], [1, 0], [0, 0]))
+
+
+def test_nothing_is_known_of_no_queries() -> None:
+    found = from_sums(torch.zeros(4, 3))
+    assert found.low.tolist() == [0.0] * 3
+    assert found.high.tolist() == [1.0] * 3
 
 
 def test_novelty_of_certain_rows() -> None:

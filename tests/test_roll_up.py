@@ -37,6 +37,10 @@ def test_the_most_specific_node_by_hand() -> None:
     assert found.names() == ["oak", "tree", "plant", None, "newt"]
     expected = torch.tensor([0.95, 0.95, 0.95, 1.0, 0.95])
     torch.testing.assert_close(found.probability, expected)
+    rounded = hierarchy.Hierarchy.of(dict.fromkeys(NAMES, "all"), NAMES).roll_up(
+        U * (1 - 2e-7), 1.0
+    )
+    assert rounded.names() == ["all"] * 5
     batched = hierarchy.Hierarchy.of(PARENTS, NAMES).roll_up(U.expand(2, 5, 5), 0.9)
     assert torch.equal(batched.node, found.node.expand(2, 5))
 

@@ -493,16 +493,24 @@ class RowLogits:
 
 
 def row_logits(
-    task: Task, solution: Solution | None, *, logit_scale: float, **options: Any
+    task: Task,
+    solution: Solution | None,
+    log_shares: Tensor | None = None,
+    *,
+    logit_scale: float,
+    **options: Any,
 ) -> RowLogits:
-    """Those of a task with prototypes; without a solution [Q, ..] its queries are labelled rows."""
+    """Those of a task with prototypes; without a solution [Q, ..] its queries are labelled rows.
+
+    `log_shares` [K] are then of the classes; None: those of the rows, with one more of each class.
+    """
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     assert names.away is not None
     assert names.scale is not None
     scaled = names.away[0] * names.scale[0]
-    if solution is None:  # the class proportions of the labelled rows, with one more of each class
-        log_shares = rows.shots[0].log1p().log_softmax(-1)
+    if solution is None:
+        log_shares = rows.shots[0].log1p().log_softmax(-1) if log_shares is None else log_shares
         u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
     else:
         u, log_shares = solution.probabilities[None], solution.dual

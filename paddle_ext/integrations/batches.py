@@ -33,7 +33,8 @@ def joined(first: Frame, second: Frame) -> Frame:
     if {*first} != {*second}:
         what = f"must have the same columns, got {', '.join(map(str, first))} and then "
         raise check.ArgumentValueError("frames", what + ", ".join(map(str, second)))
-    apart = [name for name in first if first[name].dtype != second[name].dtype]
+    kinds, others = (dict(zip(x.columns, x.dtypes, strict=True)) for x in (first, second))
+    apart = [name for name in kinds if kinds[name] != others[name]]
     both = (frame.astype(dict.fromkeys(apart, object)) for frame in (first, second))
     return sys.modules["pandas"].concat(both)
 

@@ -13,6 +13,7 @@ import numbers
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -235,8 +236,13 @@ def is_frame(X: Any) -> bool:
 def frame_cells(X: Any, categories: Sequence[int] | None = None) -> tuple[Array, list[int]]:
     """Cells [n, D] of a DataFrame, and its `categories`: by default all columns but numbers."""
     columns = [X.iloc[:, place] for place in range(X.shape[1])]
-    if categories is None:
-        categories = [place for place, column in enumerate(columns) if not has_numbers(column)]
+    others = [place for place, column in enumerate(columns) if not has_numbers(column)]
+    categories = others if categories is None else categories
+    if odd := sorted({*others} - {*categories}):
+        column = columns[odd[0]]
+        raise check.ArgumentTypeError(
+            "X", f"must have numbers in column {column.name!r}, as in fit, got {column.dtype}"
+        )
     single = all(column.dtype == np.float32 for column in columns)
     dtype = object if len(categories) else np.float32 if single else np.float64
     cells: Array = np.empty(X.shape, dtype=dtype)
@@ -244,11 +250,17 @@ def frame_cells(X: Any, categories: Sequence[int] | None = None) -> tuple[Array,
         if place in categories:
             missing = column.isna().to_numpy()
             cells[:, place] = [
-                None if no else str(one) for no, one in zip(missing, column, strict=True)
+                None if no else category(one) for no, one in zip(missing, column, strict=True)
             ]
         else:
             cells[:, place] = column.to_numpy(dtype=np.float64, na_value=np.nan)
     return cells, list(categories)
+
+
+def category(value: Any) -> str:
+    """A category as text: whole numbers become floats where their column has a gap."""
+    whole = isinstance(value, float | np.floating) and value.is_integer()
+    return str(int(value) if whole else value)
 
 
 def has_numbers(column: Any) -> bool:
@@ -257,7 +269,10 @@ def has_numbers(column: Any) -> bool:
         return True
     there = column.dropna()
     if column.dtype.kind != "O" or any(
-        isinstance(one, Collection) != isinstance(one, str) for one in there
+        isinstance(one, Collection) != isinstance(one, str)
+        or isinstance(one, date | time | timedelta)
+        or type(one).__name__ == "Period"
+        for one in there
     ):
         raise check.ArgumentTypeError(
             "X", f"must have numbers or categories, got {column.dtype} in column {column.name!r}"

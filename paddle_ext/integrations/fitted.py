@@ -185,15 +185,15 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     """Fit to labelled rows alone: class means, and the proportions of the labels."""
     support, labels, K = examples.support, examples.labels, examples.num_classes
     shots = labels.bincount(examples.weights, minlength=K).double()
-    proportions = shots / shots.sum()
+    proportions, prior = shots / shots.sum(), options["prior"]
+    shares = proportions if prior is None else torch.from_numpy(prior / prior.max()).to(shots)
+    log_shares = torch.log(shares / shares.sum())
     if examples.names is not None:
-        logits = row_logits(examples.task(support), None, **of_names(options))
+        known = None if prior is None else log_shares.to(support)
+        logits = row_logits(examples.task(support), None, known, **of_names(options))
         fitted: Fitted = FittedNames(examples, logits)
     else:
-        prior = options["prior"]
-        shares = proportions if prior is None else torch.from_numpy(prior / prior.max())
-        shares = shares / shares.sum()
-        fitted = FittedAdaptive(learned(examples, options), torch.log(shares))
+        fitted = FittedAdaptive(learned(examples, options), log_shares)
     means = means_of(replace(examples, support=support.double()))
     return Fit(fitted.to("cpu"), means, proportions, None)
 

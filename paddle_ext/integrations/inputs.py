@@ -76,7 +76,7 @@ def plain(value: Any) -> Array:
         return kept
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        return np.asarray(value.float() if value.is_floating_point() else value)
+        return np.asarray(value.float() if value.dtype is torch.bfloat16 else value)
     if not isinstance(value, list | tuple):
         return np.asarray(value)
     try:
@@ -208,7 +208,7 @@ def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> A
             prior, notes = in_order({k: float(w) for k, w in prior.items()}, names, "prior")
             for note in notes:
                 warnings.warn(note, stacklevel=3)
-        weights: Array = np.array(prior, dtype=np.float64)  # the caller's may change
+        weights: Array = np.array(plain(prior), dtype=np.float64)  # the caller's may change
     except (TypeError, ValueError) as error:
         raise TypeError(f"prior must be numbers, got {check.kind(prior)}") from error
     tasks = None if groups is None else len(groups.names)
@@ -263,7 +263,7 @@ def checked_weights(
     given: Any, has_label: npt.NDArray[np.bool_], places: Places, classes: Array
 ) -> Array:
     """The weights of the labelled rows in float64; every class must have a positive one."""
-    weights = np.asarray(given)
+    weights = plain(given)
     if weights.dtype.kind not in "fiub" or weights.shape != has_label.shape:
         raise ValueError(
             f"sample_weight must be numbers of shape [{len(has_label)}], one for each row, got "

@@ -131,8 +131,7 @@ def batch_accuracy(estimator: Any, X: Any, y: Any) -> float:
     >>> bool(scores.mean() > 0.8)
     True
     """
-    steps = getattr(estimator, "steps", None)
-    if steps is not None:
+    while (steps := getattr(estimator, "steps", None)) is not None:
         X = estimator[:-1].transform(X) if len(steps) > 1 else X
         estimator = steps[-1][1]
     predict = getattr(estimator, "predict_batch", None) or estimator.predict

@@ -23,6 +23,7 @@ from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
 from .fitted import Examples, array, chosen_device, moved, to_tensor
 
 try:
+    from sklearn import config_context  # type: ignore[import-untyped]
     from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-untyped]
     from sklearn.utils.validation import (  # type: ignore[import-untyped]
         check_array,
@@ -463,11 +464,13 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _in_columns(self, X: Array) -> Tensor:
         return self._columns.applied_to(to_tensor(X, chosen_device(self.device)))
 
+    @config_context(assume_finite=False)  # type: ignore[untyped-decorator]
     def _validated(self, X: Any, table: bool, *, reset: bool = True, **options: Any) -> Array:
         """Numbers of what a user gave; `reset` in `fit`, which learns the encoder of a table."""
         options |= {"dtype": REAL, "ensure_all_finite": "allow-nan" if table else True}
         if isinstance(X, np.ma.MaskedArray):  # scikit-learn would ignore the mask
             X = np.ma.filled(X.astype(float), np.nan)
+        X = inputs.plain(X) if isinstance(X, Tensor) else X
         known = None if reset else self._encoder
         categories = [] if known is None else known.categories
         if table and is_frame(X):

@@ -128,7 +128,8 @@ class Hierarchy:
         for level in range(max(self.depth), 0, -1):
             at = (depth == level).nonzero().view(-1)
             mass.index_add_(-1, parent[at], mass[..., at])
-        specific, index = torch.where(mass >= confidence, depth, -1).max(-1)
+        rounding = 16 * torch.finfo(mass.dtype).eps  # a root may hold slightly less than 1
+        specific, index = torch.where(mass >= confidence - rounding, depth, -1).max(-1)
         probability = mass.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         none = specific < 0
         return RolledUp(

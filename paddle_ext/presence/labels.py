@@ -179,7 +179,7 @@ def doubt_of_labels(
 ) -> LabelDoubt:
     """`label_doubt` for checked rows; those that are `trusted` [S] count in full for the others."""
     if len(labels) == num_classes or num_classes == 1:
-        return LabelDoubt(rows.new_zeros(len(labels)), labels)
+        return LabelDoubt(rows.new_zeros(len(labels)), labels.clone())
     support, given = rows.unsqueeze(0), labels.unsqueeze(0)
     sure = None if trusted is None else trusted.unsqueeze(0)
     weighed = weigh_labels(support, given, num_classes, AUTO, trusted=sure)

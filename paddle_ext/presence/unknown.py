@@ -18,6 +18,7 @@ from ..task import without_autocast
 
 MOST_ORDINARY = 1024  # limit on labelled rows that queries are compared with
 NO_SPREAD = 1e-6  # a smaller deviation is rounding
+SAME_SCORE = 1e-5  # and so is a smaller difference of scores, as a share of the largest
 SPREAD_SHARE = 0.25  # the deviation expected a priori, as a share of the mean
 PRIOR_ROWS = 8  # weight of a prior, in rows
 FOLDS = 5  # groups of classes, each left out in turn to simulate strangers
@@ -255,13 +256,17 @@ def shrunk_deviation(x: Tensor) -> Tensor:
 
 
 def rank(ordinary: Tensor, scores: Tensor) -> Tensor:
-    """The share of sorted scores [m] below each score; it increases strictly with the score."""
+    """The share of sorted scores [m] below each score, and of half of those equal to it.
+
+    Scores are equal up to rounding; beyond that the share increases strictly with the score.
+    """
     ordinary, scores = ordinary.double(), scores.double()
-    m = len(ordinary)
-    place = torch.searchsorted(ordinary, scores, right=True)
+    m, near = len(ordinary), SAME_SCORE * ordinary.abs().amax()
+    first = torch.searchsorted(ordinary, scores - near)
+    place = torch.searchsorted(ordinary, scores + near, right=True)
     low, high = ordinary[(place - 1).clamp(min=0)], ordinary[place.clamp(max=m - 1)]
     inside = (scores - low) / (high - low).clamp(min=torch.finfo(ordinary.dtype).tiny)
     above, below = ((scores - ordinary[i]).abs() for i in (-1, 0))
     outside = torch.where(place == m, above / (1 + above), 1 / (1 + below))
     share = torch.where((place > 0) & (place < m), inside, outside)
-    return (place + share) / (m + 1)
+    return torch.where(place > first, (first + 1 + place) / 2, place + share) / (m + 1)

@@ -1,5 +1,6 @@
 """Tables: standardised columns where these serve better than unit-norm rows."""
 
+import datetime as dt
 import pickle
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,7 @@ def mixed_frame() -> tuple[Any, np.ndarray]:
 
 
 def test_gaps_and_categories_of_a_frame() -> None:
+    pandas = pytest.importorskip("pandas")
     X, truth = mixed_frame()
     y = hidden(truth, 40, 5)
     model = PaddleClassifier(device="cpu").fit(X, y)
@@ -218,8 +220,22 @@ def test_gaps_and_categories_of_a_frame() -> None:
     np.testing.assert_array_equal(same.predict_proba(X), model.predict_proba(X))
     with pytest.raises(TypeError, match="X must be a DataFrame, as in fit, got"):
         model.predict(np.zeros((2, X.shape[1])))
-    with pytest.raises(TypeError, match=r"numbers or categories, got datetime64.* 'day'"):
-        PaddleClassifier().fit(X.assign(day=np.datetime64("2020-01-01")), y)
+    day = dt.date(2020, 1, 1)
+    for dates in (np.datetime64(day), [day] * len(X), pandas.Categorical([day] * len(X))):
+        with pytest.raises(TypeError, match=r"numbers or categories, got .* in column 'day'"):
+            PaddleClassifier().fit(X.assign(day=dates), y)
+    for odd in ("red", pandas.Timedelta("1D"), 1j):
+        with pytest.raises(TypeError, match=r"X must have numbers .*in column 'size'"):
+            model.predict(X.assign(size=odd))
+
+
+def test_a_gap_among_whole_numbers_does_not_change_the_others() -> None:
+    pandas = pytest.importorskip("pandas")
+    code = np.arange(60) % 3
+    X = pandas.DataFrame({"size": code * 0.0, "code": pandas.Categorical(code)})
+    model = PaddleClassifier(device="cpu").fit(X, code)
+    gap = X.assign(code=pandas.Series(np.where(code == 1, np.nan, code)).astype("category"))
+    assert (model.predict(gap) == code)[code != 1].all()
 
 
 def test_gaps_of_an_array() -> None:

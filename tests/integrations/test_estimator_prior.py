@@ -55,9 +55,10 @@ def test_names_and_labelled_rows_alone() -> None:
     model = PaddleClassifier(prior=WEIGHTS)
     model.fit(*joined(X, y, new), prototypes=names, classes=CLASSES)
     assert "oak" not in model.transduction_[len(X) :]
-    alone = PaddleClassifier(prior=WEIGHTS).fit(X, y)
-    assert alone.prior_used_ is None
-    assert "oak" not in alone.predict(new)
+    for prototypes in (None, names):
+        alone = PaddleClassifier(prior=WEIGHTS).fit(X, y, prototypes=prototypes)
+        assert alone.prior_used_ is None
+        assert "oak" not in alone.predict(new)
 
 
 def test_weights_whose_sum_overflows() -> None:
@@ -102,6 +103,7 @@ def test_missing_classes_get_the_smallest_weight() -> None:
         ({"ash": None}, "prior must be numbers, got dict"),
         ([1, 2], r"prior must have shape \[6\], got \[2\]"),
         ("ash", "prior must be numbers, got "),
+        (np.ma.masked_less([1, 1, 1, 1, 0, 1], 1), "prior must be finite and at least 0, got nan"),
     ],
 )
 def test_bad_priors(prior: Any, message: str) -> None:

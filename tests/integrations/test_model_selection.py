@@ -127,3 +127,7 @@ def test_a_pipeline_and_a_grid() -> None:
     search = GridSearchCV(pipeline, grid, cv=split, scoring=batch_accuracy).fit(X, y)
     assert search.best_params_["paddleclassifier__rows"] == "table"
     assert search.cv_results_["split2_test_score"].shape == (2,)
+    nested = make_pipeline(StandardScaler(), make_pipeline(PaddleClassifier())).fit(X, y)
+    assert batch_accuracy(nested, X[:60], y[:60]) == batch_accuracy(
+        pipeline.fit(X, y), X[:60], y[:60]
+    )

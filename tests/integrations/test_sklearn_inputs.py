@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from estimator_batch import CLASSES, adapted, batch
+from sklearn import config_context
 
 from paddle_ext import PaddleClassifier
 
@@ -149,14 +151,17 @@ def test_weights_of_any_size(shots: int, dtype: type) -> None:
         (1e-31, r"^sample_weight must be 0 or between .*, got 1e-31 in row 1$"),
         (0.0, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
         ("heavy", r"^sample_weight must be numbers of shape"),
+        (np.ma.masked, r"^sample_weight must be numbers of shape .*, got object"),
     ],
 )
 def test_bad_weights(weights: Any, message: str) -> None:
     X, y, _ = batch()
     given = weights if isinstance(weights, list) else [weights] * len(y)
+    if weights is np.ma.masked:
+        given = np.ma.masked_array(np.ones(len(y)), np.arange(len(y)) == 1)
     with pytest.raises(ValueError, match=message):
         PaddleClassifier().fit(X, y, sample_weight=given)
-    if np.ndim(weights) == 0 and weights != 0 and weights != "heavy":  # of rows without a label
+    if isinstance(weights, float) and weights != 0:  # of rows without a label
         weighed = PaddleClassifier().fit(X, y, sample_weight=np.where(y < 0, weights, 1.0))
         assert weighed.n_iter_ > 0
 
@@ -220,6 +225,24 @@ def test_rows_too_large_for_the_precision_of_the_fit() -> None:
         large[0] *= factor
         for options in ({}, {"groups": np.arange(len(rows)) // 20}):
             assert (model.predict_batch(large, **options) == want).mean() > usual - 0.1
+
+
+def test_rows_straight_from_a_network() -> None:
+    X, y, _ = batch()
+    rows = torch.from_numpy(X).float()
+    want = PaddleClassifier(device="cpu").fit(rows.numpy(), y).transduction_
+    assert (
+        PaddleClassifier(device="cpu").fit(rows.requires_grad_(), y).transduction_ == want
+    ).all()
+    assert PaddleClassifier(device="cpu").fit(rows.bfloat16(), y).n_features_in_ == X.shape[1]
+
+
+def test_gaps_are_found_though_scikit_learn_does_not_look() -> None:
+    X, y, _ = batch()
+    model = PaddleClassifier(rows="embeddings").fit(X, y)
+    X[0, 0] = np.nan
+    with config_context(assume_finite=True), pytest.raises(ValueError, match="NaN"):
+        model.predict(X)
 
 
 def test_copies_leave_the_model_as_it_is() -> None:

@@ -59,6 +59,11 @@ def test_banks_and_tasks() -> None:
     assert torch.equal(novel(found, SUPPORT, LABELS, QUERY), expected)
 
 
+def test_tensors_that_torch_will_negate() -> None:
+    x = torch.from_numpy(QUERY)
+    assert_same(paddle_ext.adapt(torch._neg_view(-x)), paddle_ext.adapt(x))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 def test_forms_of_tensors() -> None:
