@@ -165,7 +165,7 @@ class ExpectedAccuracy:
     tested: Tensor  # [K] labelled samples of classes with two or more
 
     def of_class(self, k: int) -> Expected | None:
-        """None if a class has fewer than two labelled samples.
+        """How many samples of a class are recognised; None with fewer than two labelled ones.
 
         Samples of a class that classify one another are one test fewer: two of them, for example,
         are both near or both far from each other.
@@ -180,7 +180,7 @@ class ExpectedAccuracy:
         return ", or less: two labels of a class say little" if few else ""
 
     def of_batch(self, counts: Tensor) -> Expected | None:
-        """With these numbers [K] of samples of each class, as predicted.
+        """Of samples one by one, with these numbers [K] of each class, as predicted.
 
         Classes without a test count as the mean of the others. The interval is wider for few
         samples, some of which are right or wrong by luck.
@@ -290,7 +290,7 @@ class Outcome:
         have = "has" if len(lonely) == 1 else "have"
         return (
             f"{names} {have} fewer than two labelled samples, so nothing can be said about "
-            f"whether the {len(unjudged):,} samples predicted as such are of an unknown class"
+            f"whether the samples predicted as such, {len(unjudged):,}, are of an unknown class"
         )
 
 

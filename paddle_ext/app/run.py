@@ -374,7 +374,7 @@ class StreamReport:
 def streams(output: str | Path) -> bool:
     """Whether the output is one file instead of a folder."""
     path = Path(output)
-    return path.suffix in tables.SUFFIXES and not path.is_dir()
+    return path.suffix.lower() in tables.SUFFIXES and not path.is_dir()
 
 
 def stream(

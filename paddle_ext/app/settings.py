@@ -148,8 +148,9 @@ class Settings:
             object.__setattr__(self, name, given and Path(given))
         check_label_noise("label_noise", self.label_noise)
         check.choice("rows", self.rows, ROWS)
-        if self.suggest is not None:
-            check.integer("suggest", self.suggest)
+        for name in ("suggest", "batch"):
+            if (number := getattr(self, name)) is not None:
+                check.integer(name, number)
         if self.group_gap is None and self.columns.time is not None:
             raise check.ArgumentValueError(
                 "group_gap", f"must be given with the times {self.columns.time!r}, got none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -80,16 +81,14 @@ def classify(
     if tasks is not None and tasks.suffix != ".json":
         raise o.UsageError(f"--export must be label-studio and a .json file, got {tasks}")
     settings = replace(settings or Settings(), label_studio=tasks, progress=True)
-    if check:
-        from ..read.input_check import check_input
-        from ..read.opening import open_data
-        from ..run import existing
-
-        show_findings(check_input(open_data(*existing(labelled, unlabelled), settings)))
-        return
     from ..classify import classify as run
     from ..classify import stream, streams
 
+    if check:
+        with suppress(Checked):
+            start = stream if streams(output) else run
+            start(labelled, unlabelled, output, settings, show=show_and_end)
+        return
     computed = labelled.is_dir() or settings.columns.text is not None
     cached = f"run the same command to continue; computed features are in {settings.cache}"
     starts_over = "nothing was saved, the same command starts over"
@@ -99,6 +98,15 @@ def classify(
             show_streamed(stream(labelled, unlabelled, output, settings, show=show_findings))
         else:
             show_report(run(labelled, unlabelled, output, settings, show=show_findings))
+
+
+class Checked(Exception):  # noqa: N818 - no error
+    """The input is checked, and no more was asked for."""
+
+
+def show_and_end(findings: list[Finding]) -> None:
+    show_findings(findings)
+    raise Checked
 
 
 def show_findings(findings: list[Finding]) -> None:
@@ -132,7 +140,9 @@ def show_report(report: Report) -> None:
     if any(to_check):
         more["to check"] = [f"{number}" for number in to_check]
     if outcome.accuracy is not None:
-        more["expected accuracy"] = [percents(outcome.expected(k)) for k in range(len(counts))]
+        more["labelled ones recognised"] = [
+            percents(outcome.expected(k)) for k in range(len(counts))
+        ]
     show_classes(report, answers.class_names, counts, sure, note, more)
     if answers.share(len(counts)):
         show.say(f"{NO_CLASS}: {answers.share(len(counts))}")
@@ -195,9 +205,9 @@ def show_trust(report: Report) -> None:
         )
     if expected is not None and outcome.accuracy is not None:
         show.say(
-            f"expected accuracy: {percents(expected)} of samples of known classes, from "
+            f"expected accuracy: {percents(expected)} of samples of known classes one by one, from "
             f"{expected.samples} labelled samples, each classified by the others"
-            f"{outcome.accuracy.caution}"
+            f"{outcome.accuracy.caution}; in groups or with few classes usually more"
         )
     check, suspects = to_check(outcome.answers), outcome.suspects()
     if check:

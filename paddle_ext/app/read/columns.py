@@ -20,6 +20,7 @@ GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a numbe
 COUNTED = 5  # rows needed to recognise a column that counts up
 WORDS_OF_A_TEXT = 3  # on average
 LONGEST_SHOWN = 40  # characters of a cell in a message, and of a category
+THOUSANDS = r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*"
 DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
 
 
@@ -37,11 +38,20 @@ def cell_text(value: object) -> str:
 
 
 def as_number(cell: object) -> float | None:
-    """A cell as a number; None if it is not one."""
+    """A cell as a number; None if it is not one, or a code such as 1_01."""
+    if isinstance(cell, str) and "_" in cell:
+        return None
     try:
         return float(cell)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def has_thousands(cells: Sequence[object]) -> bool:
+    """Whether commas of texts separate thousands: all could, and there are whole numbers too."""
+    there = [cell for cell in cells if isinstance(cell, str) and not is_gap(cell)]
+    commas = [cell for cell in there if "," in cell]
+    return 0 < len(commas) < len(there) and all(re.fullmatch(THOUSANDS, cell) for cell in commas)
 
 
 def is_gap(cell: object) -> bool:

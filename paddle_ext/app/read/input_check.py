@@ -53,7 +53,7 @@ def about_columns(rows: TableSamples, asked: Columns) -> Iterator[Finding]:
     """What the columns of a table are used for."""
     table, chosen, others = rows.table, rows.chosen, rows.columns.others() | asked.others()
     for note in table.notes:
-        yield Finding("sheet", note)
+        yield Finding("file", note)
     unused = [name for name in table.names if name not in {*others, *rows.features}]
     if chosen is None:
         yield Finding("texts", f"column {rows.columns.text!r}")
@@ -80,7 +80,8 @@ def to_classify(opened: Source, others: Sequence[str]) -> Iterator[Finding]:
     most = MOST_TEXTS_READ if texts else MOST_ROWS_READ
     first = list(islice(read, most))
     more = "at least " if len(first) == most else ""
-    yield Finding("to classify", more + plural(len(first), "text" if texts else "row"))
+    found = more + plural(len(first), "text" if texts else "row")
+    yield Finding("to classify", found, "" if first else "there must be at least one")
     named = samples.columns.name is not None
     names = [name if named else f"row {name}" for name, _ in first]
     empty = empty_texts(names, [text for _, text in first]) if texts else []

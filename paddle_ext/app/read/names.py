@@ -88,6 +88,8 @@ def read_names(path: Path) -> ClassPrompts:
                 "names", f"must be unique, got {name!r} in lines {first} and {number} of {path}"
             )
         prompts[name] = tuple(cell for cell in own if cell)
+    if not prompts:
+        at_least_two((), path)
     return ClassPrompts(tuple(prompts), tuple(prompts.values()))
 
 

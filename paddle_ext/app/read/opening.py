@@ -211,7 +211,8 @@ def file_of(path: Path, columns: Columns) -> Path | ArrayFile:
     """A file of arrays, opened, or the path of a table."""
     if path.suffix not in FILE_SUFFIXES:
         raise ValueError(
-            f"{path} must end in one of {', '.join(FILE_SUFFIXES)}, or be a folder of images"
+            f"{path} must end in one of {', '.join(FILE_SUFFIXES)}, in lower case, or be a folder "
+            "of images"
         )
     return ArrayFile(path, columns) if path.suffix in arrays.SUFFIXES else path
 
@@ -254,6 +255,8 @@ def open_alone(path: Path, given: Given, settings: Settings) -> Source:
         given = names_of_rows(given, [file], settings)
         if given is not None:
             return open_arrays(file, given, settings)
+    elif not path.is_dir():
+        file_of(path, settings.columns)  # says how a file must end
     raise check.ArgumentValueError(
         "labelled",
         f"must be a table ({', '.join(tables.SUFFIXES)}) with missing labels if nothing else is "
@@ -489,7 +492,8 @@ def row_notes(source: Source) -> list[str]:
     if source.kind == "pictures" or source.embeds_texts or source.named is not None:
         return []
     what = {"table": "a table, columns made comparable", "embeddings": "embeddings, as they are"}
-    gaps = "" if source.made_of is None else "; gaps are filled by the mean of their column"
+    filled = "; gaps, if any, are filled by the mean of their column"
+    gaps = "" if source.made_of is None else filled
     return [f"rows: taken as {what[source.labelled.columns.rows]} (--rows){gaps}"]
 
 

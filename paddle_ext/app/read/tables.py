@@ -36,6 +36,7 @@ from .columns import (
     as_number,
     cell_text,
     cell_value,
+    has_thousands,
     is_gap,
     is_number,
     looks_like_category,
@@ -150,6 +151,8 @@ class Table(ABC):
 
     def is_numeric(self, name: str, kind: Any) -> bool:
         there = [cell for cell in self.as_numbers(self.first[name]) if not is_gap(cell)]
+        if self.decimal_commas and has_thousands(self.first[name]):
+            return False
         return bool(there) and all(as_number(cell) is not None for cell in there)
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Part]:
@@ -182,10 +185,11 @@ class Table(ABC):
         names = {name.lower(): name for name in self.names[::-1] if name != truth}
         name = next((names[name] for name in LABEL_COLUMNS if name in names), None)
         if name is None and required:
+            besides = "" if truth is None else f" besides --truth {truth}"
             raise check.ArgumentValueError(
                 "label",
                 f"must be a column of {self.path}, which has none called "
-                f"{', '.join(LABEL_COLUMNS)}, got nothing",
+                f"{', '.join(LABEL_COLUMNS)}{besides}, got nothing",
             )
         return name
 
@@ -280,6 +284,8 @@ class CsvTable(Table):
         self.encoding = (
             formats.checked_encoding(encoding) if encoding else formats.sniffed_encoding(path)
         )
+        if not encoding and self.encoding == formats.FALLBACK_ENCODING:
+            self.notes = ["not in UTF-8, so read as Windows western; --encoding names another"]
         if separator:
             self.separator = formats.checked_separator(separator)
         else:
@@ -544,10 +550,13 @@ class TableSamples:
         name, cell = odd[row]
         got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
         more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
+        gaps = is_gap(cell) and self.chosen is not None and not self.chosen.table
         return ValueError(
             f"{self.table.path} must have a finite number, or as many numbers as in the other "
             f"rows, in each feature, got {got} in row {part.rows[row]}, column {name!r}{more}: "
-            "fill in such cells, or leave out their rows or columns, or add --rows table"
+            "fill in such cells, or leave out their rows or columns"
+            + ", or add --rows table"
+            * gaps
         )
 
 

@@ -157,20 +157,23 @@ def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool
 
 
 def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
-    """Write the classes, the largest first: shares and expected accuracies, with 90 % intervals."""
+    """Write the classes, the largest first: shares, and how many labelled samples are recognised.
+
+    Both have 90 % intervals.
+    """
     shares = answers.prevalence
     counts, numbers = answers.counts().tolist(), [decimals(x) for x in shares]
 
     def row(k: int) -> list[str]:
         own = expected(k)
-        accuracy = [""] * 3 if own is None else [f"{x:.4f}" for x in own[:3]]
-        return [answers.class_names[k], str(counts[k]), *(x[k] for x in numbers), *accuracy]
+        recognised = [""] * 3 if own is None else [f"{x:.4f}" for x in own[:3]]
+        return [answers.class_names[k], str(counts[k]), *(x[k] for x in numbers), *recognised]
 
-    accuracies, K = ("accuracy", "accuracy_low", "accuracy_high"), len(counts)
+    more, K = ("recognised", "recognised_low", "recognised_high"), len(counts)
     rows = list(map(row, shares.estimate[:K].argsort(descending=True, stable=True).tolist()))
     if len(shares.estimate) > K:
         rows.append([NO_CLASS, str(answers.unknown()), *(x[K] for x in numbers), *[""] * 3])
-    write_csv(path, ("class", "samples", "share", "low", "high", *accuracies), rows)
+    write_csv(path, ("class", "samples", "share", "low", "high", *more), rows)
 
 
 def write_groups(path: Path, where: dict[str, list[ClassInGroup]]) -> None:

@@ -374,11 +374,13 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     np.savez("text.npz", text=np.eye(2, 9, dtype=np.float32), class_names=NAMES[:2])
     coloured(Path("photos"), "red blue", 0)
     Path("names.txt").write_text("red\nblue\n")
+    Path("empty.txt").write_text("\n")
     named, stored = "--names names.txt", "rows.npz --names text.npz"
     clip = f"photos {named} --encoder clip"
     for towers, words, message in (
         ({}, "rows.npz", "LABELLED must be a table (.csv, .tsv, .parquet, .xlsx,"),
         ({}, "photos", "if nothing else is given, got photos (or pass --names)"),
+        ({}, "photos --names empty.txt --encoder clip", "must be at least two, got none in empty"),
         ({}, "rows.npz --names none.txt", "--names must be a file, got none.txt, which is not one"),
         ({}, f"rows.npz {named}", "--names must be a .npz or .safetensors with embeddings of"),
         ({}, f"rows.npz {named}", "got names.txt (or pass --encoder)"),

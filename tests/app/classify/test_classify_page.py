@@ -152,13 +152,16 @@ def test_markup_that_got_into_the_page_does_nothing(tmp_path: Path, browser: str
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     run = "parent.postMessage('obeyed', '*')"
-    smuggled = f'<script>{run}</script><img src="data:," onerror="{run}">'
-    smuggled += f'<img src="http://127.0.0.1:{server.server_port}/leak"></body>'
-    ours = made("rows").replace("</body>", smuggled)
-    free = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", ours)
-    assert free != ours
+    address = f"http://127.0.0.1:{server.server_port}"
+    smuggled = f'<script>{run}</script><img src="data:," onerror="{run}"><img src="{address}/leak">'
+    page = made("rows")
+    free = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    assert free != page
     try:
-        views = (free.replace("/leak", "/free"), 800), (ours, 800)
+        # The frame of a page goes when it posts, so the free one does so after its request.
+        late = f'<script>let ran = true</script><img src="{address}/free" onerror="if (ran) {run}">'
+        pairs = (free, late), (page, smuggled)
+        views = ((text.replace("</body>", f"{more}</body>"), 800) for text, more in pairs)
         assert posted(browser, tmp_path, *views) == ["obeyed"]
         assert asked == ["/free"]
     finally:

@@ -114,6 +114,22 @@ def test_missing_numbers_of_rows_to_classify(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.csv").write_text("\n".join([f"f1,f2,{name}", *rows, ""]))
     told = refused(tmp_path / "a.csv", "--check", "--rows", "embeddings")
     assert "an empty cell in row 4, column 'f2', and in 1 row after it: fill in" in told
+    assert "--rows table" in told
+    (tmp_path / "b.csv").write_text("\n".join([f"f1,f2,{name}", *rows[:4], "1,inf,", ""]))
+    told = refused(tmp_path / "b.csv", "--check", "--rows", "table")
+    assert "got 'inf' in row 4" in told
+    assert "add --rows table" not in told
+
+
+def test_the_check_makes_all_checks(tmp_path: Path) -> None:
+    files = embedding_files(tmp_path)
+    for words in ("--prior none.csv", "--parents none.csv", "--corrected none.csv", "--batch 0"):
+        assert "none.csv" in refused(*files, *words.split(), "--check") or "batch" in words
+    labelled = table(tmp_path / "a.csv", [("one text", "a"), ("another", "b")])
+    rows = checked(labelled, "--text", "message")
+    assert rows["to classify"] == "0 texts there must be at least one"
+    upper = labelled.rename(tmp_path / "A.CSV")
+    assert "must end in one of .npz" in refused(upper, "--check")
 
 
 def test_unused_columns(tmp_path: Path) -> None:

@@ -204,7 +204,9 @@ def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str)
     text = "\n".join(["größe,b,label", *lines, ""]).replace(",", separator)
     report = run(tmp_path, text.encode(encoding))
     assert report.answers.class_names == tuple(sorted(set(names)))
-    assert report.notes[0] == "features: 2 columns, größe to b"
+    assert "features: 2 columns, größe to b" in report.notes
+    guessed = encoding in ("latin-1", "cp1252")
+    assert any("read as Windows western" in note for note in report.notes) == guessed
     assert answers(report)[0] == "Käuzchen"
 
 
@@ -220,6 +222,17 @@ def test_thousands_are_not_decimal_commas(tmp_path: Path) -> None:
     thousands = ['"1,234"', '"2,345"', '"3,456"', '"4,567"', '"5,678"', '"6,789"']
     report = run(tmp_path, table("n,a,b,label", thousands))
     assert report.notes[1] == "columns not used: 'n' (it has '1,234', which is not a number)"
+    for cells, unused in (
+        (["985", "1,022", "1,059", "940", "911", "970"], "'n' (it has '1,022', which"),
+        (["1,022", "1,059", "1,940", "1,1", "2", "3"], ""),  # decimal commas
+        (["0_00", "1_01", "2_02", "0_03", "1_04", "2_05"], "'n' (it has '0_00', which"),
+    ):
+        lines = table("n;a;b;label").splitlines()
+        rows = [f"{cell};{line.replace(',', ';')}" for cell, line in zip(cells, ROWS, strict=True)]
+        labels = [line.rpartition(",")[2] for line in table("n,a,b,label", cells).splitlines()[1:]]
+        text = "\n".join([lines[0], *map(";".join, zip(rows, labels, strict=True)), ""])
+        notes = run(tmp_path, text).notes
+        assert any(unused in note for note in notes) if unused else "not used" not in str(notes)
 
 
 def test_texts_with_other_separators_in_them(tmp_path: Path) -> None:
