@@ -8,7 +8,8 @@ on the share, an error in the count of labels moves N by ``g = 1 + r / (1 - r + 
 The interval lies between quantiles of a beta distribution. Its mean is N, moved towards ``Q / K``
 by the weight of the prior, ``1 / (2 R + 2)`` for R labelled rows. If N > Q / 2, the interval for
 Q - N is computed and mirrored, so that it stays within 0 and Q. The ends are rounded inwards to
-whole counts, as in mid-P intervals: rounded outwards, it would cover more than it should.
+whole counts, as in mid-P intervals: rounded outwards, it would cover more than it should. It
+reaches 0, and mirrored Q, unless N is as many standard deviations above.
 """
 
 from statistics import NormalDist
@@ -127,13 +128,15 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     held = torch.lerp(held, held.mean(-1, keepdim=True), prior)
     # The inverse of Simpson's index counts a class by how much it holds.
     present = Q.square() / held.square().sum(-1, keepdim=True).clamp(min=1)
-    variance = torch.minimum(variance, held * (Q - held) / (present + 1))
+    known, variance = variance, torch.minimum(variance, held * (Q - held) / (present + 1))
     if sampling:  # with Jeffreys' prior of half a query, inside the class and outside
         held = (held + 0.5) * Q / (Q + 1)
         variance = variance + held * (Q - held) / (Q + 2)
     mirrored = held > Q / 2
     mean = torch.where(mirrored, Q - held, held).clamp(min=0)
     low, high = (count_quantile(mean, variance, Q, x) for x in (-z, z))
+    # None at all cannot be ruled out, which a beta distribution does.
+    low = low.masked_fill(mean <= z * torch.maximum(known, variance).sqrt(), 0)
     if not sampling:
         nearest = mean.round()
         low, high = low.ceil() * (low >= 0.5), high.floor()  # less than half a query may be none

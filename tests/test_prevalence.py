@@ -334,6 +334,15 @@ def test_bad_coverage(coverage: float) -> None:
         from_sums(sums([-2, 3], [1, 0], [0, 0]))
 
 
+def test_a_class_may_be_absent_unless_its_count_is_known_well() -> None:
+    for spread, low, high in ((30, [0, 0], [1, 1]), (2, [0.2, 0.6], [0.4, 0.8])):
+        for sampling in (False, True):
+            found = from_sums(sums([45, 105], [45, 105], [spread] * 2), sampling=sampling)
+            assert (found.low >= torch.tensor(low)).all()
+            assert (found.high <= torch.tensor(high)).all()
+            assert (found.low[0] == 0) == (found.high[1] == 1) == (spread == 30)
+
+
 def test_nothing_is_known_of_no_queries() -> None:
     found = from_sums(torch.zeros(4, 3))
     assert found.low.tolist() == [0.0] * 3
