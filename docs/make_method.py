@@ -33,7 +33,6 @@ from paddle_ext.research.style import (
     make_panels,
     name_panel,
     paler,
-    plain,
 )
 from paddle_ext.rows import unit_rows
 
@@ -121,7 +120,8 @@ def draw_images(axes: "Axes", images: Tensor, colours: list[str], columns: int) 
         cell = 1 - ink * (1 - torch.tensor(to_rgb(shade)))
         paper[line * H : (line + 1) * H, column * W : (column + 1) * W] = cell
     axes.imshow(paper.numpy(), interpolation="antialiased")
-    plain(axes)
+    axes.set_axis_off()
+    axes.set_anchor("NW")
 
 
 def draw_batch(axes: "Axes", run: Run, step: Step, flat: Tensor) -> None:

@@ -27,3 +27,12 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     settings = (ROOT / "mkdocs.yml").read_text() + (ROOT / "docs/assets/site.css").read_text()
     assert "font: false" in settings
     assert "http" not in settings
+
+
+def test_scripts_of_figures_find_what_they_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are run by hand only."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    for library in ("matplotlib", "PIL"):
+        pytest.importorskip(library, reason=f"needs {library}")
+    for path in (ROOT / "docs").glob("make_*.py"):
+        script(f"docs/{path.name}")
