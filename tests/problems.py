@@ -17,7 +17,7 @@ from rounds import assert_sound
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import Solution, TimSolution, check, reference
+from paddle_ext import Solution, TimSolution, reference
 
 # How far probabilities may be from the float64 reference.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -309,13 +309,6 @@ def assert_same(a: Any, b: Any) -> None:
     for name, x, y in zip(a._fields, a, b, strict=True):
         assert isinstance(x, Tensor) == isinstance(y, Tensor), name
         assert not isinstance(x, Tensor) or torch.equal(x.cpu(), y.cpu()), name
-
-
-# A bad argument is refused by the built-in class, or by the one that also knows its name.
-REFUSALS: dict[type[Exception], tuple[type[Exception], ...]] = {
-    TypeError: (TypeError, check.ArgumentTypeError),
-    ValueError: (ValueError, check.ArgumentValueError),
-}
 
 
 # --- the maths again, as plainly as possible -----------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import REFUSALS
 
 import paddle_ext
 from paddle_ext import check
@@ -61,7 +60,6 @@ def refused(name: str, call: Change, error: type[Exception], *words: str) -> Non
     with pytest.raises(error) as caught:
         CALLS[name][0](**call)
     message = str(caught.value)
-    assert caught.type in REFUSALS[error]
     assert "\n" not in message
     assert ", got " in message, message
     for word in words:
