@@ -257,6 +257,7 @@ static bool learn(AdaptTask<T>& t, Learned& now) {
 
 template <typename T>
 static void adapt_task(const AdaptParams& p, int64_t task, void* scratch, int = 1) {
+    const NoSubnormals fast;
     Arena arena(scratch);
     AdaptTask<T> t{arena, p};
     t.logits = reals<T>(p.logits, task * t.Q * t.K);

@@ -51,21 +51,15 @@ template <typename T>
 static void hold_row(const T* __restrict__ row, int64_t K, T scale, T written, T* __restrict__ held,
                      T* __restrict__ out) {
     constexpr int kLanes = Simd<T>::kLanes;
-    if (out == nullptr) {
-        for (int64_t k = 0; k < K; k += kLanes) {
-            store<T>(held + k, load(row + k) * scale + load(held + k));
-        }
-        return;
-    }
     int64_t k = 0;
     for (; k + kLanes <= K; k += kLanes) {
         const Vec<T> e = load(row + k);
         store<T>(held + k, e * scale + load(held + k));
-        store<T>(out + k, e * written);
+        if (out != nullptr) store<T>(out + k, e * written);
     }
     for (; k < K; ++k) {
         held[k] += row[k] * scale;
-        out[k] = row[k] * written;
+        if (out != nullptr) out[k] = row[k] * written;
     }
 }
 
@@ -111,25 +105,21 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
 template <typename T>
 static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_t end,
                        AssignSums& sums) {
-    constexpr int kLanes = Simd<T>::kLanes;
+    const NoSubnormals fast;
     const int64_t K = p.K;
     const T* const __restrict__ g = reals<T>(p.weights, task * K);
     for (int64_t k = 0; k < K; ++k) sums.held[k] = 0;
     for (int64_t q = first; q < end; ++q) {
         const T* const __restrict__ a = reals<T>(p.likelihood, (task * p.N + q) * K);
-        Vec<T> total = splat(T(0));
-        int64_t k = 0;
-        for (; k + kLanes <= K; k += kLanes) total += load(a + k) * load(g + k);
-        T sum = horizontal_sum<T>(total);
-        for (; k < K; ++k) sum += a[k] * g[k];
+        const T sum = dot(a, g, K);
         sums.log_sums += sum < T(kFaintRow);
         const T share = sum > 0 ? 1 / sum : T(0);
         if (p.squares == nullptr) {
-            for (k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
+            for (int64_t k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
             continue;
         }
         T* const __restrict__ squares = reals<T>(p.squares, (task * p.N + q) * K);
-        for (k = 0; k < K; ++k) {
+        for (int64_t k = 0; k < K; ++k) {
             const T u = a[k] * g[k] * share;
             squares[k] = u * u;
             sums.held[k] += double(squares[k]);
@@ -140,6 +130,7 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
 // The absorb step; see AbsorbParams.
 template <typename T>
 static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
+    const NoSubnormals fast;
     const int64_t K = p.K;
     const auto read = [](const void* x) { return reals<T>(x); };
     const T *const mass = read(p.mass), *const square = read(p.square);
@@ -151,8 +142,7 @@ static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
         const T* const __restrict__ before = read(p.before) + q * K;
         const T* const added = p.added == nullptr ? nullptr : read(p.added) + q * K;
         const T own = read(p.own)[q];
-        T sum = 0;
-        for (int64_t k = 0; k < K; ++k) sum += before[k] * weights[k];
+        const T sum = dot(before, weights, K);
         const T of_all = sum > 0 ? 1 / sum : T(0);
         for (int64_t k = 0; k < K; ++k) {
             const T u = before[k] * weights[k] * of_all, w = query_weight(u, trust);

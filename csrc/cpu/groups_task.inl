@@ -47,6 +47,7 @@ static void compare_pairs(GroupTask<T>& t, int64_t group, const int64_t* order, 
 
 template <typename T>
 static void group_task(const GroupsParams& p, int64_t group, void* scratch, int = 1) {
+    const NoSubnormals fast;
     Arena arena(scratch);
     GroupTask<T> t{arena, p};
     const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
@@ -157,6 +158,7 @@ struct JudgeTask {
 
 template <typename T>
 static void judge_task(const JudgeParams& p, int64_t group, void* scratch, int = 1) {
+    const NoSubnormals fast;
     constexpr int kLanes = Simd<T>::kLanes;
     Arena arena(scratch);
     const JudgeTask<T> t{arena, p};

@@ -225,6 +225,7 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
         s.plain = shares[1], s.projected = shares[2];
     }
     find_rows(s, threads);
+    const NoSubnormals fast;
     mean_products(s, threads);
     for (int64_t q = 0; q < s.Q; ++q) {
         const T* __restrict__ cross = s.cross + q * K;

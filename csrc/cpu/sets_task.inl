@@ -96,6 +96,7 @@ static void log_symmetric(const SetsTask<T>& t, const T* log_mean, double* logs)
 
 template <typename T>
 static void sets_task(const SetsParams& p, int64_t group, void* scratch, int = 1) {
+    const NoSubnormals fast;
     Arena arena(scratch);
     SetsTask<T> t{arena, p};
     const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
