@@ -84,16 +84,6 @@ def estimated_shares(counted: Tensor, held: Tensor, queries: float | Tensor) -> 
     return torch.lerp(counted, held, labelled_share) / queries
 
 
-def add_certain(sums: Tensor, counts: Tensor) -> Tensor:
-    """Add queries that a person has labelled, [.., K + 1], at last those of no known class.
-
-    To `Solution.class_sums` with novelty, in place; returns them.
-    """
-    sums[..., :2, :] += counts.unsqueeze(-2)
-    sums[..., -1, -1] += counts.sum(-1)
-    return sums
-
-
 def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Prevalence:
     """The prevalence of the classes in one batch, or in several together.
 
@@ -115,9 +105,9 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     z = NormalDist().inv_cdf((1 + coverage) / 2)
     sums = sums.double()
     Q = sums[..., 0, :].sum(-1, keepdim=True)
-    if sums.is_cpu and not (sums >= -1e-6 * Q.unsqueeze(-1)).all():
+    if sums.is_cpu and not (sums >= -1e-6 * Q.clamp(min=1).unsqueeze(-1)).all():
         raise check.ArgumentValueError("sums", f"must be at least 0, got {sums.min():g}")
-    none, Q = Q == 0, Q.clamp(min=1)
+    none, Q = Q < 1e-6, Q.clamp(min=1)
     sums = sums.clamp(min=0)  # what is left of a difference by rounding
     strange = None
     if sums.shape[-2] > 4:
@@ -196,6 +186,21 @@ def without_strangers(
     rest[2] = (rest[2] + real * (1 - real) * flagged[1]).clamp(min=0)  # below 0 by rounding
     ends = low.clamp(min=0), torch.minimum(high, Q)
     return torch.stack([*rest, inexact], -2), Prevalence._make(x / Q for x in (number, *ends))
+
+
+def with_certain(sums: Tensor, counts: Tensor) -> Prevalence:
+    """`from_sums` with queries that a person has labelled, [.., K + 1], at last of no known class.
+
+    No interval excludes them.
+    """
+    sums, counts = sums.clone(), counts[..., : sums.shape[-1]]
+    sums[..., :2, :] += counts.unsqueeze(-2)
+    if sums.shape[-2] > 4:
+        sums[..., -1, -1] += counts.sum(-1)
+    estimate, low, high = from_sums(sums)
+    certain = counts / sums[..., 0, :].sum(-1, keepdim=True).clamp(min=1)
+    others = certain.sum(-1, keepdim=True) - certain
+    return Prevalence(estimate, torch.maximum(low, certain), torch.minimum(high, 1 - others))
 
 
 def count_quantile(mean: Tensor, variance: Tensor, Q: Tensor, z: float) -> Tensor:

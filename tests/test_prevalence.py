@@ -8,7 +8,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import Solution, presence, reference
-from paddle_ext.prevalence import count_variance, from_sums
+from paddle_ext.prevalence import count_variance, from_sums, with_certain
 
 CLASSES, SHOTS, QUERIES = 12, 5, 80
 
@@ -344,9 +344,22 @@ def test_a_class_may_be_absent_unless_its_count_is_known_well() -> None:
 
 
 def test_nothing_is_known_of_no_queries() -> None:
-    found = from_sums(torch.zeros(4, 3))
-    assert found.low.tolist() == [0.0] * 3
-    assert found.high.tolist() == [1.0] * 3
+    for none in (torch.zeros(4, 2), torch.full((4, 2), -1e-16, dtype=torch.float64)):  # rounding
+        found = from_sums(none)
+        assert found.low.tolist() == [0.0] * 2
+        assert found.high.tolist() == [1.0] * 2
+
+
+def test_no_interval_excludes_what_a_person_has_labelled() -> None:
+    unclear = torch.zeros(9, 3, dtype=torch.float64)
+    unclear[:4] = torch.tensor([[30, 50, 0], [40, 40, 0], [30, 30, 0], [30, 30, 0]])
+    for counts in ([0, 20, 0], [0, 0, 10], [5, 10, 5]):
+        certain = torch.tensor(counts).double()
+        found, total = with_certain(unclear, certain), 80 + certain.sum()
+        assert (found.low >= certain / total).all()
+        assert (found.high <= 1 - (certain.sum() - certain) / total).all()
+        assert (found.low <= found.estimate + 1e-12).all()
+        assert (found.estimate <= found.high + 1e-12).all()
 
 
 def test_novelty_of_certain_rows() -> None:

@@ -502,7 +502,8 @@ def row_logits(
 ) -> RowLogits:
     """Those of a task with prototypes; without a solution [Q, ..] its queries are labelled rows.
 
-    `log_shares` [K] are then of the classes; None: those of the rows, with one more of each class.
+    `log_shares` [K] are then the log proportions of the classes; by default those of the labelled
+    rows, with one more row of each class.
     """
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)

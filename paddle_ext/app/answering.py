@@ -18,7 +18,7 @@ from ..integrations.fitted import Examples, counted_once, learned
 from ..libraries import library
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import familiar
-from ..prevalence import RATE, add_certain, from_sums
+from ..prevalence import RATE, with_certain
 from ..prior import measures_of
 from ..progress import Progress
 from ..rows import unit_rows
@@ -66,7 +66,7 @@ def answer(
     K = len(labelled.class_names)
     certain = torch.zeros(K + 1, dtype=torch.float64) if certain is None else certain
     present = certain[:K] > 0
-    sums = add_certain(torch.zeros(9, K + 1, dtype=torch.float64), certain)
+    sums = torch.zeros(9, K + 1, dtype=torch.float64)
     group_sums = dict[str, Tensor]()
     for together, rows, solution in classified(labelled, batches, place, **options):
         for part in together:
@@ -110,7 +110,7 @@ def answer(
         novelty=rest[0] if rest else None,
         nodes=nodes if sure else None,
         node_probability=torch.cat(sure) if sure else None,
-        prevalence=from_sums(sums),
+        prevalence=with_certain(sums, certain),
         alike=groups_of_strangers(strangers, labelled, place),
         digests=whole.digests(),
         likeliest=torch.nn.functional.pad(classes, (0, LIKELIEST - classes.shape[1]), value=-1),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..labels import label_text, numbered
-from ..prevalence import RATE, Prevalence, add_certain, from_sums
+from ..prevalence import RATE, Prevalence, with_certain
 from .read.samples import Batch, no_samples
 
 UNKNOWN = "unknown"  # what the user calls a sample of no class
@@ -202,7 +202,7 @@ def without_prediction(
         doubt=nan,
         present=counts[:-1] > 0,
         truth=samples.truth,
-        prevalence=from_sums(add_certain(sums, counts)),
+        prevalence=with_certain(sums, counts),
         digests=samples.digests(),
         likeliest=torch.full((n, LIKELIEST), -1),
         groups=samples.groups,

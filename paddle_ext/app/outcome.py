@@ -14,7 +14,7 @@ from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..labels import numbered, sorted_names
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
-from ..prevalence import RATE, add_certain, from_sums
+from ..prevalence import RATE, with_certain
 from ..text import plural, several
 from .answering import things_of
 from .answers import NO_CLASS, Answers
@@ -111,10 +111,10 @@ def classes_by_group(answers: Answers) -> dict[str, list[ClassInGroup]]:
     counts = counted(judged).tolist()
     none = torch.zeros(9, K + 1, dtype=torch.float64)
     of_groups = [answers.group_sums.get(name, none) for name in names]
-    sums = add_certain(torch.stack(of_groups), certain)
+    sums = torch.stack(of_groups)
     if len(answers.prevalence.estimate) == K:  # nothing is known of samples of no known class
         sums = sums[:, :4, :K]
-    shares, found = torch.stack([*from_sums(sums)], -1).tolist(), {}
+    shares, found = torch.stack([*with_certain(sums, certain)], -1).tolist(), {}
     for g, name in enumerate(names):
         own = sorted((k for k in range(K) if counts[g][k]), key=lambda k: -shares[g][k][0])
         rows = [(k, answers.class_names[k]) for k in own]
@@ -266,6 +266,13 @@ class Outcome:
         own = self.answers.labels[self.answers.predicted()]
         return self.accuracy.of_batch(torch.bincount(own, minlength=len(self.accuracy.right)))
 
+    def better_together(self) -> str:
+        """What to add to the expected accuracy of single samples if the batch helps them."""
+        if self.answers.groups is not None:
+            return "; in groups usually more"
+        few = 2 * int(self.answers.present.sum()) <= len(self.answers.class_names)
+        return "; among so few of the classes usually more" if few else ""
+
     def suspects(self) -> list[int]:
         """Labelled samples whose label looks wrong, unless the user has said what they are."""
         checked, sure = self.checked, self.source.labelled.trusted
@@ -289,8 +296,8 @@ class Outcome:
         names = several([answers.class_names[k] for k in lonely], MOST_NAMED)
         have = "has" if len(lonely) == 1 else "have"
         return (
-            f"{names} {have} fewer than two labelled samples, so nothing can be said about "
-            f"whether the samples predicted as such, {len(unjudged):,}, are of an unknown class"
+            f"{names} {have} fewer than two labelled samples, so nothing can be said about whether "
+            f"what is predicted as such ({plural(len(unjudged), 'sample')}) is of an unknown class"
         )
 
 

@@ -413,7 +413,7 @@ def stream(
     encode(source, device)
     corrected_source(source, (), DataNames.of(first, new))
     batches = iter(source.unlabelled)
-    notes = [*source.notes, *notes, *trust_notes(source.labelled)]
+    notes = [*dict.fromkeys([*source.notes, *notes, *trust_notes(source.labelled)])]
     report = StreamReport(source.labelled.class_names, target, notes, source.unreadable)
     target.parent.mkdir(parents=True, exist_ok=True)
     with closing(ahead(lambda: next(batches, None))) as read:

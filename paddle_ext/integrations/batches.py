@@ -30,11 +30,11 @@ ANSWERS = ("label", "probability", "doubt")
 
 def joined(first: Frame, second: Frame) -> Frame:
     """Two frames as one; a column whose values are of two kinds keeps them."""
-    if {*first} != {*second}:
+    if sorted(map(str, first)) != sorted(map(str, second)):
         what = f"must have the same columns, got {', '.join(map(str, first))} and then "
         raise check.ArgumentValueError("frames", what + ", ".join(map(str, second)))
-    kinds, others = (dict(zip(x.columns, x.dtypes, strict=True)) for x in (first, second))
-    apart = [name for name in kinds if kinds[name] != others[name]]
+    kinds = [{*zip(x.columns, x.dtypes, strict=True)} for x in (first, second)]
+    apart = {name for name, _ in kinds[0] ^ kinds[1]}
     both = (frame.astype(dict.fromkeys(apart, object)) for frame in (first, second))
     return sys.modules["pandas"].concat(both)
 

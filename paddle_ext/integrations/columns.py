@@ -267,14 +267,17 @@ def has_numbers(column: Any) -> bool:
     """Whether a column of a DataFrame is numeric, otherwise of categories; dates are refused."""
     if column.dtype.kind in "biuf":
         return True
-    there = column.dropna()
-    if column.dtype.kind != "O" or any(
-        isinstance(one, Collection) != isinstance(one, str)
-        or isinstance(one, date | time | timedelta)
-        or type(one).__name__ == "Period"
-        for one in there
-    ):
+    there, odd = column.dropna(), "" if column.dtype.kind == "O" else str(column.dtype)
+    for one in there:
+        is_list = isinstance(one, Collection) != isinstance(one, str)
+        is_time = isinstance(one, date | time | timedelta | np.datetime64 | np.timedelta64)
+        if is_list or is_time or type(one).__name__ == "Period":
+            odd = odd or check.kind(one)
+            break
+    if odd:
         raise check.ArgumentTypeError(
-            "X", f"must have numbers or categories, got {column.dtype} in column {column.name!r}"
+            "X", f"must have numbers or categories, got {odd} in column {column.name!r}"
         )
-    return column.dtype == object and all(isinstance(one, numbers.Real) for one in there)
+    return there.empty or (
+        column.dtype == object and all(isinstance(one, numbers.Real) for one in there)
+    )

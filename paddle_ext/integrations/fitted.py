@@ -140,6 +140,7 @@ class Fit(NamedTuple):
     proportions: Tensor  # [K]
     solution: Solution | None  # of the unlabelled rows, with groups of all of them
     by_group: Solution | None = None  # the same of each group
+    prior: Tensor | None = None  # [K] shares that further rows are expected in, if not these
 
 
 def in_columns(
@@ -185,9 +186,11 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     """Fit to labelled rows alone: class means, and the proportions of the labels."""
     support, labels, K = examples.support, examples.labels, examples.num_classes
     shots = labels.bincount(examples.weights, minlength=K).double()
-    proportions, prior = shots / shots.sum(), options["prior"]
-    shares = proportions if prior is None else torch.from_numpy(prior / prior.max()).to(shots)
-    log_shares = torch.log(shares / shares.sum())
+    proportions, prior = shots / shots.sum(), None
+    if options["prior"] is not None:
+        prior = torch.from_numpy(options["prior"] / options["prior"].max()).to(shots)
+        prior /= prior.sum()
+    log_shares = torch.log(proportions if prior is None else prior)
     if examples.names is not None:
         known = None if prior is None else log_shares.to(support)
         logits = row_logits(examples.task(support), None, known, **of_names(options))
@@ -195,7 +198,7 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     else:
         fitted = FittedAdaptive(learned(examples, options), log_shares)
     means = means_of(replace(examples, support=support.double()))
-    return Fit(fitted.to("cpu"), means, proportions, None)
+    return Fit(fitted.to("cpu"), means, proportions, None, prior=prior)
 
 
 def counted_once(examples: Examples, tied: Groups | None, alone: bool = False) -> Examples:

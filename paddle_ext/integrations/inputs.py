@@ -75,8 +75,9 @@ def plain(value: Any) -> Array:
         kept[np.ma.getmaskarray(value)] = None
         return kept
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        return np.asarray(value.float() if value.dtype is torch.bfloat16 else value)
+        value = value.detach().cpu().resolve_neg()
+        keeps = value.dtype in check.LARGEST_FEATURE and value.dtype is not torch.bfloat16
+        return np.asarray(value if keeps or not value.is_floating_point() else value.float())
     if not isinstance(value, list | tuple):
         return np.asarray(value)
     try:
@@ -263,6 +264,8 @@ def checked_weights(
     given: Any, has_label: npt.NDArray[np.bool_], places: Places, classes: Array
 ) -> Array:
     """The weights of the labelled rows in float64; every class must have a positive one."""
+    if isinstance(given, np.ma.MaskedArray) and given.dtype.kind in "fiu":
+        given = np.ma.filled(given.astype(np.float64), np.nan)
     weights = plain(given)
     if weights.dtype.kind not in "fiub" or weights.shape != has_label.shape:
         raise ValueError(

@@ -293,7 +293,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self._encoder = TableEncoder(X, [])
         self.rows_ = columns.rows
         of_batch = labels if fit.solution is None else fit.solution.things().labels
-        self._shares = counted_shares(fit.proportions, of_batch.shape[-1]).cpu()
+        shares = fit.proportions if fit.prior is None else fit.prior
+        self._shares = counted_shares(shares, of_batch.shape[-1]).cpu()
         self._columns, self._fitted = moved(columns, "cpu"), fit.fitted
         own = alone if prototypes is not None else fitted.counted_once(examples, tied, alone=True)
         shots, known = own.labels.bincount(minlength=own.num_classes), None

@@ -221,9 +221,24 @@ def test_gaps_and_categories_of_a_frame() -> None:
     with pytest.raises(TypeError, match="X must be a DataFrame, as in fit, got"):
         model.predict(np.zeros((2, X.shape[1])))
     day = dt.date(2020, 1, 1)
-    for dates in (np.datetime64(day), [day] * len(X), pandas.Categorical([day] * len(X))):
-        with pytest.raises(TypeError, match=r"numbers or categories, got .* in column 'day'"):
+    several, one = [day] * len(X), dt.time(12)
+    cells = [np.datetime64(day)] * len(X)
+    for dates, kind in (
+        (np.datetime64(day), "datetime64"),
+        (several, "date"),
+        (pandas.Categorical(several), "date|Timestamp"),
+        (pandas.Series(cells, dtype=object), "datetime64|Timestamp"),
+        (one, "time"),
+    ):
+        message = f"X must have numbers or categories, got ({kind}).* in column 'day'"
+        with pytest.raises(TypeError, match=message):
             PaddleClassifier().fit(X.assign(day=dates), y)
+    for gaps in (
+        pandas.array([None] * len(X), dtype="string"),
+        pandas.Categorical([None] * len(X)),
+    ):
+        found = model.predict(X.assign(size=gaps))
+        np.testing.assert_array_equal(found, model.predict(X.assign(size=np.nan)))
     for odd in ("red", pandas.Timedelta("1D"), 1j):
         with pytest.raises(TypeError, match=r"X must have numbers .*in column 'size'"):
             model.predict(X.assign(size=odd))

@@ -59,6 +59,12 @@ def test_names_and_labelled_rows_alone() -> None:
         alone = PaddleClassifier(prior=WEIGHTS).fit(X, y, prototypes=prototypes)
         assert alone.prior_used_ is None
         assert "oak" not in alone.predict(new)
+        balanced = PaddleClassifier(prior=[60.0, 20, 10, 10, 10, 10], balanced=True)
+        found, want = (
+            model.fit(X, y, prototypes=prototypes).predict(new)
+            for model in (balanced, PaddleClassifier(prior=[1.0] * 6))
+        )
+        np.testing.assert_array_equal(found, want)
 
 
 def test_weights_whose_sum_overflows() -> None:

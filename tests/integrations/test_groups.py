@@ -151,6 +151,7 @@ def test_batches() -> None:
     assert list(model.map_in_pandas(iter([]))) == []
     numbers = [frame[:3].assign(id=[2**60 + 1, 2, 3]), frame[3:5].assign(id=[1.5, 2.5])]
     (kept,) = model.map_in_pandas(pd.concat([x, x[["id"]]], axis=1) for x in numbers)
+    assert str(kept["id"].iloc[0, 0]) == str(2**60 + 1)
     kept = kept.loc[:, ~kept.columns.duplicated()]
     assert kept["id"].tolist() == [2**60 + 1, 2, 3, 1.5, 2.5]
     for given, message in (

@@ -151,7 +151,7 @@ def test_weights_of_any_size(shots: int, dtype: type) -> None:
         (1e-31, r"^sample_weight must be 0 or between .*, got 1e-31 in row 1$"),
         (0.0, r"^sample_weight must be more than zero for a labelled .* for all of class 0$"),
         ("heavy", r"^sample_weight must be numbers of shape"),
-        (np.ma.masked, r"^sample_weight must be numbers of shape .*, got object"),
+        (np.ma.masked, r"^sample_weight must be 0 or between .*, got nan in row 1$"),
     ],
 )
 def test_bad_weights(weights: Any, message: str) -> None:
@@ -159,6 +159,7 @@ def test_bad_weights(weights: Any, message: str) -> None:
     given = weights if isinstance(weights, list) else [weights] * len(y)
     if weights is np.ma.masked:
         given = np.ma.masked_array(np.ones(len(y)), np.arange(len(y)) == 1)
+        PaddleClassifier().fit(X, y, sample_weight=np.ma.masked_array(np.ones(len(y)), y < 0))
     with pytest.raises(ValueError, match=message):
         PaddleClassifier().fit(X, y, sample_weight=given)
     if isinstance(weights, float) and weights != 0:  # of rows without a label
@@ -231,10 +232,16 @@ def test_rows_straight_from_a_network() -> None:
     X, y, _ = batch()
     rows = torch.from_numpy(X).float()
     want = PaddleClassifier(device="cpu").fit(rows.numpy(), y).transduction_
-    assert (
-        PaddleClassifier(device="cpu").fit(rows.requires_grad_(), y).transduction_ == want
-    ).all()
-    assert PaddleClassifier(device="cpu").fit(rows.bfloat16(), y).n_features_in_ == X.shape[1]
+    for given in (rows.requires_grad_(), torch._neg_view(-rows.detach())):
+        found = PaddleClassifier(device="cpu").fit(given, y).transduction_
+        np.testing.assert_array_equal(found, want)
+    for dtype in (torch.bfloat16, torch.float8_e5m2):
+        given = rows.detach().to(dtype)
+        found, want = (
+            PaddleClassifier(device="cpu").fit(x, y).label_distributions_
+            for x in (given, given.float().numpy())
+        )
+        np.testing.assert_array_equal(found, want)
 
 
 def test_gaps_are_found_though_scikit_learn_does_not_look() -> None:

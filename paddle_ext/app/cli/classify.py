@@ -140,7 +140,7 @@ def show_report(report: Report) -> None:
     if any(to_check):
         more["to check"] = [f"{number}" for number in to_check]
     if outcome.accuracy is not None:
-        more["labelled ones recognised"] = [
+        more["labelled samples recognised"] = [
             percents(outcome.expected(k)) for k in range(len(counts))
         ]
     show_classes(report, answers.class_names, counts, sure, note, more)
@@ -205,9 +205,9 @@ def show_trust(report: Report) -> None:
         )
     if expected is not None and outcome.accuracy is not None:
         show.say(
-            f"expected accuracy: {percents(expected)} of samples of known classes one by one, from "
+            f"expected accuracy of single samples of known classes: {percents(expected)}, from "
             f"{expected.samples} labelled samples, each classified by the others"
-            f"{outcome.accuracy.caution}; in groups or with few classes usually more"
+            f"{outcome.accuracy.caution}{outcome.better_together()}"
         )
     check, suspects = to_check(outcome.answers), outcome.suspects()
     if check:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a numbe
 COUNTED = 5  # rows needed to recognise a column that counts up
 WORDS_OF_A_TEXT = 3  # on average
 LONGEST_SHOWN = 40  # characters of a cell in a message, and of a category
-THOUSANDS = r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*"
+UNCLEAR_COMMA = re.compile(r"\s*[+-]?([1-9]\d{0,2}(,\d{3})+|\d{1,3})\s*")
 DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
 
 
@@ -47,11 +47,20 @@ def as_number(cell: object) -> float | None:
         return None
 
 
-def has_thousands(cells: Sequence[object]) -> bool:
-    """Whether commas of texts separate thousands: all could, and there are whole numbers too."""
-    there = [cell for cell in cells if isinstance(cell, str) and not is_gap(cell)]
-    commas = [cell for cell in there if "," in cell]
-    return 0 < len(commas) < len(there) and all(re.fullmatch(THOUSANDS, cell) for cell in commas)
+def unclear_comma(cells: Iterable[object]) -> str:
+    """A cell such as 1,234 among whole numbers, which may be 1234 or 1.234; empty if all are clear.
+
+    Another number of decimals, or a thousand without a comma, makes them clear.
+    """
+    commas, whole = "", False
+    for cell in cells:
+        if not isinstance(cell, str) or is_gap(cell):
+            continue
+        if not UNCLEAR_COMMA.fullmatch(cell):
+            return ""
+        whole = whole or "," not in cell
+        commas = commas or cell * ("," in cell)
+    return commas if whole else ""
 
 
 def is_gap(cell: object) -> bool:
@@ -89,10 +98,18 @@ def why_an_id(name: str, cells: Sequence[object]) -> str:
 
 
 def why_no_feature(cells: Sequence[object]) -> str:
+    if unclear := unclear_comma(cells):
+        return f"it has {either_number(unclear)}"
     if all(is_gap(cell) for cell in cells):
         return "it is empty"
     odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
     return f"it has {shortened(odd)!r}, which is not a number"
+
+
+def either_number(cell: str) -> str:
+    """What to say of an `unclear_comma`."""
+    cell = cell.strip()
+    return f"{cell!r}, which may be {cell.replace(',', '')} or {cell.replace(',', '.', 1)}"
 
 
 def shortened(cell: object) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -36,12 +36,13 @@ from .columns import (
     as_number,
     cell_text,
     cell_value,
-    has_thousands,
+    either_number,
     is_gap,
     is_number,
     looks_like_category,
     looks_like_text,
     shortened,
+    unclear_comma,
     why_an_id,
     why_no_feature,
 )
@@ -151,9 +152,8 @@ class Table(ABC):
 
     def is_numeric(self, name: str, kind: Any) -> bool:
         there = [cell for cell in self.as_numbers(self.first[name]) if not is_gap(cell)]
-        if self.decimal_commas and has_thousands(self.first[name]):
-            return False
-        return bool(there) and all(as_number(cell) is not None for cell in there)
+        unclear = self.decimal_commas and unclear_comma(self.first[name])
+        return bool(there) and not unclear and all(as_number(cell) is not None for cell in there)
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Part]:
         """These columns of all rows."""
@@ -226,7 +226,9 @@ class Table(ABC):
             may_be = self.names if given is None else names
             no_numbers = [name for name in may_be if name not in {*self.numeric, *self.lists}]
             categories = {
-                name for name in no_numbers if looks_like_category(self.first[name])
+                name
+                for name in no_numbers
+                if looks_like_category(self.first[name]) and not unclear_comma(self.first[name])
             } - others
             names = [name for name in self.names if name in {*names, *categories}]
             left_out = {name: why for name, why in left_out.items() if name not in categories}
@@ -285,7 +287,7 @@ class CsvTable(Table):
             formats.checked_encoding(encoding) if encoding else formats.sniffed_encoding(path)
         )
         if not encoding and self.encoding == formats.FALLBACK_ENCODING:
-            self.notes = ["not in UTF-8, so read as Windows western; --encoding names another"]
+            self.notes = [f"{path} is not in UTF-8, so read as Windows western (--encoding)"]
         if separator:
             self.separator = formats.checked_separator(separator)
         else:
@@ -475,6 +477,8 @@ class TableSamples:
             where = f"{self.table.path}, column {self.features[0]!r},"
             rows = parquet.vectors(columns[0], max(self.width, 1), where, part.rows)
             return torch.from_numpy(np.array(rows, np.float32))
+        chosen.labelled = chosen.labelled or self
+        self.check_commas(part)
         if not chosen.categories:
             with np.errstate(over="ignore"):  # overflow is reported below
                 arrays = [self.as_floats(column) for column in columns]
@@ -489,7 +493,6 @@ class TableSamples:
         )
         cells = self.cells(part, gaps=table)
         if table:
-            chosen.labelled = chosen.labelled or self
             cells = chosen.encoder(cells)
         return torch.from_numpy(cells.astype(np.float32))
 
@@ -514,6 +517,21 @@ class TableSamples:
         if odd:
             raise self.error(odd, part)
         return cells
+
+    def check_commas(self, part: Part) -> None:
+        """Raise an error for commas that may separate thousands, in any row."""
+        assert self.chosen is not None
+        assert self.chosen.labelled is not None
+        labelled, contains = self.chosen.labelled, pyarrow("pyarrow.compute").match_substring
+        for name in self.features if self.table.decimal_commas else ():
+            if name in self.chosen.categories or not contains(part.batch[name], ",").true_count:
+                continue
+            seen = chain(labelled.table.first[name], self.table.first[name], part.cells(name))
+            if unclear := unclear_comma(seen):
+                raise ValueError(
+                    f"{self.table.path} must have numbers without separators of thousands in "
+                    f"column {name!r}, got {either_number(unclear)}"
+                )
 
     def as_floats(self, column: Any) -> npt.NDArray[np.float32] | None:
         """A column of numbers or of texts that are numbers; None if a cell is not a number."""
@@ -550,13 +568,12 @@ class TableSamples:
         name, cell = odd[row]
         got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
         more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
-        gaps = is_gap(cell) and self.chosen is not None and not self.chosen.table
+        embeddings = self.chosen is not None and not self.chosen.table
+        hint = ", or add --rows table" if is_gap(cell) and embeddings else ""
         return ValueError(
             f"{self.table.path} must have a finite number, or as many numbers as in the other "
             f"rows, in each feature, got {got} in row {part.rows[row]}, column {name!r}{more}: "
-            "fill in such cells, or leave out their rows or columns"
-            + ", or add --rows table"
-            * gaps
+            f"fill in such cells, or leave out their rows or columns{hint}"
         )
 
 

@@ -216,8 +216,8 @@ def write_suggestions(
 def check_file(argument: str, path: Path, inputs: Sequence[Path]) -> None:
     """Reject a file that would replace an input or cannot be written, before any work."""
     if path.is_dir() or path.suffix not in SUFFIXES:
-        endings = ", ".join(SUFFIXES)
-        raise check.ArgumentValueError(argument, f"must be a file ending in {endings}, got {path}")
+        expected = f"must be a file ending in {', '.join(SUFFIXES)}, in lower case"
+        raise check.ArgumentValueError(argument, f"{expected}, got {path}")
     library("pyarrow", f"the output {path.name}", "'paddle_ext[parquet]'")
     if path.suffix == ".xlsx":
         excel_library()

@@ -120,8 +120,8 @@ def test_one_labelled_example_says_nothing(tmp_path: Path) -> None:
     assert {row["novelty"] for row in elms} == {""}
     assert not any(row["check"] == "unknown" for row in elms)
     sentence = (
-        "elm has fewer than two labelled samples, so nothing can be said about whether the "
-        "samples predicted as such, 20, are of an unknown class"
+        "elm has fewer than two labelled samples, so nothing can be said about whether what is "
+        "predicted as such (20 samples) is of an unknown class"
     )
     assert sentence in told
     assert sentence in (tmp_path / "answers.html").read_text()
@@ -167,15 +167,15 @@ def test_strangers_have_one_share_everywhere(strange_run: tuple[str, Path]) -> N
 def test_expected_accuracy(strange_run: tuple[str, Path], tmp_path: Path) -> None:
     """From the labelled samples, each classified by the others: one of 24 has a wrong label."""
     told, out = strange_run
-    pattern = r"expected accuracy: \d+ % \(\d+ to \d+\) of samples of known classes one by one, "
+    pattern = r"expected accuracy of single samples of known classes: \d+ % \(\d+ to \d+\), from "
     assert re.search(pattern, told)
     classes = {row["class"]: row for row in table(out / "classes.csv")}
     wrong = next(row for row in classes.values() if float(row["recognised"]) < 1)
     assert float(wrong["recognised"]) == pytest.approx(4 / 5, abs=1e-4)
     assert float(wrong["recognised_low"]) < 0.8 < float(wrong["recognised_high"])
     text = (out / "answers.html").read_text()
-    assert "<span>expected accuracy one by one, " in text
-    assert re.search(r"<small>100 % of \d labelled ones recognised \(\d+ to 100 %\)", text)
+    assert "<span>expected accuracy of single samples, " in text
+    assert re.search(r"<small>100 % of \d labelled samples recognised \(\d+ to 100 %\)", text)
     one = tmp_path / "one.npz"
     support, labels, _, _ = embeddings()
     np.savez(one, features=support[::4], labels=NAMES[labels[::4]])

@@ -222,17 +222,36 @@ def test_thousands_are_not_decimal_commas(tmp_path: Path) -> None:
     thousands = ['"1,234"', '"2,345"', '"3,456"', '"4,567"', '"5,678"', '"6,789"']
     report = run(tmp_path, table("n,a,b,label", thousands))
     assert report.notes[1] == "columns not used: 'n' (it has '1,234', which is not a number)"
+    unclear = "'n' (it has '1,022', which may be 1022 or 1.022)"
     for cells, unused in (
-        (["985", "1,022", "1,059", "940", "911", "970"], "'n' (it has '1,022', which"),
+        (["985", "1,022", "1,059", "940", "911", "970"], unclear),
+        (["0", "1,022", "1,022", "0", "0", "0"], unclear),  # nor a category
         (["1,022", "1,059", "1,940", "1,1", "2", "3"], ""),  # decimal commas
+        (["1,022", "1,059", "1,940", "1500", "2", "3"], ""),
         (["0_00", "1_01", "2_02", "0_03", "1_04", "2_05"], "'n' (it has '0_00', which"),
     ):
-        lines = table("n;a;b;label").splitlines()
-        rows = [f"{cell};{line.replace(',', ';')}" for cell, line in zip(cells, ROWS, strict=True)]
-        labels = [line.rpartition(",")[2] for line in table("n,a,b,label", cells).splitlines()[1:]]
-        text = "\n".join([lines[0], *map(";".join, zip(rows, labels, strict=True)), ""])
-        notes = run(tmp_path, text).notes
+        notes = run(tmp_path, with_semicolons(cells)).notes
         assert any(unused in note for note in notes) if unused else "not used" not in str(notes)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_thousands_after_the_first_rows(tmp_path: Path, late: bool) -> None:
+    """Of the same file, or of the samples to classify."""
+    small = with_semicolons(["500", "511", "498", "533", "502", "517"]).splitlines()
+    thousand = [small[1].replace("500", "1,500")]
+    more = small[1:] * 20 + thousand if late else thousand
+    (tmp_path / "new.csv").write_text("\n".join([small[0], *more, ""]))
+    (tmp_path / "known.csv").write_text("\n".join([*small[:3], *small[4:6], ""]))
+    with pytest.raises(ValueError, match=r"column 'n', got '1,500', which may be 1500 or 1\.500"):
+        classify(tmp_path / "known.csv", tmp_path / "new.csv", output=tmp_path / "out")
+
+
+def with_semicolons(cells: list[str]) -> str:
+    """The rows with a first column `n` of these cells."""
+    lines = table("n,a,b,label", cells).splitlines()
+    rows = [f"{cell};{row.replace(',', ';')}" for cell, row in zip(cells, ROWS, strict=True)]
+    labels = [line.rpartition(",")[2] for line in lines[1:]]
+    return "\n".join(["n;a;b;label", *map(";".join, zip(rows, labels, strict=True)), ""])
 
 
 def test_texts_with_other_separators_in_them(tmp_path: Path) -> None:
