@@ -72,9 +72,9 @@ class Solution(NamedTuple):
     def calibrated(self) -> bool:
         """Whether the probabilities are calibrated.
 
-        Those of `adapt` are if its logits are. Those of `adaptive` are from 20 labelled rows on, of
-        classes with two or more in every task (docs/presence.md), or with class names. PADDLE's are
-        overconfident, and only good for ranking.
+        Those of `adapt` are if its logits are. Those of `adaptive` are if, in every task, most
+        classes have two labelled rows or more, and these 20 rows together (docs/presence.md), or
+        with class names. PADDLE's are overconfident, and only good for ranking.
         """
         if self.concentration is None or self.shots is None:
             return self.concentration is not None
@@ -356,9 +356,13 @@ def label_counts(solution: Solution, among: Tensor | None = None) -> Tensor:
 
 
 def calibrates(shots: Tensor) -> bool:
-    """Whether so many labelled rows of each class, [.., K], calibrate the probabilities."""
-    several = (shots * (shots > 1)).sum(-1)
-    return bool((several >= FEWEST_TO_CALIBRATE).all())
+    """Whether so many labelled rows of each class, [.., K], calibrate the probabilities.
+
+    Of a class with one row nothing is known of how far its rows are from its mean.
+    """
+    several = shots > 1
+    enough = (shots * several).sum(-1) >= FEWEST_TO_CALIBRATE
+    return bool((enough & (2 * several.sum(-1) > shots.shape[-1])).all())
 
 
 def most_probable(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:

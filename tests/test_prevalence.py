@@ -314,6 +314,17 @@ def test_few_labelled_rows_calibrate_nothing() -> None:
     assert found.prevalence().estimate.sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("shots", "calibrated"),
+    [([20, 1], False), ([19, 2], True), ([10, 10, 1, 1], False), ([10, 10, 2, 1], True)],
+)
+def test_one_row_of_most_classes_calibrates_nothing(shots: list[int], calibrated: bool) -> None:
+    labels = torch.arange(len(shots)).repeat_interleave(torch.tensor(shots))
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.eye(4)[labels] + 0.2 * torch.randn(len(labels), 4, generator=generator)
+    assert paddle_ext.adaptive(rows, labels, rows).calibrated == calibrated
+
+
 def test_overconfident_probabilities_are_refused() -> None:
     support, labels, query, _ = batch(6)
     with pytest.raises(ValueError, match="those of PADDLE are overconfident"):

@@ -291,7 +291,8 @@ def trust_notes(labelled: Labelled) -> list[str]:
         f"do not trust the probabilities, calibrated on {plural(several, 'labelled sample')}: they "
         f"may be off by 15 points with fewer than {FEWEST_TO_CALIBRATE} of classes with two or more"
     )
-    return [note]
+    lonely = "do not trust the probabilities: half of the classes or more have one labelled sample"
+    return [note if several < FEWEST_TO_CALIBRATE else lonely]
 
 
 def page_title(path: Path, answers: Answers, kind: str) -> str:

@@ -62,6 +62,9 @@ class Classifier(easyfsl.FewShotClassifier):  # type: ignore[misc, name-defined]
         feature_normalization: float | None = None,
         **options: Any,
     ) -> None:
+        if isinstance(method, Method) and options:
+            got = ", ".join(options)
+            raise TypeError(f"method must be a name if it has options, got one and {got}")
         made = method if isinstance(method, Method) else create(method, **options)
         super().__init__(backbone, use_softmax, feature_centering, feature_normalization)
         self.method = made

@@ -18,6 +18,7 @@ from ..adaptive_rule.label_noise import check_label_noise
 from ..groups import Groups, check_length, groups_and_things, groups_of
 from ..labels import check_one_each
 from ..limits import LARGEST_FEATURE_FLOAT32
+from ..methods.base import factor
 from ..prior import measures_of
 from ..text import plural
 from .columns import Array
@@ -120,7 +121,7 @@ def checked_options(
     return {
         "max_iter": check.integer("max_iter", max_iter),
         "tol": check.real("tol", tol),
-        "logit_scale": check.real("logit_scale", logit_scale, positive=True),
+        "logit_scale": factor("logit_scale", logit_scale),
         "label_noise": check_label_noise("label_noise", label_noise),
         "share": check.flag("share", share),
     }

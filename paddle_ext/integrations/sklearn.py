@@ -126,7 +126,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         group; None without one.
     calibrated_ : bool
         Whether the probabilities are calibrated: not with fewer than 20 labelled rows in classes of
-        two or more, which leave too little to calibrate on.
+        two or more, or if half of the classes or more have one, which is too little.
     rows_ : {"table", "embeddings"}
         What the rows were taken for.
     n_iter_ : int

@@ -12,7 +12,7 @@ from ..native.devices import needs_cpu
 from ..rows import computing_dtype
 from ..solution import Solution
 from ..task import Task
-from .base import Display, Method, Prediction, option, positive
+from .base import Display, Method, Prediction, factor, option
 from .registry import register
 
 
@@ -48,7 +48,7 @@ class Adaptive(Method):
     label_noise: float | str = option(0.0, check_label_noise)
     max_iter: int = option(100, check.integer)
     tol: float = option(1e-3, check.real)
-    logit_scale: float = option(100.0, positive)
+    logit_scale: float = option(100.0, factor)
 
     def solve(self, task: Task) -> Tensor:
         return self.solution(task).probabilities

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ known_methods: dict[str, type[Method]] = {}
 
 # A rule takes the name and the value of an option, and raises an error for an invalid one.
 positive = partial(check.real, positive=True)
+factor = partial(positive, most=1e6)  # products with it stay finite in float32
 
 
 def one_of(*choices: str) -> Callable[[str, object], str]:
@@ -97,6 +99,9 @@ class Method(ABC):
         """Apply the rules of all fields that were declared with `option`, in their order."""
         for field in fields_of(self):
             value = getattr(self, field.name)
+            if isinstance(value, np.generic):  # which no JSON file can hold
+                value = value.item()
+                object.__setattr__(self, field.name, value)
             if "rule" in field.metadata and not (value is None and field.default is None):
                 field.metadata["rule"](field.name, value)
 

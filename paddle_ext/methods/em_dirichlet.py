@@ -11,7 +11,7 @@ from .. import check
 from ..libraries import library
 from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method, one_of, option, positive
+from .base import Display, Method, factor, one_of, option, positive
 from .registry import register
 
 EPSILON = 1e-15  # added to probabilities in logarithms; a class with less mass has no query
@@ -28,8 +28,8 @@ def check_schedule(name: str, schedule: object) -> None:
         got = f"the item {bad[0]!r}" if bad else check.kind(schedule)
         raise check.ArgumentTypeError(name, f"must be pairs of numbers, got {got}")
     for weight, temperature in pairs:
-        check.real(name, weight)
-        check.real(name, temperature, positive=True)
+        check.real(name, weight, most=1e6)
+        factor(name, temperature)
 
 
 @register
@@ -82,7 +82,7 @@ class EmDirichlet(Method):
     schedule: tuple[tuple[float, float], ...] | None = option(None, check_schedule)
     max_iter: int | None = option(None, check.integer)
     fit_iter: int = option(1000, check.integer)
-    logit_scale: float = option(100.0, positive)
+    logit_scale: float = option(100.0, factor)
 
     def solve(self, task: Task) -> Tensor:
         if task.prototypes is None and task.support.shape[1]:

@@ -107,7 +107,10 @@ def as_method(one: object) -> Method | None:
     if inspect.isclass(one) or not has_protocol(one):
         return None
     made = object.__new__(as_method_class(type(one)))
-    made.__dict__.update(getattr(one, "__dict__", {}))
+    slots = {name for base in type(one).__mro__ for name in getattr(base, "__slots__", ())}
+    for name in slots | {*getattr(one, "__dict__", ())}:
+        if hasattr(one, name):
+            object.__setattr__(made, name, getattr(one, name))
     return made
 
 
@@ -126,6 +129,8 @@ def rows_on_the_simplex(given: object, Q: int, K: int) -> Tensor:
     """Probabilities [Q, K] as they are, or labels [Q] as one-hot rows."""
     x = torch.as_tensor(given)
     if x.shape == (Q, K) and x.is_floating_point():
+        if not x.isfinite().all():
+            raise ValueError("predict must return finite probabilities, got NaN or infinity")
         return x
     if x.shape == (Q,) and not x.is_floating_point():
         if Q and not 0 <= int(x.min()) <= int(x.max()) < K:
@@ -144,7 +149,7 @@ def load(place: str) -> type[Method] | Method:
     module, _, attribute = place.partition(":")
     try:
         imported: Any = operator.attrgetter(attribute)(importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"name must be MODULE:CLASS of a module that can be imported, got {place!r} ({error})"
         ) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -64,8 +65,8 @@ class TransClip(ZeroShot):
     name: ClassVar[str] = "transclip"
     display: ClassVar[Display] = Display("TransCLIP", 16, "#e69f00", "X")
 
-    lam: float | None = option(None, check.real)
-    gamma: float | None = option(None, check.real)
+    lam: float | None = option(None, partial(check.real, most=1e6))
+    gamma: float | None = option(None, partial(check.real, most=1e6))
     knn: int = option(3, check.integer)
     confident: int = option(8, check.integer)
     max_iter: int = option(10, check.integer)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..rows import products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method, option, positive
+from .base import Display, Method, factor, option
 from .registry import register
 
 
@@ -31,7 +31,7 @@ class ZeroShot(Method):
     takes_prototypes: ClassVar[bool] = True
     needs_prototypes: ClassVar[bool] = True
 
-    logit_scale: float = option(100.0, positive)
+    logit_scale: float = option(100.0, factor)
 
     def solve(self, task: Task) -> Tensor:
         return in_chunks(self.solve_chunk, task, 3 * task.bytes)

@@ -126,7 +126,7 @@ def evaluate(
         raise check.ArgumentTypeError("name", f"must be a string, got {check.kind(name)}")
     check.device(device)
     if memory is not None:
-        check.real("memory", memory, positive=True)
+        check.real("memory", memory, positive=True, most=1e9)
     check.flag("resume", resume)
     check.flag("progress", progress)
     folder = None if output is None else Path(output)
@@ -135,7 +135,7 @@ def evaluate(
     chosen = chosen_methods(methods, preset, named=prototypes is not None)
     if not isinstance(bank, FeatureBank):
         raise check.ArgumentTypeError("bank", f"must be a FeatureBank, got {check.kind(bank)}")
-    check.integer("n_tasks", n_tasks)
+    n_tasks = check.integer("n_tasks", n_tasks)
     support, query = split_rows(bank, "support", support), split_rows(bank, "query", query)
     labels = class_numbers(bank, support, query)
     least_shots = 1 if prototypes is None else 0
@@ -180,7 +180,10 @@ def evaluate(
     }
     results: dict[Setting, Result] = {}
     if folder is not None and resume and (folder / FILE).exists():
-        results = finished_results(folder, evaluation, runs, n_tasks)
+        earlier = finished_results(folder, evaluation, runs, n_tasks)
+        results = {(one.method, one.shots, one.k_eff): one for one in earlier}
+        classes = classes_in(earlier.notes) | classes_in(notes)
+        evaluation = replace(evaluation, notes=notes | {CLASSES: classes})
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     todo = {setting: run for setting, run in runs.items() if setting not in results}
@@ -190,17 +193,15 @@ def evaluate(
         warm_up(todo, on_device)
         for setting, run in todo.items():
             results[setting] = result_of(setting[0], *run, n_tasks, on_device, shown)
-            ordered = tuple(results[setting] for setting in runs if setting in results)
-            evaluation = replace(evaluation, results=ordered)
+            done = [x for x in dict.fromkeys([*runs, *results]) if x in results]
+            evaluation = replace(evaluation, results=tuple(results[x] for x in done))
             if folder is not None:
                 evaluation.save(folder / FILE)
     return replace(evaluation, results=tuple(results[setting] for setting in runs))
 
 
-def finished_results(
-    folder: Path, now: Evaluation, runs: Runs, n_tasks: int
-) -> dict[Setting, Result]:
-    """The results of an earlier call that this one needs; an error if its tasks were others."""
+def finished_results(folder: Path, now: Evaluation, runs: Runs, n_tasks: int) -> Evaluation:
+    """The results of an earlier call that hold; an error if its tasks were others."""
     earlier = Evaluation.load(folder / FILE)
     there, here = (
         dict[str, Any](x.notes) | {"sampling": x.sampling, "alpha": x.alpha, "seed": x.seed}
@@ -218,16 +219,22 @@ def finished_results(
             f"{', another '.join(different)}",
             or_pass="resume=False",
         )
-    results = {(one.method, one.shots, one.k_eff): one for one in earlier}
-    classes: Any = there.get(CLASSES)
-    classes = classes if isinstance(classes, dict) else {}
-    return {
-        setting: result
-        for setting, result in results.items()
-        if setting in runs
-        and (result.n_tasks, result.options) == (n_tasks, options_of(runs[setting][0]))
-        and classes.get(result.method) == here[CLASSES][result.method]
-    }
+    classes, now_classes = classes_in(there), classes_in(here)
+
+    def holds(one: Result) -> bool:
+        if now_classes.get(one.method, classes.get(one.method)) != classes.get(one.method):
+            return False
+        setting = one.method, one.shots, one.k_eff
+        method = runs[setting][0] if setting in runs else None
+        return method is None or (one.n_tasks, one.options) == (n_tasks, options_of(method))
+
+    return replace(earlier, results=tuple(filter(holds, earlier)))
+
+
+def classes_in(notes: Mapping[str, object]) -> dict[str, object]:
+    """The classes of the methods by their labels, in the notes of an evaluation."""
+    classes = notes.get(CLASSES)
+    return classes if isinstance(classes, dict) else {}
 
 
 def digest(*parts: object) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import check
-from ..methods import Method, describe
+from ..methods import Method
 from ..methods.base import Grid
-from ..methods.registry import lookup
+from ..methods.registry import lookup, options_of_class
 from .data.bank import FeatureBank
 from .evaluate import chosen_methods, evaluate
 from .results import Evaluation, Result, as_tuple, contents_of, write_json
@@ -27,10 +27,14 @@ class Tuning:
     curves: Evaluation  # a result for each point, identified by its options
     best: Mapping[str, Result]  # the best result of each method
     options: Mapping[str, Mapping[str, object]]  # the best values of each method's tuned options
+    # What was tuned; after `load`, methods are known by their names.
+    tuned: Mapping[str, Method] | None = field(default=None, repr=False, compare=False)
 
     def methods(self) -> dict[str, Method]:
         """The methods with their best options, for `evaluate`."""
-        return {name: lookup(name)(**result.options) for name, result in self.best.items()}
+        if self.tuned is None:
+            return {name: lookup(name)(**result.options) for name, result in self.best.items()}
+        return {name: with_options(one, self.options[name]) for name, one in self.tuned.items()}
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file; an interrupted call keeps the old one."""
@@ -116,6 +120,8 @@ def tune(
     """
     if isinstance(methods, Mapping):
         raise check.ArgumentTypeError("methods", "must be names or methods, got a mapping")
+    if grids is not None and not isinstance(grids, Mapping):
+        raise check.ArgumentTypeError("grids", f"must be a mapping, got {check.kind(grids)}")
     chosen = chosen_methods(methods, preset)
     points = {label: grid_points(grid_of(label, method, grids)) for label, method in chosen.items()}
     for label in grids or {}:
@@ -124,7 +130,7 @@ def tune(
     evaluation = evaluate(
         bank,
         {
-            f"{label} {option_text(options)}".strip(): replace(chosen[label], **options)  # type: ignore[type-var]
+            f"{label} {option_text(options)}".strip(): with_options(chosen[label], options)
             for label, options in tried
         },
         shots=check.integer("shots", shots),
@@ -148,7 +154,9 @@ def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Gri
     """The grid of a method; the user's takes precedence."""
     if grids is None or label not in grids:
         return method.tuning_grid
-    names = tuple(option.name for option in describe(method.name))
+    names = tuple(option.name for option in options_of_class(type(method)))
+    if not isinstance(grids[label], Mapping):
+        raise TypeError(f"grids[{label!r}] must be a mapping, got {check.kind(grids[label])}")
     for option, values in grids[label].items():
         check.choice(f"an option of grids[{label!r}]", option, names)
         if isinstance(values, str) or not isinstance(values, Sequence):
@@ -161,6 +169,10 @@ def grid_of(label: str, method: Method, grids: Mapping[str, Grid] | None) -> Gri
                 f"grids[{label!r}][{option!r}] must have values, each once, got {values!r}"
             )
     return grids[label]
+
+
+def with_options(method: Method, options: Mapping[str, object]) -> Method:
+    return replace(method, **options) if options else method  # type: ignore[type-var]
 
 
 def grid_points(grid: Grid) -> list[dict[str, Any]]:
@@ -180,7 +192,7 @@ def best_points(
     for label in chosen:
         own = zip(curves.select(label), points[label], strict=True)
         best[label], options[label] = max(own, key=merit)  # the first of equals
-    return Tuning(curves, best, options)
+    return Tuning(curves, best, options, chosen)
 
 
 def option_text(value: object) -> str:

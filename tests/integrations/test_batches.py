@@ -327,7 +327,11 @@ def test_bad_batches(given: Any, message: str) -> None:
         ((SUPPORT, PLACES), {"prefix": None}, r"prefix must be a string, got None"),
         ((SUPPORT, PLACES), {"keep_embedding": 1}, r"keep_embedding must be True or False"),
         ((SUPPORT, PLACES), {"device": "cuda:x"}, r"device must be the CPU or a CUDA device"),
-        ((SUPPORT, PLACES), {"logit_scale": 0}, r"logit_scale must be finite and > 0, got 0"),
+        (
+            (SUPPORT, PLACES),
+            {"logit_scale": 0},
+            r"logit_scale must be > 0 and at most 1e\+06, got 0",
+        ),
     ],
 )
 def test_bad_arguments(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:

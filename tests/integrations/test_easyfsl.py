@@ -55,6 +55,8 @@ def test_scores(adapter: ModuleType, method: str, options: dict[str, Any]) -> No
     assert torch.equal(model.solution.present(), expected.present())
     assert model.is_transductive()
 
+    with pytest.raises(TypeError, match="method must be a name if it has options, got one and l"):
+        adapter.Classifier(method=made, lam=3.0)
     logarithms = adapter.Classifier(method=made)
     logarithms.process_support_set(support, labels)
     found = logarithms(query)

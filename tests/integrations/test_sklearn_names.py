@@ -173,7 +173,7 @@ def test_bad_names(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_invalid_combinations_with_names() -> None:
-    with pytest.raises(ValueError, match=r"^logit_scale must be finite and > 0, got 0"):
+    with pytest.raises(ValueError, match=r"^logit_scale must be > 0 and at most 1e\+06, got 0"):
         PaddleClassifier(logit_scale=0.0).fit(X8, Y, prototypes=TEXT, classes=NAMES)
     model = PaddleClassifier().fit(X8, Y, prototypes=TEXT, classes=NAMES)
     with pytest.raises(

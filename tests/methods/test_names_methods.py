@@ -118,7 +118,7 @@ def test_logits_do_not_suffice(name: str, shots: int, message: str) -> None:
         ((), "schedule must be pairs of numbers, got tuple"),
         ("12", "schedule must be pairs of numbers, got the item '1'"),
         ((1.0,), "schedule must be pairs of numbers"),
-        (((1.0, 0.0),), "schedule must be finite and > 0"),
+        (((1.0, 0.0),), "schedule must be > 0 and at most"),
     ],
 )
 def test_bad_schedules(schedule: Any, message: str) -> None:

@@ -48,6 +48,19 @@ class Sharp:
         return torch.softmax(-9 * distances, dim=-1)
 
 
+@dataclass(frozen=True)
+class Slotted:
+    __slots__ = ("power",)
+    power: float
+
+    def predict(self, support: Tensor, support_labels: Tensor, query: Tensor) -> Tensor:
+        return support_labels[(torch.cdist(query, support) * self.power).argmin(1)]
+
+
+def test_an_object_with_slots() -> None:
+    assert as_method(Slotted(2.0)).predict(SUPPORT, LABELS, QUERY).labels.tolist() == [1, 0]
+
+
 class Answer(NamedTuple):
     probabilities: Tensor
 
@@ -144,6 +157,7 @@ def test_invalid_methods(cls: Any, message: str) -> None:
     [
         (torch.tensor([0, 2]), r"labels in \[0, 2\), got 0 to 2"),
         (torch.zeros(3), r"labels \[2\] or probabilities \[2, 2\], got torch.float32 of shape"),
+        (torch.full((2, 2), torch.nan), "must return finite probabilities"),
         (torch.zeros(2, 3), r"got torch.float32 of shape \[2, 3\]"),
     ],
 )
@@ -192,7 +206,12 @@ def test_a_class_of_a_module(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("rest", "message"),
-    [(":Yours", "no attribute"), (":number", "which is a int"), ("x:Mine", "can be imported")],
+    [
+        (":Yours", "no attribute"),
+        (":number", "which is a int"),
+        ("x:Mine", "can be imported"),
+        ("..:Mine", "can be imported"),
+    ],
 )
 def test_missing_names_of_a_module(module: str, rest: str, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):

@@ -246,7 +246,7 @@ def test_labels_and_options() -> None:
         ({"prototypes": torch.full((12, 16), torch.nan)}, ValueError, "prototypes must be finite"),
         ({"name": 3}, TypeError, "name must be a string, got int"),
         ({"device": "tpu"}, ValueError, "device must be the CPU or a CUDA device, got 'tpu'"),
-        ({"memory": 0.0}, ValueError, "memory must be finite and > 0, got 0.0"),
+        ({"memory": 0.0}, ValueError, "memory must be > 0 and at most 1e+09, got 0.0"),
         ({"resume": 1}, TypeError, "resume must be True or False, got int"),
         ({"output": __file__}, ValueError, "output must be a folder, got the file"),
     ],
@@ -345,6 +345,19 @@ def test_more_methods_and_tasks(tmp_path: Path) -> None:
         run(small_bank(), {"a": Namesake()}, **(options | {"n_tasks": 4})).results[0].n_tasks == 4
     )
     assert computed() == [1, 4]
+
+
+def test_results_of_other_methods_are_kept(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"shots": 2, "n_tasks": np.int64(3), "output": tmp_path}
+    first = run(small_bank(), {"a": Spy()}, **options)
+    second = run(small_bank(), {"b": Spy(sharpness=0.5)}, **options)
+    saved = Evaluation.load(tmp_path / "evaluation.json")
+    assert [one.method for one in second] == ["b"]
+    assert [one.method for one in saved] == ["b", "a"]
+    assert saved.results[1] == first.results[0]
+    computed()
+    assert run(small_bank(), {"a": Spy()}, **options) == replace(first, notes=saved.notes)
+    assert computed() == []
 
 
 def turned_bank() -> FeatureBank:

@@ -1,13 +1,15 @@
 """Tuning: the best of a grid, on the same tasks."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from banks import small_bank
+from torch import Tensor
 
 from paddle_ext import Evaluation, evaluate, methods, tune
 from paddle_ext.research.results import Result
@@ -101,6 +103,23 @@ def test_files_and_resuming(tmp_path: Path) -> None:
         Tuning.load(tmp_path / "other.json")
 
 
+@dataclass(frozen=True)
+class Paddle:
+    """Not the method of that name."""
+
+    power: float = 1.0
+
+    def predict(self, support: Tensor, support_labels: Tensor, query: Tensor) -> Tensor:
+        return support_labels[torch.cdist(query, support).argmin(1)]
+
+
+def test_a_method_that_is_not_registered() -> None:
+    found = run(Paddle(), grids={"paddle": {"power": (2.0, 3.0)}})
+    (made,) = found.methods().values()
+    assert getattr(made, "power", None) == 2.0
+    assert "Paddle(power=2.0)" in repr(made)
+
+
 def test_markdown() -> None:
     found = run(["simpleshot", "bd_cspn"], grids={"bd_cspn": {"temperature": (0.01, 20.0)}})
     *head, simpleshot, bd_cspn = markdown_table(*found.rows()).splitlines()
@@ -118,6 +137,8 @@ def test_markdown() -> None:
     ("changes", "error", "message"),
     [
         ({"methods": {"a": methods.create("tim")}}, TypeError, "methods must be names or methods"),
+        ({"grids": [1]}, TypeError, "grids must be a mapping, got list"),
+        ({"grids": {"paddle": 3}}, TypeError, "grids['paddle'] must be a mapping, got int"),
         ({"grids": {"tim": {"lam": (1,)}}}, ValueError, "grids must be one of 'paddle', got 'tim'"),
         ({"grids": {"paddle": {"lamda": (1,)}}}, ValueError, "an option of grids['paddle'] must"),
         ({"grids": {"paddle": {"lam": 1.0}}}, TypeError, "grids['paddle']['lam'] must be a seq"),

@@ -14,6 +14,7 @@ from ... import arrays, check
 from ...files import readable
 from ...integrations.inputs import in_order
 from ...labels import alike, label_text, normalised, sorted_names
+from ...methods.base import factor
 from ...presence.hierarchy import Hierarchy
 from ...rows import unit_rows
 from ...text import plain_cell, plural, several
@@ -174,7 +175,7 @@ def named_classes(contents: dict[str, Any], key: str, path: Path) -> Labelled:
             raise check.ArgumentValueError(
                 "logit_scale", f"must be one number, got shape {list(given.shape)} in {path}"
             )
-        scale = check.real("logit_scale", given.item(), positive=True)
+        scale = factor("logit_scale", given.item())
     return only_names(class_names, rows.float(), str(path), scale)
 
 
@@ -189,7 +190,7 @@ def given_names(settings: Settings) -> Given:
                 "templates", f"must have {{}} once, for the name, got {template!r}"
             )
     if settings.logit_scale is not None:
-        check.real("logit_scale", settings.logit_scale, positive=True)
+        factor("logit_scale", settings.logit_scale)
     path, first = settings.names, next(iter(settings.templates), None)
     phrases = path is not None and path.suffix not in STORED
     refuse_unused(("templates", first, phrases, "names are a text file"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -162,6 +163,8 @@ class FeatureBank:
         if classes is None:
             chosen = self.counts().nonzero().view(-1).tolist()
         else:
+            if isinstance(classes, str | int):
+                raise TypeError(f"classes must be a sequence, got {check.kind(classes)}")
             listed = classes.tolist() if isinstance(classes, Tensor) else list(classes)
             chosen = [self._label(item) for item in listed]
         if not chosen:
@@ -321,11 +324,13 @@ def bank_arguments(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def checked_names(names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise TypeError("class_names must be a sequence of strings, got str")
+    if isinstance(names, str | AbstractSet | Mapping):
+        raise TypeError(f"class_names must be a sequence of strings, got {check.kind(names)}")
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"class_names must be strings, got {check.kind(name)}")
+        if "\0" in name:  # which no file can hold
+            raise ValueError(f"class_names must not have a NUL, got {name!r}")
     return tuple(map(str, names))
 
 

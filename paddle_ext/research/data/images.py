@@ -124,8 +124,7 @@ class EncodedImages(ImageSet):
         names: Sequence[str] | None = None,
     ) -> None:
         decoding.require_pillow()
-        if size is not None and size < 1:
-            raise check.ArgumentValueError("size", f"must be None or at least 1, got {size}")
+        size = None if size is None else check.integer("size", size)
         if channels not in decoding.CHANNELS:
             raise ValueError(f"channels must be 1 or 3, got {channels}")
         if len(images) == 0:

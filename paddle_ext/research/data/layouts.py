@@ -35,15 +35,17 @@ def image_folder(
 ) -> EncodedImages:
     """Read a folder that has one folder of images per class.
 
-    Classes are the folders of `root`, sorted by name; images may be in subfolders. `split` is its
-    name, and the other options are those of `EncodedImages`.
+    Classes are the folders of `root`, sorted by name; images may be in subfolders. Hidden files and
+    folders are left out. `split` is its name, and the other options are those of `EncodedImages`.
     """
     root = existing_folder(root)
-    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    folders = (entry.name for entry in root.iterdir() if entry.is_dir())
+    names = sorted(name for name in folders if not name.startswith("."))
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
         own = sorted(path for path in (root / name).rglob("*") if is_image(path.name))
+        own = [path for path in own if "/." not in path.relative_to(root).as_posix()]
         if not own:
             raise ValueError(f"{root / name} must have at least one image, got none")
         paths += own

@@ -356,7 +356,10 @@ def test_messages_of_stored_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (whole | {"text": text[0]}, "--names must be floating-point numbers of shape [K, D], got"),
         (whole | {"class_names": twice}, "--names must be unique, got 'ash' twice in"),
         ({"text": text[:1], "class_names": NAMES[:1]}, "--names must be at least two, got only"),
-        (whole | {"logit_scale": np.float32(-1)}, "--logit-scale must be finite and > 0, got -1"),
+        (
+            whole | {"logit_scale": np.float32(-1)},
+            "--logit-scale must be > 0 and at most 1e+06, got -1",
+        ),
         (whole | {"logit_scale": np.ones(2)}, "--logit-scale must be one number, got shape [2]"),
         ({"features": text, "class_names": NAMES}, "--names must be a file with 'text' or 'proto"),
         (
@@ -395,7 +398,7 @@ def test_messages_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({}, f"photos {named}", "--encoder must be an image-text model on disk to classify images"),
         ({}, f"{clip} --backbone mine", "--backbone must be omitted unless there are images, and"),
         ({}, f"{clip} --template {{}} --template photo", "--template must have {} once, for the"),
-        ({}, f"{clip} --logit-scale 0", "--logit-scale must be finite and > 0, got 0"),
+        ({}, f"{clip} --logit-scale 0", "--logit-scale must be > 0 and at most 1e+06, got 0"),
         ({"text_width": 5}, clip, "photos must have as many features as names.txt, 5, got 6"),
         ({"text_tower": False}, clip, "--encoder must be an image-text model on disk"),
         (

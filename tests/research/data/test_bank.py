@@ -145,6 +145,12 @@ def test_not_finite() -> None:
         ({"features": features().to("meta")}, TypeError, "features must be a tensor with data"),
         ({"labels": torch.zeros(N).long().to("meta")}, TypeError, "labels must be a tensor with"),
         ({"class_names": "cat"}, TypeError, "class_names must be a sequence of strings, got str"),
+        (
+            {"class_names": {"a", "b"}},
+            TypeError,
+            "class_names must be a sequence of strings, got set",
+        ),
+        ({"class_names": ["a", "b", "a\0"]}, ValueError, "class_names must not have a NUL"),
         ({"class_names": [1, 2, 3]}, TypeError, "class_names must be strings, got int"),
         ({"split": ["a"]}, ValueError, "split must have one name for each row of features, "),
         ({"split": [1] * N}, TypeError, "split must be strings, got int"),

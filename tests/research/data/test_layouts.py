@@ -143,7 +143,8 @@ def test_inaturalist_keeps_the_first_row_and_one_order_of_classes(tmp_path: Path
 
 
 def test_image_folder(tmp_path: Path) -> None:
-    make(tmp_path, ["owl/1.png", "cat/deep/2.png", "cat/1.png"])
+    hidden = [".thumbnails/1.png", "cat/.cache/3.png", "cat/.4.png"]
+    make(tmp_path, ["owl/1.png", "cat/deep/2.png", "cat/1.png", *hidden])
     images = layouts.image_folder(tmp_path, split="all", size=None, channels=1)
     assert told(images) == [(2, "cat"), (1, "cat"), (0, "owl")]
     assert (images.split, images.shape) == ("all", (9, 9, 1))
