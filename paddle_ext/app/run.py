@@ -287,12 +287,14 @@ def trust_notes(labelled: Labelled) -> list[str]:
     if labelled.prototypes is not None or calibrates(counts):
         return []
     several = int(counts[counts > 1].sum())
-    note = (
-        f"do not trust the probabilities, calibrated on {plural(several, 'labelled sample')}: they "
-        f"may be off by 15 points with fewer than {FEWEST_TO_CALIBRATE} of classes with two or more"
-    )
-    lonely = "do not trust the probabilities: half of the classes or more have one labelled sample"
-    return [note if several < FEWEST_TO_CALIBRATE else lonely]
+    if several < FEWEST_TO_CALIBRATE:
+        why = (
+            f", calibrated on {plural(several, 'labelled sample')}: they may be off by 15 points "
+            f"with fewer than {FEWEST_TO_CALIBRATE} of classes with two or more"
+        )
+    else:
+        why = ": half of the classes or more have one labelled sample"
+    return [f"do not trust the probabilities{why}"]
 
 
 def page_title(path: Path, answers: Answers, kind: str) -> str:

@@ -45,6 +45,11 @@ def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) 
     into_file = stream(tmp_path / "one.npz", files[1], tmp_path / "out.csv", settings())
     for one in (report, into_file):
         assert any("do not trust the probabilities" in note for note in one.notes)
+    many = np.repeat(first, [25] + [1] * (len(first) - 1))
+    rows = support[many] + 0.1 * np.random.default_rng(0).normal(size=(len(many), support.shape[1]))
+    np.savez(tmp_path / "many.npz", features=rows, labels=NAMES[labels[many]])
+    uneven = classify(tmp_path / "many.npz", files[1], tmp_path / "uneven", settings())
+    assert any("half of the classes or more have one labelled" in note for note in uneven.notes)
     more = classify(*files, tmp_path / "more", settings())
     assert not any("trust" in note or "calibrated" in note for note in more.notes)
 
