@@ -34,7 +34,8 @@ known_methods: dict[str, type[Method]] = {}
 
 # A rule takes the name and the value of an option, and raises an error for an invalid one.
 positive = partial(check.real, positive=True)
-factor = partial(positive, most=1e6)  # products with it stay finite in float32
+bounded = partial(check.real, most=1e6)  # products with it stay finite in float32
+factor = partial(bounded, positive=True)
 
 
 def one_of(*choices: str) -> Callable[[str, object], str]:

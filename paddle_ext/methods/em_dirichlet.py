@@ -11,7 +11,7 @@ from .. import check
 from ..libraries import library
 from ..rows import class_sums, products, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Method, factor, one_of, option, positive
+from .base import Display, Method, bounded, factor, one_of, option, positive
 from .registry import register
 
 EPSILON = 1e-15  # added to probabilities in logarithms; a class with less mass has no query
@@ -28,7 +28,7 @@ def check_schedule(name: str, schedule: object) -> None:
         got = f"the item {bad[0]!r}" if bad else check.kind(schedule)
         raise check.ArgumentTypeError(name, f"must be pairs of numbers, got {got}")
     for weight, temperature in pairs:
-        check.real(name, weight, most=1e6)
+        bounded(name, weight)
         factor(name, temperature)
 
 

@@ -1,7 +1,6 @@
 """LR + ICI: logistic regression that absorbs queries by the credibility of their pseudo-labels."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from .. import check
 from ..rows import unit_rows
 from ..task import Task, in_chunks
-from .base import Display, Grid, Method, Presets, option, positive
+from .base import Display, Grid, Method, Presets, factor, option
 from .registry import register
 
 LEAST_SPREAD = 1e-6  # of unit-norm rows along a principal axis; less is rounding
@@ -66,7 +65,7 @@ class Ici(Method):
     step: int = option(5, check.integer)
     max_iter: int = option(100, check.integer)
     dimension: int = option(2, check.integer)
-    inverse_regularisation: float = option(10.0, partial(positive, most=1e6))
+    inverse_regularisation: float = option(10.0, factor)
     tol: float = option(0.01, check.real)
 
     def solve(self, task: Task) -> Tensor:

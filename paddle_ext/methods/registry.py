@@ -107,8 +107,9 @@ def as_method(one: object) -> Method | None:
     if inspect.isclass(one) or not has_protocol(one):
         return None
     made = object.__new__(as_method_class(type(one)))
-    slots = {name for base in type(one).__mro__ for name in getattr(base, "__slots__", ())}
-    for name in slots | {*getattr(one, "__dict__", ())}:
+    slots = [getattr(base, "__slots__", ()) for base in type(one).__mro__]
+    names = {name for own in slots for name in ([own] if isinstance(own, str) else own)}
+    for name in names | {*getattr(one, "__dict__", ())}:
         if hasattr(one, name):
             object.__setattr__(made, name, getattr(one, name))
     return made

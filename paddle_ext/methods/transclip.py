@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from .. import check
 from ..prevalence import counts_of
 from ..rows import class_sums, products, squared_distances, unit_rows
 from ..task import Task, in_chunks
-from .base import Display, option
+from .base import Display, bounded, option
 from .neighbour_graph import NeighbourGraph, assigned, nearest_queries, pull_of_labelled
 from .registry import register
 from .zero_shot import ZeroShot
@@ -65,8 +64,8 @@ class TransClip(ZeroShot):
     name: ClassVar[str] = "transclip"
     display: ClassVar[Display] = Display("TransCLIP", 16, "#e69f00", "X")
 
-    lam: float | None = option(None, partial(check.real, most=1e6))
-    gamma: float | None = option(None, partial(check.real, most=1e6))
+    lam: float | None = option(None, bounded)
+    gamma: float | None = option(None, bounded)
     knn: int = option(3, check.integer)
     confident: int = option(8, check.integer)
     max_iter: int = option(10, check.integer)

@@ -50,7 +50,7 @@ class Sharp:
 
 @dataclass(frozen=True)
 class Slotted:
-    __slots__ = ("power",)
+    __slots__ = "power"  # noqa: PLC0205 - a single one
     power: float
 
     def predict(self, support: Tensor, support_labels: Tensor, query: Tensor) -> Tensor:

@@ -81,7 +81,8 @@ def looks_like_category(cells: Sequence[object]) -> bool:
     """Whether cells that are not numbers are categories: some, short, each twice on average."""
     there = [str(cell) for cell in cells if not is_gap(cell)]
     short = max(map(len, there), default=0) <= LONGEST_SHOWN
-    return short and 2 <= len(set(there)) <= len(there) / 2 and not all_lists(there)
+    several = 2 <= len(set(there)) <= len(there) / 2
+    return short and several and not all_lists(there) and not unclear_comma(cells)
 
 
 def why_an_id(name: str, cells: Sequence[object]) -> str:

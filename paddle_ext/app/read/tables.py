@@ -226,9 +226,7 @@ class Table(ABC):
             may_be = self.names if given is None else names
             no_numbers = [name for name in may_be if name not in {*self.numeric, *self.lists}]
             categories = {
-                name
-                for name in no_numbers
-                if looks_like_category(self.first[name]) and not unclear_comma(self.first[name])
+                name for name in no_numbers if looks_like_category(self.first[name])
             } - others
             names = [name for name in self.names if name in {*names, *categories}]
             left_out = {name: why for name, why in left_out.items() if name not in categories}
