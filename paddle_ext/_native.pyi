@@ -290,15 +290,15 @@ class SumsCall:
 
 def absorb_call(
     *, target: Target, dtype: int, stored: int, N: int, K: int, trust: float, temper: float,
-    sharper: float, share: float,
+    share: float,
 ) -> AbsorbCall: ...
 
 @final
 class AbsorbCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, products: int, before: int, weights: int, added: int, own: int, square: int,
-        mass: int, constant: int, count_share: int, prior_share: int,
+        self, *, products: int, before: int, weights: int, added: int, own: int, sharpness: int,
+        square: int, mass: int, constant: int, count_share: int, prior_share: int,
     ) -> None: ...
 
 def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...

@@ -253,7 +253,7 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     RUN(void*, rows);  // out [B, N, D] scaled means, after the scaled offsets if N = K + S: by rows
     RUN(void*, squares);    // out [B, K] of the means, in the metric
     RUN(void*, bias);       // out [B, K]
-    RUN(void*, variance);   // out [B] of the calibration rows, see excess_distance
+    RUN(void*, variance);   // out [B] of the calibration rows, see allowance
     RUN(void*, shots);      // out [B, K]
     RUN(void*, sharpness);  // out [B]
     RUN(bool*, finite);     // out [B] see plainly_finite
@@ -261,9 +261,7 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     RUN(void*, factor);     // out [B, M', M'] null unless full, like the next two
     RUN(void*, solved);     // out [B, K, M'] Z of the scaled means
     RUN(void*, shares);     // out [B, 3] weight of the full metric in the mixture, plain, projected
-    // out [B, S, K] squared distances of every row, left out of its class, up to a constant per row;
-    // or null
-    RUN(void*, left_out);
+    RUN(void*, left_out);   // out [B, S, K] squared distances of rows left out of their classes; or null
     MEMORY();
 };
 
@@ -273,7 +271,7 @@ CALL(Posterior, posterior, CPU_TASKS, CUDA) {
     MAKE(PosteriorSizes, size);
     MAKE(double, weight);      // of a query in the counts
     MAKE(double, temper);      // factor on the logits of the absorb step
-    MAKE(double, mean_shots);  // see excess_distance
+    MAKE(double, mean_shots);  // see allowance
     MAKE(int, max_iter);
     MAKE(double, tol);
     MAKE(const void*, added);      // [B, Q, K] further logits, or null
@@ -420,13 +418,13 @@ CALL(Absorb, absorb, CPU, CUDA) {
     MAKE(DType, stored);  // of `before`: the same, or float16 on CUDA
     MAKE(int64_t, N, K);
     MAKE(double, trust, temper);
-    MAKE(double, sharper);          // factor on distances
     MAKE(double, share);            // factor on `added`
     RUN(void*, products);           // [N, K] of rows with s_k in the metric; out: the new logits
     RUN(const void*, before);       // [N, K] likelihoods before the step, and
     RUN(const void*, weights);      // [K] of the classes, as in `count`
     RUN(const void*, added);        // [N, K] further logits; or null
     RUN(const void*, own);          // [N] products of rows with themselves
+    RUN(const void*, sharpness);    // [K] factor on half the distances
     RUN(const void*, square);       // [K] s_k.s_k
     RUN(const void*, mass);         // [K] total weight of the rows in s_k
     RUN(const void*, constant);     // [K] added to the logits

@@ -3,6 +3,14 @@
 
 constexpr int64_t kOffsetRows = 128;  // of many at once
 
+// The mean of length_term.
+template <typename T>
+static T mean_length(const T* squares, const T* shots, T variance, int64_t K) {
+    double sum = 0;
+    for (int64_t k = 0; k < K; ++k) sum += double(length_term(squares[k], variance, shots[k], K));
+    return T(sum / double(K));
+}
+
 template <typename T>
 struct JudgedScratch {
     Arena& arena;
@@ -27,7 +35,7 @@ struct JudgedScratch {
     T* squares = arena.take<T>(K);                   // w.w
     T* square = arena.take<T>(N);                    // v.v
     T* plain = arena.take<T>(N * Kp);                // distances in the feature scale
-    T* excess = arena.take<T>(K);                    // see excess_distance
+    T* rate = arena.take<T>(K);                      // see allowance
     T* factor = reals<T>(p.factor, task * C * C);    // all others are for the full metric
     T* solved = reals<T>(p.solved, task * K * C);
     T* second = arena.take<T>(C > 0 ? K : 0);  // (Z w).(Z w)
@@ -71,7 +79,7 @@ static void scale_rows(const LabelledTask<T>& t, const T* root, const T* means,
     }
 }
 
-// The rows judged, and their distances in the feature scale, up to a constant per row.
+// The rows judged, and their distances in the feature scale.
 template <typename T>
 static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D;
@@ -107,19 +115,17 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
         for (int64_t k = 0; s.by_rows && k < K; ++k) s.solved[k * s.C + i] = to[k];
         for (int64_t k = 0; s.by_rows && k < K; ++k) to[k] += s.pair_row(i)[k];
         s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
-        for (int64_t k = 0; k < K; ++k) to[k] = s.squares[k] - 2 * to[k];
-        to[own] += (left_out_rate(shots[own]) - 1) * s.square[i];
+        const T self = s.square[i] + 2 * to[own] - s.squares[own];  // x.x
+        for (int64_t k = 0; k < K; ++k) to[k] = self + s.squares[k] - 2 * to[k];
+        to[own] = left_out_rate(shots[own]) * s.square[i];
     }
     double sum = 0;
     for (int64_t i = 0; i < s.count; ++i) {
         const int64_t at = s.judge[i];
         sum += double(variance_by(s.square[at], shots[s.own[at]]));
     }
-    const T variance = T(sum / double(std::max(s.count, int64_t(1))));
-    reals<T>(s.p.variance)[s.task] = variance;
-    for (int64_t k = 0; k < K; ++k) {
-        s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K));
-    }
+    reals<T>(s.p.variance)[s.task] = T(sum / double(std::max(s.count, int64_t(1))));
+    for (int64_t k = 0; k < K; ++k) s.rate[k] = allowance(shots[k], T(s.S) / T(K));
 }
 
 // Factors the full metric, and solves for the class means and the rows judged. Returns the scatter.
@@ -195,9 +201,9 @@ static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask
         const LeftOutRow<T> row(shots[own], square, along[own], scatter);
         const T self = square + 2 * along[own] + s.whole[own];  // x A x
         for (int64_t k = 0; k < K; ++k) {
-            along[k] = row.distance(s.whole[k], pair[k] + along[k], along[k]);
+            along[k] = self + row.distance(s.whole[k], pair[k] + along[k], along[k]);
         }
-        along[own] = row.own - self;
+        along[own] = row.own;
         s.near[i] = row.own;
     }
     double near[2] = {};
@@ -277,7 +283,7 @@ static T best_mixture(const LikelihoodScratch<T>& s, int threads) {
         for (int64_t i = 0; i < judged.count; ++i) {
             T* __restrict__ to = s.distances + i * K;
             mix(judged, judged.judge[i], mixture, to);
-            for (int64_t k = 0; k < K; ++k) to[k] -= judged.excess[k];
+            for (int64_t k = 0; k < K; ++k) to[k] *= judged.rate[k];
         }
         calibrate_task<T>(trial, 0, s.calibrate_scratch, threads);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
@@ -323,9 +329,12 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     const double rows = double(judged.count) / double(K);
     const T half = reals<T>(p.sharpness)[task] / 2;
     T* const bias = reals<T>(p.bias, task * K);
+    const T* const shots = s.labelled.shots;
+    const T variance = reals<T>(p.variance)[task], length = mean_length(squares, shots, variance, K);
     for (int64_t k = 0; k < K; ++k) {
         const T hub = T(hub_bias(double(s.drawn[k]), mean, rows));
-        bias[k] = hub - half * (squares[k] - judged.excess[k]);
+        const T excess = excess_distance(variance, length, shots[k], T(p.S) / T(K));
+        bias[k] = hub - half * (judged.rate[k] * squares[k] - excess);
     }
 }
 

@@ -21,6 +21,7 @@ struct LikelihoodPlan {
     bool by_rows = p.full && p.S < D, by_features = p.full && !by_rows;  // see common/adaptive.h
     int64_t N = by_rows ? p.S : J, M = p.S < D ? p.S : D;  // rows of `cross`, numbers of z
     int64_t F = p.full ? B : 0;                            // tasks with a full metric
+    float mean_shots = float(p.S) / float(p.K);
     // [B, J, D'] judged rows in the feature scale; unless by rows
     __half* judged = halves(by_rows ? 0 : B * J, D);
     // [B, J] judged rows with themselves; by rows [B, S] offsets
@@ -40,7 +41,7 @@ struct LikelihoodPlan {
     float* solved = arena.take<float>(F * (J + class_rows()) * K);
     float* full = arena.take<float>(F * J * K);  // [B, J, K] distances in the full metric
     float* own = arena.take<float>(B * 2 * J);   // [B, 2, J] to the own class, in both metrics
-    float* excess = arena.take<float>(B * K);    // [B, K]    see excess_distance
+    float* rate = arena.take<float>(B * K);      // [B, K]    see allowance
     float* lengths = arena.take<float>(F * K);   // [B, K]    z of classes with themselves
     float* shrink = arena.take<float>(F);        // [B]       1 / kappa
     LabelledParams labelled = labelled_of<float>(p);
@@ -259,7 +260,7 @@ struct SolvedProducts : StoredProducts {
 
 // --- distances -----------------------------------------------------------------------------------
 
-// Squared distances of the judged rows, up to a constant per row, each left out of its class.
+// Squared distances of the judged rows, each left out of its class.
 struct LeftOutDistances {
     LikelihoodPlan plan;
     Judged judged;
@@ -293,8 +294,7 @@ struct LeftOutDistances {
         const float each = float(block_sum(variance, scratch) / rows);
         if (threadIdx.x == 0) floats(plan.p.variance)[task] = each;
         for (int64_t k = threadIdx.x; k < plan.p.K; k += blockDim.x) {
-            plan.excess[task * plan.p.K + k] =
-                excess_distance(each, shots[k], float(plan.p.S) / float(plan.p.K));
+            plan.rate[task * plan.p.K + k] = allowance(shots[k], plan.mean_shots);
         }
         __syncthreads();
         if (!plan.p.full) return;
@@ -337,20 +337,23 @@ struct LeftOutDistances {
         const float length = full ? squared_length(plan.judges, task * J + j) : 0.0f;
         const float square = by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;
         const LeftOutRow<float> row(shots, square, along_own, scatter);
+        // The square of a mean in the full metric, and those of the row.
+        const auto of_class = [&](int64_t k) {
+            return unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
+        };
+        const float self = off + 2.0f * cross_own - squares[own];
+        const float self_full = full ? square + 2.0f * along_own + of_class(own) : 0.0f;
         __syncwarp();  // the base distances may replace the products
 #pragma unroll 2
         for (int64_t k = lane; k < K; k += 32) {
-            const float plain = squares[k] - 2.0f * cross(k);
+            const float plain = self + squares[k] - 2.0f * cross(k);
             if (full) {
-                const float of_class =
-                    unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
                 const float between =  // the means of the own class and of another
                     unit * solved[k] + (by_rows ? of_means(task, own, k) : 0.0f);
-                const float to_own = row.own - (square + 2.0f * along_own + of_class);
-                plan.full[at + k] =
-                    k == own ? to_own : row.distance(of_class, between + along[k], along[k]);
+                const float other = row.distance(of_class(k), between + along[k], along[k]);
+                plan.full[at + k] = k == own ? row.own : self_full + other;
             }
-            plan.base[at + k] = k == own ? plain + (left_out_rate(shots) - 1.0f) * off : plain;
+            plan.base[at + k] = k == own ? left_out_rate(shots) * off : plain;
         }
         if (lane != 0) return;
         plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
@@ -365,7 +368,7 @@ struct LeftOutDistances {
     }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float share) const {
-        return mixed(task, judge(task, i), k, share) - plan.excess[task * plan.p.K + k];
+        return mixed(task, judge(task, i), k, share) * plan.rate[task * plan.p.K + k];
     }
 
     // What depends on the mixture.
@@ -379,16 +382,24 @@ struct LeftOutDistances {
             projected = plan.by_rows ? -part / plan.factor.scatter[task] : part;
         }
         const float* const drawn = floats(plan.calibrate.drawn, task * K);
-        double mean = 0;
-        for (int64_t k = threadIdx.x; k < K; k += blockDim.x) mean += double(drawn[k]);
+        const float* const shots = floats(plan.p.shots, task * K);
+        const float variance = floats(plan.p.variance)[task];
+        float* const squares = floats(plan.p.squares, task * K);
+        double mean = 0, length = 0;
+        for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
+            const float more = plan.p.full ? projected * plan.lengths[task * K + k] : 0.0f;
+            squares[k] = plain * squares[k] + more;
+            mean += double(drawn[k]);
+            length += double(length_term(squares[k], variance, shots[k], K));
+        }
         mean = block_sum(mean, scratch) / double(K);
+        length = block_sum(length, scratch) / double(K);
         const float rows = float(plan.labelled.count[task]) / float(K);
         for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
-            float& square = floats(plan.p.squares)[task * K + k];
-            if (plan.p.full) square = plain * square + projected * plan.lengths[task * K + k];
+            const float hub = hub_bias(drawn[k], float(mean), rows);
+            const float excess = excess_distance(variance, float(length), shots[k], plan.mean_shots);
             floats(plan.p.bias)[task * K + k] =
-                hub_bias(drawn[k], float(mean), rows) -
-                0.5f * sharpness * (square - plan.excess[task * K + k]);
+                hub - 0.5f * sharpness * (plan.rate[task * K + k] * squares[k] - excess);
         }
         for (int64_t at = threadIdx.x; plan.p.every && at < plan.p.S * K; at += blockDim.x) {
             floats(plan.p.left_out)[task * plan.p.S * K + at] = mixed(task, at / K, at % K, share);
