@@ -61,37 +61,26 @@ struct Entries {
     ClassEntry* by_class = arena.take<ClassEntry>(p.most);
 };
 
-// Counts the entries above the threshold; false if there are too many.
+// Lists the entries above the threshold row by row, and counts them by class; false if there are
+// too many.
 template <typename T>
-bool is_sparse(const SumsParams& p) {
+bool collect(const SumsParams& p, const Entries& all) {
     const T* u = reals<T>(p.probabilities);
     const T threshold = T(p.threshold);
-    *p.found = 0;
-    for (int64_t row = 0; row < p.N && *p.found <= p.most; ++row, u += p.K) {
-        int32_t count = 0;
-        for (int64_t k = 0; k < p.K; ++k) count += u[k] > threshold;
-        *p.found += count;
-    }
-    return *p.found <= p.most;
-}
-
-// Lists these entries row by row, and counts them by class.
-template <typename T>
-void collect(const SumsParams& p, const Entries& all) {
-    const T* u = reals<T>(p.probabilities);
-    const T threshold = T(p.threshold);
-    int64_t count = 0;
+    int64_t& count = *p.found = 0;
     std::fill_n(all.start, p.K + 1, 0);
     for (int64_t row = 0; row < p.N; ++row, u += p.K) {
         for (int64_t k = 0; k < p.K; ++k) {
             if (!(u[k] > threshold)) continue;
-            all.row_class[count] = int32_t(k);
-            all.row[count] = int32_t(row);
-            all.row_value[count++] = double(u[k]);
+            if (count++ == p.most) return false;
+            all.row_class[count - 1] = int32_t(k);
+            all.row[count - 1] = int32_t(row);
+            all.row_value[count - 1] = double(u[k]);
             ++all.start[k + 1];
         }
     }
     for (int64_t k = 0; k < p.K; ++k) all.start[k + 1] += all.start[k];
+    return true;
 }
 
 // Sorts them by class; `start` is left pointing to the ends of the classes.
@@ -391,8 +380,7 @@ void run_cpu(const SumsParams& p, int threads) {
     require(p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
     const Entries all{Arena(p.workspace), p};
     require_workspace(p.workspace_bytes, all.arena.used());
-    if (!(at == 0 ? is_sparse<float>(p) : is_sparse<double>(p))) return;
-    at == 0 ? collect<float>(p, all) : collect<double>(p, all);
+    if (!(at == 0 ? collect<float>(p, all) : collect<double>(p, all))) return;
     sort(p, all);
     const AssignKernels& level = cpu_kernels().assign;
     parallel_for(p.K, threads, [&](int64_t k, int) {

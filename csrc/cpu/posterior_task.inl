@@ -143,14 +143,11 @@ static void absorb_step(const PosteriorScratch<T>& s) {
     const T two_classes = chance_of_two_classes(a, K);
     T* const out = reals<T>(p.probabilities, at);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
-    T* __restrict__ square = s.step;
-    T* __restrict__ mass = s.step + s.Kp;
-    T* __restrict__ row = s.step + 2 * s.Kp;
-    T* __restrict__ left = s.step + 3 * s.Kp;
-    T* __restrict__ constant = s.step + 4 * s.Kp;
-    T* __restrict__ total = s.step + 5 * s.Kp;
-    T* __restrict__ prior = s.step + 6 * s.Kp;
-    T* __restrict__ sharpness = s.sharpness;
+    const auto numbers = [&](int i) { return s.step + i * s.Kp; };
+    T* __restrict__ square = numbers(0), * __restrict__ mass = numbers(1);
+    T* __restrict__ row = numbers(2), * __restrict__ left = numbers(3);
+    T* __restrict__ constant = numbers(4), * __restrict__ total = numbers(5);
+    T* __restrict__ prior = numbers(6), * __restrict__ sharpness = s.sharpness;
     double* __restrict__ held = s.step_sums;            // sums of the probabilities, ...
     double* __restrict__ counted = s.step_sums + s.Kp;  // ... and numbers of labels
 

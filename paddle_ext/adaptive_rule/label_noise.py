@@ -98,7 +98,7 @@ def weigh_labels(
     has_peers = likelihood.shots.gather(1, labels) > 1
     doubted = has_peers if trusted is None else has_peers & ~trusted
     rows = CalibrationRows.of(likelihood, labels, has_peers, doubted, label_noise)
-    estimate = rows.estimate((distances * likelihood.allowance().unsqueeze(-2)).unsqueeze(0))
+    estimate = rows.estimate(distances.unsqueeze(0))
     noisy = doubtful = estimate.rate > 0
     weights = torch.ones_like(estimate.own)
     waits = not support.is_cuda  # for what it finds, before further work that may be in vain
@@ -139,9 +139,9 @@ def weigh_labels(
 
 
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
-    """Logits [B, S, K] from the squared distances [B, S, K] of rows left out of their classes."""
-    slopes = likelihood.allowance() * likelihood.sharpness.unsqueeze(-1) / 2
-    return torch.addcmul(likelihood.hubs().unsqueeze(-2), distances, slopes.unsqueeze(-2), value=-1)
+    """Logits [B, S, K] from the distances of rows left out of their classes, see `learned`."""
+    half = column(likelihood.sharpness / 2)
+    return torch.addcmul(likelihood.hubs().unsqueeze(-2), distances, half, value=-1)
 
 
 class WeightedRows(NamedTuple):

@@ -28,7 +28,7 @@ struct LikelihoodPlan {
     float* of_rows = arena.take<float>(B * N);
     // [B, J, K] judged rows with means; by rows [B, S, K] offsets with means
     float* cross = arena.take<float>(B * N * K);
-    // [B, J, K] distances in the feature scale, each row left out of its class
+    // [B, J, K] distances in the feature scale, see LeftOutDistances
     float* base = by_rows ? arena.take<float>(B * J * K) : cross;
     // [B, K, K] by rows: means with means, the lower triangle
     float* means = arena.take<float>(by_rows ? B * K * K : 0);
@@ -41,7 +41,6 @@ struct LikelihoodPlan {
     float* solved = arena.take<float>(F * (J + class_rows()) * K);
     float* full = arena.take<float>(F * J * K);  // [B, J, K] distances in the full metric
     float* own = arena.take<float>(B * 2 * J);   // [B, 2, J] to the own class, in both metrics
-    float* rate = arena.take<float>(B * K);      // [B, K]    see allowance
     float* lengths = arena.take<float>(F * K);   // [B, K]    z of classes with themselves
     float* shrink = arena.take<float>(F);        // [B]       1 / kappa
     LabelledParams labelled = labelled_of<float>(p);
@@ -260,7 +259,7 @@ struct SolvedProducts : StoredProducts {
 
 // --- distances -----------------------------------------------------------------------------------
 
-// Squared distances of the judged rows, each left out of its class.
+// Squared distances of the judged rows, each left out of its class, times the allowance.
 struct LeftOutDistances {
     LikelihoodPlan plan;
     Judged judged;
@@ -293,10 +292,6 @@ struct LeftOutDistances {
         const double rows = fmax(double(count), 1.0);
         const float each = float(block_sum(variance, scratch) / rows);
         if (threadIdx.x == 0) floats(plan.p.variance)[task] = each;
-        for (int64_t k = threadIdx.x; k < plan.p.K; k += blockDim.x) {
-            plan.rate[task * plan.p.K + k] = allowance(shots[k], plan.mean_shots);
-        }
-        __syncthreads();
         if (!plan.p.full) return;
         base = block_sum(base, scratch) / rows + kNoScatter;
         other = block_sum(other, scratch) / rows + kNoScatter;
@@ -320,7 +315,8 @@ struct LeftOutDistances {
         const int64_t K = plan.p.K, J = plan.J, at = (task * J + j) * K,
                       s = max(judged.row(task, j), 0);
         const float* const squares = floats(plan.p.squares, task * K);
-        const float shots = floats(plan.p.shots)[task * K + own];
+        const float* const all_shots = floats(plan.p.shots, task * K);
+        const float shots = all_shots[own];
         const float* const of_row = plan.cross + (by_rows ? (task * plan.p.S + s) * K : at);
         const auto cross = [&](int64_t k) {
             return by_rows ? of_means(task, own, k) + of_row[k] : of_row[k];
@@ -347,13 +343,14 @@ struct LeftOutDistances {
 #pragma unroll 2
         for (int64_t k = lane; k < K; k += 32) {
             const float plain = self + squares[k] - 2.0f * cross(k);
+            const float rate = allowance(all_shots[k], plan.mean_shots);
             if (full) {
                 const float between =  // the means of the own class and of another
                     unit * solved[k] + (by_rows ? of_means(task, own, k) : 0.0f);
                 const float other = row.distance(of_class(k), between + along[k], along[k]);
-                plan.full[at + k] = k == own ? row.own : self_full + other;
+                plan.full[at + k] = rate * (k == own ? row.own : self_full + other);
             }
-            plan.base[at + k] = k == own ? left_out_rate(shots) * off : plain;
+            plan.base[at + k] = rate * (k == own ? left_out_rate(shots) * off : plain);
         }
         if (lane != 0) return;
         plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
@@ -368,7 +365,7 @@ struct LeftOutDistances {
     }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float share) const {
-        return mixed(task, judge(task, i), k, share) * plan.rate[task * plan.p.K + k];
+        return mixed(task, judge(task, i), k, share);
     }
 
     // What depends on the mixture.
@@ -397,9 +394,10 @@ struct LeftOutDistances {
         const float rows = float(plan.labelled.count[task]) / float(K);
         for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
             const float hub = hub_bias(drawn[k], float(mean), rows);
-            const float excess = excess_distance(variance, float(length), shots[k], plan.mean_shots);
+            const float usual = plan.mean_shots, rate = allowance(shots[k], usual),
+                        excess = excess_distance(variance, float(length), shots[k], usual);
             floats(plan.p.bias)[task * K + k] =
-                hub - 0.5f * sharpness * (plan.rate[task * K + k] * squares[k] - excess);
+                hub - 0.5f * sharpness * (rate * squares[k] - excess);
         }
         for (int64_t at = threadIdx.x; plan.p.every && at < plan.p.S * K; at += blockDim.x) {
             floats(plan.p.left_out)[task * plan.p.S * K + at] = mixed(task, at / K, at % K, share);
