@@ -49,3 +49,5 @@ MOST_GRAPHS, MOST_GRAPH_BYTES, MOST_GRAPH_MEMORY = 4, 2**26, 2**28
 
 # Labelled rows, of classes with two or more, from which on probabilities are called calibrated.
 FEWEST_TO_CALIBRATE = 20
+# Labelled rows of a class, on average, from which on they decide next to class names.
+FEWEST_NEXT_TO_NAMES = 3

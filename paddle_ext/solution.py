@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import check, prevalence
 from .groups import Groups
-from .limits import FEWEST_TO_CALIBRATE, MOST_PROBABILITIES
+from .limits import FEWEST_NEXT_TO_NAMES, FEWEST_TO_CALIBRATE, MOST_PROBABILITIES
 from .native.call import Outputs
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
@@ -56,7 +56,8 @@ class Solution(NamedTuple):
     # If only the largest probabilities of each row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
-    # By `adaptive`: the labelled rows of each class [.., K], and their variance in it [..]
+    # By `adaptive`: the labelled rows of each class [.., K], and their variance in it [..]; 1 and 1
+    # where class names decide
     shots: Tensor | None = None
     variance: Tensor | None = None
     # With `groups=`: labels and probabilities are [Q, ..] in the order of the queries, all else
@@ -73,8 +74,9 @@ class Solution(NamedTuple):
         """Whether the probabilities are calibrated.
 
         Those of `adapt` are if its logits are. Those of `adaptive` are if, in every task, most
-        classes have two labelled rows or more, and these 20 rows together (docs/presence.md), or
-        with class names. PADDLE's are overconfident, and only good for ranking.
+        classes have two labelled rows or more, and these 20 rows together (docs/presence.md); with
+        class names only if every class has labelled rows, three on average. PADDLE's are
+        overconfident, and only good for ranking.
         """
         if self.concentration is None or self.shots is None:
             return self.concentration is not None
@@ -355,13 +357,22 @@ def label_counts(solution: Solution, among: Tensor | None = None) -> Tensor:
     return counts
 
 
-def calibrates(shots: Tensor) -> bool:
+def outweigh_names(shots: Tensor) -> Tensor:
+    """Whether labelled rows, [.., K] of each class, decide next to class names, [..] bool."""
+    on_average = shots.sum(-1) >= FEWEST_NEXT_TO_NAMES * shots.shape[-1]
+    return on_average & (shots > 0).all(-1)
+
+
+def calibrates(shots: Tensor, named: bool = False) -> bool:
     """Whether so many labelled rows of each class, [.., K], calibrate the probabilities.
 
-    Of a class with one row nothing is known of how far its rows are from its mean.
+    Of a class with one row nothing is known of how far its rows are from its mean; of a `named` one
+    with too few rows, nothing of how far they are from its name.
     """
     several = shots > 1
     enough = (shots * several).sum(-1) >= FEWEST_TO_CALIBRATE
+    if named:
+        enough = enough & outweigh_names(shots)
     return bool((enough & (2 * several.sum(-1) > shots.shape[-1])).all())
 
 

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..groups import Groups
+from ..limits import FEWEST_NEXT_TO_NAMES
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
 from ..prevalence import counts_of, estimated_shares
 from ..rows import class_sums, evenly_spread, laid_out, mean_row, products, unit_rows
-from ..solution import Solution
+from ..solution import Solution, outweigh_names
 from ..solvers.adapt import call_adapt, solution_of
 from ..solvers.groups import each_alone, of_rows, shared_proportions, solution_of_groups
 from ..task import Task, how_many, merged
@@ -76,11 +77,11 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
 
 
 def tasks_with_every_class(task: Task) -> list[bool]:
-    """Which tasks have rows of every class, and three on average; one flag if shared."""
+    """Which tasks have rows of every class, and enough on average; one flag if shared."""
     (B, S), K = task.support_labels.shape, task.num_classes
-    if S < 3 * K:
+    if S < FEWEST_NEXT_TO_NAMES * K:
         return [False] * B
-    flags: list[bool] = (shots_of(task) > 0).all(-1).tolist()
+    flags: list[bool] = outweigh_names(shots_of(task)).tolist()
     return flags
 
 
@@ -361,7 +362,10 @@ def rounds(
         held = solution.probabilities.sum(1)
         shares = estimated_shares(counts_of(solution.labels, torch.zeros_like(held)), held, Q)
         solution = solution._replace(proportions=shares)
-    return widened(solution, likely, K) if M < K else solution
+    solution = widened(solution, likely, K) if M < K else solution
+    # Nothing is calibrated, so intervals are as wide as with one labelled row of each class.
+    ones = torch.ones_like(solution.proportions)
+    return solution._replace(shots=ones, variance=ones[..., 0].clone())
 
 
 @torch.inference_mode()  # a sixth less time for the host, which is what small tasks take

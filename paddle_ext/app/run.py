@@ -19,7 +19,7 @@ from ..limits import FEWEST_TO_CALIBRATE
 from ..parquet import pyarrow
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
-from ..solution import Solution, calibrates
+from ..solution import Solution, calibrates, outweigh_names
 from ..text import plural
 from .answering import Prior, answer, classified
 from .answers import UNKNOWN, Answers, inserted, label_counts, without_prediction
@@ -283,11 +283,16 @@ def suggestions(
 
 
 def trust_notes(labelled: Labelled) -> list[str]:
-    counts = labelled.shots()
-    if labelled.prototypes is not None or calibrates(counts):
+    counts, named = labelled.shots(), labelled.prototypes is not None
+    if calibrates(counts, named):
         return []
     several = int(counts[counts > 1].sum())
-    if several < FEWEST_TO_CALIBRATE:
+    if named and not outweigh_names(counts):
+        why = (
+            ": they rest on class names, and may be 15 points too high; three labelled samples of "
+            "every class calibrate them"
+        )
+    elif several < FEWEST_TO_CALIBRATE:
         why = (
             f", calibrated on {plural(several, 'labelled sample')}: they may be off by 15 points "
             f"with fewer than {FEWEST_TO_CALIBRATE} of classes with two or more"

@@ -126,7 +126,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         group; None without one.
     calibrated_ : bool
         Whether the probabilities are calibrated: not with fewer than 20 labelled rows in classes of
-        two or more, or if half of the classes or more have one, which is too little.
+        two or more, or if half of the classes or more have one, which is too little; and with
+        `prototypes` only if every class has rows, three on average.
     rows_ : {"table", "embeddings"}
         What the rows were taken for.
     n_iter_ : int
@@ -301,7 +302,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if shots.all():
             known = familiar(own.support, own.labels, own.num_classes, None)
         self._familiar = None if known is None else moved(known, "cpu")
-        self.calibrated_ = prototypes is not None or calibrates(shots)
+        self.calibrated_ = calibrates(shots, named=prototypes is not None)
         self._set_results(fit, labels, has_label, rows.dtype)
         self._batch = X, has_label
         return self

@@ -276,6 +276,22 @@ def test_labelled_rows_help_the_names() -> None:
     assert none + 0.01 < one < four + 0.02
 
 
+@pytest.mark.parametrize(
+    ("shots", "calibrated"),
+    [((0,) * 8, False), ((2,) * 8, False), ((9,) * 7 + (0,), False), ((3,) * 8, True)],
+)
+def test_only_labelled_rows_of_every_class_calibrate(
+    shots: tuple[int, ...], calibrated: bool
+) -> None:
+    found = together(towers(shots, Q=40))
+    assert found.calibrated == calibrated
+    share = found.prevalence()
+    if not calibrated:  # intervals are those of one labelled row of each class
+        assert torch.equal(found.shots, torch.ones(1, 8, dtype=torch.float64))
+        with_three = found._replace(shots=3 * found.shots).prevalence()
+        assert (share.high - share.low > with_three.high - with_three.low).any()
+
+
 # --- hard input -----------------------------------------------------------------------------------
 
 

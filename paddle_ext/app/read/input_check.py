@@ -160,14 +160,24 @@ def about_contents(
     for row, content in enumerate(contents_of(opened)):
         if content not in (None, ""):
             places[content].append(row)
-    shown = []
-    for rows in places.values():
-        other = next((row for row in rows if labels[row] != labels[rows[0]]), None)
-        if other is not None:
-            shown.append(" and ".join(f"{labels[k]!r} ({names[k]})" for k in (rows[0], other)))
-    if shown:
+    contrary, copies = [], []
+    for first, *more in places.values():
+        others = [row for row in more if labels[row] != labels[first]]
+        if others:
+            shown = (f"{labels[k]!r} ({names[k]})" for k in (first, others[0]))
+            contrary.append(" and ".join(shown))
+        copies += [names[row] for row in more if labels[row] == labels[first]]
+    if contrary:
         yield Finding(
-            "equal samples with different labels", listed_as_they_are(shown), "correct one of them"
+            "equal samples with different labels",
+            listed_as_they_are(contrary),
+            "correct one of them",
+        )
+    if copies:
+        yield Finding(
+            "copies of labelled samples",
+            listed_as_they_are(copies),
+            "leave them out: with copies, probabilities are too high",
         )
 
 

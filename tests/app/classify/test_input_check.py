@@ -86,13 +86,14 @@ def test_class_names_that_are_alike(tmp_path: Path) -> None:
 
 def test_empty_texts_and_equal_ones(tmp_path: Path) -> None:
     lines = [("my card", "card"), ("my card ", "cash"), ("my cash", "cash"), (" ", "card")]
-    lines += [("", ""), ("what", ""), ("your card", "card")]
-    path = table(tmp_path / "a.csv", lines, key=[f"K{n}" for n in range(7)])
+    lines += [("", ""), ("what", ""), ("your card", "card"), ("your card", "card")]
+    path = table(tmp_path / "a.csv", lines, key=[f"K{n}" for n in range(8)])
     rows = checked(path, "--text", "message", "--id", "key")
     assert rows["empty labelled texts"].startswith("1: K3")
     assert rows["empty texts to classify"].startswith("1: K4")
     equal = rows["equal samples with different labels"]
     assert equal.startswith("1: 'card' (K0) and 'cash' (K1)")
+    assert rows["copies of labelled samples"].startswith("1: K7 leave them out")
     new = table(tmp_path / "b.csv", [("", ""), ("x", "")])
     rows = checked(path, new, "--text", "message")
     assert rows["empty texts to classify"].startswith("1: row 0")
@@ -190,6 +191,7 @@ def test_arrays_and_equal_rows(tmp_path: Path) -> None:
     rows = checked(known, new)
     equal = rows["equal samples with different labels"]
     assert equal.startswith("1: 'ash' (row 0) and 'date palm' (row 1)")
+    assert "copies of labelled samples" not in rows
 
 
 def test_many_classes_are_compared_quickly() -> None:
