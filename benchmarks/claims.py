@@ -132,10 +132,11 @@ def claims(batch: Batch, logit_scale: float) -> dict[str, float]:
     """What is right, and what is claimed, of one batch."""
     found = solved(batch, logit_scale)
     K = found.probabilities.shape[-1]
-    novelty = None
+    novelty, hidden = None, 0.5
     if batch.text is None and bool((batch.labels.bincount() > 1).any()):
         novelty = presence.novelty(found, batch.support, batch.labels, batch.query)
-    share = found.prevalence(novelty=novelty)
+        hidden = presence.hidden(batch.support, batch.labels)
+    share = found.prevalence(novelty=novelty, hidden=hidden)
     truth = batch.truth.bincount(minlength=K + 1).double() / len(batch.truth)
     said = truth[: len(share.low)]
     inside = (share.low - SLACK <= said) & (said <= share.high + SLACK)

@@ -88,10 +88,11 @@ def load(argument: str, logit_scale: float) -> Bank:
         with np.load(text_path) as arrays:
             found["text"] = arrays["text"]
     text = torch.from_numpy(found["text"]).float() if "text" in found else None
+    features, labels = torch.from_numpy(found["features"]), torch.from_numpy(found["labels"])
     return Bank(
         Path(path).stem,
-        torch.from_numpy(found["features"]).float(),
-        torch.from_numpy(found["labels"]).long(),
+        features[labels >= 0].float(),
+        labels[labels >= 0].long(),
         text,
         float(found.get("logit_scale", logit_scale)),
     )

@@ -56,7 +56,8 @@ class Batch(NamedTuple):
         if not self.strange:
             return solution.prevalence(coverage)
         novelty = presence.novelty(solution, self.support, self.labels, self.query)
-        return solution.prevalence(coverage, novelty=novelty)
+        hidden = presence.hidden(self.support, self.labels)
+        return solution.prevalence(coverage, novelty=novelty, hidden=hidden)
 
 
 class Found(NamedTuple):

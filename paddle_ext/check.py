@@ -411,6 +411,16 @@ def dense_values(
     return values(seen, support_labels, {}, num_classes)
 
 
+def labelled_rows(support: Tensor, support_labels: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Valid labelled rows of one task, their labels as int64, and the number of classes."""
+    support, support_labels = tensors(support, support_labels)
+    dense(support, support_labels, support)
+    if support.dim() != 2:
+        raise ValueError(f"support must have shape [S, D], got {list(support.shape)}")
+    K = dense_values(support, support_labels, support, None)
+    return support, support_labels.long(), K
+
+
 def classes_of_valid(
     labels: Tensor, *given: Tensor, indices: Sequence[Tensor] = (), limit: int = 0
 ) -> int:

@@ -47,7 +47,7 @@ MOST_STORED_ROWS = 2**28
 # such a call, since larger ones keep a GPU busy; and the most bytes of memory that a graph keeps.
 MOST_GRAPHS, MOST_GRAPH_BYTES, MOST_GRAPH_MEMORY = 4, 2**26, 2**28
 
-# Labelled rows, of classes with two or more, from which on probabilities are called calibrated.
+# Probabilities are called calibrated with so many labelled rows, of classes that have `SEVERAL`.
 FEWEST_TO_CALIBRATE = 20
-# Labelled rows of a class, on average, from which on they decide next to class names.
-FEWEST_NEXT_TO_NAMES = 3
+# Labelled rows of a class that calibrate it, and on average decide next to class names.
+SEVERAL = 3

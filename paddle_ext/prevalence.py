@@ -98,9 +98,9 @@ def from_sums(sums: Tensor, coverage: float = 0.9, sampling: bool = False) -> Pr
     check.features("sums", sums)
     if sums.is_cpu and not sums.isfinite().all():
         raise check.ArgumentValueError("sums", "must be finite, got NaN or infinity")
-    if sums.dim() < 2 or sums.shape[-2] not in (4, 9):
+    if sums.dim() < 2 or sums.shape[-2] not in (4, 10):
         raise check.ArgumentValueError(
-            "sums", f"must be [.., 4, K] or [.., 9, K + 1], got {list(sums.shape)}"
+            "sums", f"must be [.., 4, K] or [.., 10, K + 1], got {list(sums.shape)}"
         )
     z = NormalDist().inv_cdf((1 + coverage) / 2)
     sums = sums.double()
@@ -161,20 +161,26 @@ def without_strangers(
     """The sums [.., 4, K] without strangers, and their own share, [.., 1] each.
 
     They are what looks strange beyond chance, and at most what ordinary queries leave, which are
-    twice as many as those with a novelty below 1/2. Both counts are beta-binomial, because novelty
-    is known as well as the R labelled rows tell. Nothing is known of queries that neither novelty
-    nor a person has judged: if those are all, the interval is from 0 to 1.
+    twice as many as those with a novelty up to 1/2 that are not `hidden` strangers. Both counts are
+    beta-binomial, because novelty is known as well as the labelled rows of the classes present tell
+    it, R if class k has the share w_k: ``1 / R = sum_k w_k^2 / n_k``. Nothing is known of queries
+    that neither novelty nor a person has judged: if those are all, the interval is from 0 to 1.
     """
     certain, by_person = sums[..., 0, -1:], sums[..., -1, -1:]
-    counted, held, V, inexact, *flagged, ordinary, judged = sums[..., :-1].unbind(-2)
-    seen, familiar, n = (x.sum(-1, keepdim=True) for x in (flagged[0], ordinary, judged))
-    rows = (Q / inexact).sum(-1, keepdim=True)
+    counted, held, V, inexact, *flagged, ordinary, hidden, judged = sums[..., :-1].unbind(-2)
+    seen, familiar, hidden, n = (
+        x.sum(-1, keepdim=True) for x in (flagged[0], ordinary, hidden, judged)
+    )
+    share = held / held.sum(-1, keepdim=True).clamp(min=1e-9)
+    rows = 1 / (share.square() * inexact / Q).sum(-1, keepdim=True)
     number = ((seen - RATE * n) / (1 - RATE)).clamp(min=0)
     known = (n - number).clamp(min=0)
     spread = RATE * (1 - RATE) * known * (1 + known / (rows + 2))
     low = torch.minimum(seen - count_quantile(RATE * known, spread, Q, z), number).clamp(min=0)
     half = (n / 4 * (1 + n / (rows + 2))).sqrt()
-    high = torch.maximum(n - 2 * (familiar - z * half), number).minimum(n)
+    visible = 1 - 2 * hidden / n.clamp(min=1)
+    high = (n - 2 * (familiar - z * half)) / visible.clamp(min=1e-9)
+    high = torch.maximum(high, number).minimum(n).where(visible > 0, n)
     real = (number / seen.clamp(min=1)).clamp(max=1)  # the share of those seen
     if sampling:
         drawn = z * z * (number + 0.5) * (Q - number + 0.5) / (Q + 2)

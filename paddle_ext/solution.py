@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import check, prevalence
 from .groups import Groups
-from .limits import FEWEST_NEXT_TO_NAMES, FEWEST_TO_CALIBRATE, MOST_PROBABILITIES
+from .limits import FEWEST_TO_CALIBRATE, MOST_PROBABILITIES, SEVERAL
 from .native.call import Outputs
 
 # `doubt` removes this share of PADDLE's preference for large classes. Without the preference,
@@ -74,9 +74,9 @@ class Solution(NamedTuple):
         """Whether the probabilities are calibrated.
 
         Those of `adapt` are if its logits are. Those of `adaptive` are if, in every task, most
-        classes have two labelled rows or more, and these 20 rows together (docs/presence.md); with
-        class names only if every class has labelled rows, three on average. PADDLE's are
-        overconfident, and only good for ranking.
+        classes have three labelled rows or more, and these 20 rows together (docs/presence.md);
+        with class names only if every class has labelled rows. PADDLE's are overconfident, and only
+        good for ranking.
         """
         if self.concentration is None or self.shots is None:
             return self.concentration is not None
@@ -112,7 +112,11 @@ class Solution(NamedTuple):
         return held >= check.real("threshold", threshold, positive=True)
 
     def prevalence(
-        self, coverage: float = 0.9, sampling: bool = False, novelty: Tensor | None = None
+        self,
+        coverage: float = 0.9,
+        sampling: bool = False,
+        novelty: Tensor | None = None,
+        hidden: float = 0.5,
     ) -> prevalence.Prevalence:
         """How much of the batch each class is, with an interval.
 
@@ -130,6 +134,9 @@ class Solution(NamedTuple):
             `paddle_ext.presence.novelty` of the queries, NaN where it is not known. With it, the
             queries of no known class have a share of their own, the last, instead of counting
             where they are nearest. Those like a known class still count there.
+        hidden : float
+            How many queries of no known class look ordinary, by `paddle_ext.presence.hidden`. With
+            1/2, as of known classes, nothing limits their share from above.
 
         Returns
         -------
@@ -152,19 +159,21 @@ class Solution(NamedTuple):
                 "the prevalence needs calibrated probabilities, and those of PADDLE are "
                 "overconfident: use paddle_ext.adaptive"
             )
-        return prevalence.from_sums(self.class_sums(novelty), coverage, sampling)
+        return prevalence.from_sums(self.class_sums(novelty, hidden), coverage, sampling)
 
-    def class_sums(self, novelty: Tensor | None = None) -> Tensor:
+    def class_sums(self, novelty: Tensor | None = None, hidden: float = 0.5) -> Tensor:
         """The sums from which `prevalence` is computed; those of several batches may be added up.
 
         Returns
         -------
-        Tensor [.., 4, K] or [.., 9, K + 1], float64
+        Tensor [.., 4, K] or [.., 10, K + 1], float64
             Labels, probabilities u, u (1 - u), and 1 / n for n labelled rows of the class, each
             summed over the queries. With novelty also the first three over those that look like
-            strangers, and the labels of those with a novelty up to 1/2, and with any; and a last
-            column for queries that a person has labelled, which is 0.
+            strangers, and the labels of those with a novelty up to 1/2, `hidden` times those with
+            any novelty, and those; and a last column for queries that a person has labelled, which
+            is 0.
         """
+        hidden = check.real("hidden", hidden, most=1)
         if novelty is not None:
             (novelty,) = check.tensors(novelty)
             check.features("novelty", novelty)
@@ -179,7 +188,7 @@ class Solution(NamedTuple):
             if self.same is not None:
                 of_things = self.same.means(novelty.reshape(-1, 1).to(self.labels.device))
                 novelty = of_things.view(*self.labels.shape[:-1], -1)
-        return sums_with_novelty(self.things(), novelty)
+        return sums_with_novelty(self.things(), novelty, hidden)
 
     def things(self) -> Solution:
         """The solution with one row for each thing of `same=`; without it, the same."""
@@ -303,7 +312,7 @@ class Solution(NamedTuple):
         return (distinct(nearest, K) >= MIXED_CLASSES) & (many | change)
 
 
-def sums_with_novelty(solution: Solution, novelty: Tensor | None) -> Tensor:
+def sums_with_novelty(solution: Solution, novelty: Tensor | None, hidden: float) -> Tensor:
     """`Solution.class_sums` of rows that are things of their own."""
     fields = solution.labels, solution.probabilities, solution.classes, solution.held
     sum_up = partial(prevalence.sums_of, *fields)
@@ -321,8 +330,10 @@ def sums_with_novelty(solution: Solution, novelty: Tensor | None) -> Tensor:
         return sums
     novelty = novelty.to(sums.device)
     flagged = sum_up(novelty > 1 - prevalence.RATE)
-    counts = [label_counts(solution, among) for among in (novelty <= 0.5, ~novelty.isnan())]
-    whole = torch.cat([sums, flagged, torch.stack(counts, -2)], -2)
+    ordinary, judged = (
+        label_counts(solution, among) for among in (novelty <= 0.5, ~novelty.isnan())
+    )
+    whole = torch.cat([sums, flagged, torch.stack([ordinary, hidden * judged, judged], -2)], -2)
     return torch.nn.functional.pad(whole, (0, 1))
 
 
@@ -359,17 +370,17 @@ def label_counts(solution: Solution, among: Tensor | None = None) -> Tensor:
 
 def outweigh_names(shots: Tensor) -> Tensor:
     """Whether labelled rows, [.., K] of each class, decide next to class names, [..] bool."""
-    on_average = shots.sum(-1) >= FEWEST_NEXT_TO_NAMES * shots.shape[-1]
+    on_average = shots.sum(-1) >= SEVERAL * shots.shape[-1]
     return on_average & (shots > 0).all(-1)
 
 
 def calibrates(shots: Tensor, named: bool = False) -> bool:
     """Whether so many labelled rows of each class, [.., K], calibrate the probabilities.
 
-    Of a class with one row nothing is known of how far its rows are from its mean; of a `named` one
-    with too few rows, nothing of how far they are from its name.
+    Of a class with one or two rows little is known of how far its rows are from its mean; if it is
+    `named`, nothing of how far they are from its name.
     """
-    several = shots > 1
+    several = shots >= SEVERAL
     enough = (shots * several).sum(-1) >= FEWEST_TO_CALIBRATE
     if named:
         enough = enough & outweigh_names(shots)

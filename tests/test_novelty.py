@@ -40,8 +40,9 @@ def signs_by_hand(
 
 def strangeness_by_hand(
     support: Tensor, labels: Tensor, query: Tensor, found: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Of labelled rows, each left out of its class, and of queries with these labels."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of labelled rows, each left out of its class, of queries with these labels, and of labelled
+    rows whose classes are left out."""
     alone = signs_by_hand(support, labels, support, None, own=True)
     true = signs_by_hand(support, labels, support, labels, own=True)
     strange = []
@@ -49,9 +50,10 @@ def strangeness_by_hand(
         out = labels % 5 == fold
         _, renamed = labels[~out].unique(return_inverse=True)
         strange.append(signs_by_hand(support[~out], renamed, support[out], None))
-    weights = unknown.discriminant(alone, torch.cat(strange))
+    as_strangers = torch.cat(strange)
+    weights = unknown.discriminant(alone, as_strangers)
     asked = signs_by_hand(support, labels, query, found)
-    return (alone + true) @ weights / 2, asked @ weights
+    return (alone + true) @ weights / 2, asked @ weights, as_strangers @ weights
 
 
 @pytest.mark.parametrize("offset", [0.0, 3.0])  # distances alone count; cosines count too
@@ -65,7 +67,7 @@ def test_novelty_by_hand(method: str, offset: float) -> None:
     else:
         solution = Adaptive().predict(support, labels, query)
     own = None if method == "solve" else solution.labels
-    usual, asked = strangeness_by_hand(support, labels, query, own)
+    usual, asked, strange = strangeness_by_hand(support, labels, query, own)
     found = presence.novelty(solution, support, labels, query)
     below = (usual <= asked.unsqueeze(1)).sum(1).double()
     assert (found >= below / (len(usual) + 1) - 1e-9).all()
@@ -75,6 +77,8 @@ def test_novelty_by_hand(method: str, offset: float) -> None:
     assert outside.sum() > 2
     beyond = 1 - 1 / (1 + asked[outside] - usual.max()) / (len(usual) + 1)
     torch.testing.assert_close(found[outside], beyond)
+    hidden = int((strange < usual.median()).sum()) / (len(strange) + unknown.PRIOR_ROWS)
+    assert presence.hidden(support, labels) == pytest.approx(hidden, abs=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -186,6 +190,19 @@ def test_novelty_of_one_class() -> None:
     own = torch.arange(len(query)).remainder(3) == 1
     own[-10:] = False
     assert got[own].mean() < got[~own].mean() - 0.1
+
+
+def test_hidden_strangers() -> None:
+    """Half where features tell nothing; with two classes no stranger can be left out."""
+    labels = torch.arange(40).repeat(8)
+    noise = torch.randn(320, 12, generator=torch.Generator().manual_seed(1))
+    assert presence.hidden(noise, labels) > 0.3
+    assert presence.hidden(20 * torch.eye(40)[labels][:, :39] + 1, labels) == 0
+    assert presence.hidden(noise, labels % 2) == 0
+    with pytest.raises(ValueError, match="a class of two rows or more"):
+        presence.hidden(noise[:40], labels[:40])
+    with pytest.raises(ValueError, match=r"support must have shape \[S, D\]"):
+        presence.hidden(noise[None], labels[None])
 
 
 def test_novelty_with_few_rows() -> None:

@@ -188,7 +188,7 @@ def test_strangers_have_a_share_of_their_own() -> None:
     inside, errors = [], []
     for seed in range(20):
         found, novelty, true = with_strangers(seed)
-        got, without = found.prevalence(novelty=novelty), found.prevalence()
+        got, without = found.prevalence(novelty=novelty, hidden=0.1), found.prevalence()
         assert got.estimate.shape == (6,)
         assert float(got.estimate.sum()) == pytest.approx(1.0)
         inside.append((got.low <= true + 1e-9) & (true <= got.high + 1e-9))
@@ -202,14 +202,18 @@ def test_strangers_by_hand() -> None:
     """Of 100 queries 24 look like strangers, 4 of the 80 others by chance: 20 remain."""
     found = paddle_ext.adapt(torch.eye(2).repeat_interleave(50, 0) * 100)
     novelty = torch.linspace(0, 0.94, 100).index_fill(0, torch.arange(24), 0.97)
-    sums_of_both = found.class_sums(novelty)
+    sums_of_both = found.class_sums(novelty, hidden=0)
     got = from_sums(sums_of_both)
     torch.testing.assert_close(got.estimate, torch.tensor([0.3, 0.5, 0.2]).double())
     assert 0.1 < float(got.low[2]) < 0.2 < float(got.high[2]) < 0.8
     twice = from_sums(2 * sums_of_both)
     torch.testing.assert_close(twice.estimate, got.estimate)
     assert float(twice.high[2] - twice.low[2]) < float(got.high[2] - got.low[2])
-    unjudged = found.prevalence(novelty=novelty.index_fill(0, torch.arange(24), math.nan))
+    ends = [found.prevalence(novelty=novelty, hidden=share).high[2] for share in (0, 0.2, 0.5, 1)]
+    assert float(ends[0]) == float(got.high[2]) < float(ends[1]) < float(ends[2]) == 1.0
+    assert ends[2] == ends[3] == found.prevalence(novelty=novelty).high[2]
+    unjudged = novelty.index_fill(0, torch.arange(24), math.nan)
+    unjudged = found.prevalence(novelty=unjudged, hidden=0)
     assert unjudged.estimate[2] == 0.0
     assert float(unjudged.high[2]) >= 0.24  # nothing is known of these
     logits = torch.tensor([[0.7, 0.0], [0.5, 0.0], [0.0, 0.5]])
@@ -222,8 +226,23 @@ def test_novelty_must_belong_to_the_queries() -> None:
     found = paddle_ext.adapt(3 * torch.eye(3))
     with pytest.raises(ValueError, match=r"novelty must be \[3\], got \[2\]"):
         found.prevalence(novelty=torch.zeros(2))
-    with pytest.raises(ValueError, match=r"sums must be \[.., 4, K\] or \[.., 9, K \+ 1\], got"):
+    with pytest.raises(ValueError, match=r"sums must be \[.., 4, K\] or \[.., 10, K \+ 1\], got"):
         from_sums(torch.zeros(3, 5))
+    with pytest.raises(ValueError, match=r"hidden must be >= 0 and at most 1, got 1\.5"):
+        found.prevalence(novelty=torch.zeros(3), hidden=1.5)
+
+
+def test_strangers_where_few_classes_tell_what_is_ordinary() -> None:
+    """The fewer labelled rows the classes present have, the less sure it is that any are there."""
+    novelty, low = torch.rand(200, generator=torch.Generator().manual_seed(0)), []
+    novelty[:20] = 0.99
+    for present in (1, 4):
+        labels = torch.arange(200) % present
+        logits = 100 * torch.nn.functional.one_hot(labels, 8).float()
+        found = paddle_ext.adapt(logits)._replace(shots=torch.full((8,), 5.0))
+        found = found._replace(variance=torch.tensor(1.0))
+        low.append(float(found.prevalence(novelty=novelty).low[-1]))
+    assert low[0] < low[1]
 
 
 # --- the estimate, and batches together -----------------------------------------------------------
@@ -316,9 +335,9 @@ def test_few_labelled_rows_calibrate_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("shots", "calibrated"),
-    [([20, 1], False), ([19, 2], True), ([10, 10, 1, 1], False), ([10, 10, 2, 1], True)],
+    [([20, 2], False), ([17, 3], True), ([10, 9, 3, 3], True), ([10, 10, 2, 2], False)],
 )
-def test_one_row_of_most_classes_calibrates_nothing(shots: list[int], calibrated: bool) -> None:
+def test_few_rows_of_most_classes_calibrate_nothing(shots: list[int], calibrated: bool) -> None:
     labels = torch.arange(len(shots)).repeat_interleave(torch.tensor(shots))
     generator = torch.Generator().manual_seed(0)
     rows = torch.eye(4)[labels] + 0.2 * torch.randn(len(labels), 4, generator=generator)
@@ -362,7 +381,7 @@ def test_nothing_is_known_of_no_queries() -> None:
 
 
 def test_no_interval_excludes_what_a_person_has_labelled() -> None:
-    unclear = torch.zeros(9, 3, dtype=torch.float64)
+    unclear = torch.zeros(10, 3, dtype=torch.float64)
     unclear[:4] = torch.tensor([[30, 50, 0], [40, 40, 0], [30, 30, 0], [30, 30, 0]])
     for counts in ([0, 20, 0], [0, 0, 10], [5, 10, 5]):
         certain = torch.tensor(counts).double()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..groups import Groups
-from ..limits import FEWEST_NEXT_TO_NAMES
+from ..limits import SEVERAL
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
 from ..prevalence import counts_of, estimated_shares
@@ -79,7 +79,7 @@ def solve_part(task: Task, metric: str, logit_scale: float, options: dict[str, A
 def tasks_with_every_class(task: Task) -> list[bool]:
     """Which tasks have rows of every class, and enough on average; one flag if shared."""
     (B, S), K = task.support_labels.shape, task.num_classes
-    if S < FEWEST_NEXT_TO_NAMES * K:
+    if S < SEVERAL * K:
         return [False] * B
     flags: list[bool] = outweigh_names(shots_of(task)).tolist()
     return flags

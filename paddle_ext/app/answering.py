@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..groups import Groups, groups_and_things
 from ..integrations.fitted import Examples, counted_once, learned
 from ..libraries import library
 from ..presence.hierarchy import Hierarchy
-from ..presence.unknown import familiar
+from ..presence.unknown import Familiar, familiar
 from ..prevalence import RATE, with_certain
 from ..prior import measures_of
 from ..progress import Progress
@@ -60,13 +60,14 @@ def answer(
     """
     place = check.device(device)
     samples: list[Batch] = []  # without features
-    novelty, strangers, count = novelty_of(labelled, place), list[tuple[Tensor, ...]](), 0
+    novelty, strangers, count = strangeness_of(labelled, place), list[tuple[Tensor, ...]](), 0
+    hidden = 0.5 if novelty is None else float(novelty.model.hidden)
     best: list[tuple[Tensor, ...]] = []
     nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
     K = len(labelled.class_names)
     certain = torch.zeros(K + 1, dtype=torch.float64) if certain is None else certain
     present = certain[:K] > 0
-    sums = torch.zeros(9, K + 1, dtype=torch.float64)
+    sums = torch.zeros(10, K + 1, dtype=torch.float64)
     group_sums = dict[str, Tensor]()
     for together, rows, solution in classified(labelled, batches, place, **options):
         for part in together:
@@ -77,14 +78,14 @@ def answer(
         columns = [u.gather(-1, likeliest), likeliest, solution.doubt().flatten()]
         strangeness = torch.full_like(columns[-1], math.nan)
         if novelty is not None:
-            columns.append(novelty(rows.flatten(0, 1), solution.labels.flatten()))
+            columns.append(novelty.of(rows.flatten(0, 1), solution.labels.flatten()))
             strange = (columns[-1] > 1 - RATE).nonzero().view(-1)
             strangers.append((rows.flatten(0, 1)[strange], columns[-1][strange], strange + count))
             strangeness = columns[-1] = columns[-1].float()
         count += len(u)
         best.append(tuple(x.cpu() for x in columns))
         present |= solution.over_all().present().view(-1, K).any(0).cpu()
-        own = solution.class_sums(strangeness.view_as(solution.labels)).cpu()
+        own = solution.class_sums(strangeness.view_as(solution.labels), hidden).cpu()
         sums += own.sum(0)
         if solution.groups is not None:
             group_sums |= zip(solution.groups.names, own, strict=True)
@@ -215,28 +216,33 @@ def things_of(labelled: Labelled, place: torch.device, alone: bool = False) -> E
     return counted_once(examples_of(labelled, place), tied, alone)
 
 
-def novelty_of(
-    labelled: Labelled, device: torch.device
-) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """A function for the novelty of rows [n, D], NaN if a class has one label; None if too few."""
+class Strangeness(NamedTuple):
+    """What is known of samples of no known class."""
+
+    model: Familiar
+    place: Tensor  # of each class among those with labelled samples; -1: it has none
+
+    def of(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """The novelty of rows [n, D] with these labels; NaN if the class has one sample or none."""
+        own = self.place[labels]
+        few = (own < 0) | (self.model.shots[own.clamp(min=0)] < 2)
+        return self.model.novelty(rows, own.clamp(min=0)).masked_fill(few, math.nan)
+
+
+def strangeness_of(labelled: Labelled, device: torch.device) -> Strangeness | None:
+    """None with too few labelled samples."""
     classes, number = labelled.classes_with_samples()
     if not len(classes):
         return None
-    index = number.to(device)  # of each class among those with samples; -1: none
+    place = number.to(device)
     known = things_of(labelled, device, alone=True)  # as new samples are judged
     # Corrected samples were chosen because they are unusual; they count if there are few others.
     fair = None if known.trusted is None else ~known.trusted
     fair = None if fair is None or RATE * (int(fair.sum()) + 1) < 1 else fair
-    spread = familiar(known.support, index[known.labels], len(classes), fair)
-    if spread is None or RATE * (len(spread.ordinary) + 1) < 1:
+    model = familiar(known.support, place[known.labels], len(classes), fair)
+    if model is None or RATE * (len(model.ordinary) + 1) < 1:
         return None
-
-    def novelty(rows: Tensor, labels: Tensor) -> Tensor:
-        own = index[labels]
-        few = (own < 0) | (spread.shots[own.clamp(min=0)] < 2)
-        return spread.novelty(rows, own.clamp(min=0)).masked_fill(few, math.nan)
-
-    return novelty
+    return Strangeness(model, place)
 
 
 def check_batch(part: Batch, D: int, labelled: str, source: str) -> None:

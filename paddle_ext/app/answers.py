@@ -61,7 +61,7 @@ class Answers:
     corrected: dict[int, str] = field(default_factory=dict)
     no_text: frozenset[int] = frozenset()  # samples without a text, so without a prediction
     groups: list[str] | None = None  # what the samples belong to, if the user knows it
-    # `Solution.class_sums` [9, K + 1] of each group, without corrected samples.
+    # `Solution.class_sums` [10, K + 1] of each group, without corrected samples.
     group_sums: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ def without_prediction(
 ) -> Answers:
     """Samples of which nothing can be said; shares come from `counts` [K + 1] of other labels."""
     samples = no_samples() if samples is None else samples
-    n, sums = len(samples.names), torch.zeros(9, len(counts), dtype=torch.float64)
+    n, sums = len(samples.names), torch.zeros(10, len(counts), dtype=torch.float64)
     none, nan = torch.zeros(n, dtype=torch.int64), torch.full((n,), math.nan)
     return Answers(
         class_names=class_names,

@@ -109,7 +109,7 @@ def classes_by_group(answers: Answers) -> dict[str, list[ClassInGroup]]:
     fixed = torch.tensor([*answers.corrected], dtype=torch.int64)
     certain, judged = counted(fixed).double(), answers.predicted().index_fill_(0, fixed, True)
     counts = counted(judged).tolist()
-    none = torch.zeros(9, K + 1, dtype=torch.float64)
+    none = torch.zeros(10, K + 1, dtype=torch.float64)
     of_groups = [answers.group_sums.get(name, none) for name in names]
     sums = torch.stack(of_groups)
     if len(answers.prevalence.estimate) == K:  # nothing is known of samples of no known class

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import check
 from ..files import ahead, check_writable
-from ..limits import FEWEST_TO_CALIBRATE
+from ..limits import FEWEST_TO_CALIBRATE, SEVERAL
 from ..parquet import pyarrow
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
@@ -286,19 +286,23 @@ def trust_notes(labelled: Labelled) -> list[str]:
     counts, named = labelled.shots(), labelled.prototypes is not None
     if calibrates(counts, named):
         return []
-    several = int(counts[counts > 1].sum())
+    several = counts >= SEVERAL
     if named and not outweigh_names(counts):
         why = (
             ": they rest on class names, and may be 15 points too high; three labelled samples of "
             "every class calibrate them"
         )
-    elif several < FEWEST_TO_CALIBRATE:
+    elif 2 * several.sum() <= len(counts):
         why = (
-            f", calibrated on {plural(several, 'labelled sample')}: they may be off by 15 points "
-            f"with fewer than {FEWEST_TO_CALIBRATE} of classes with two or more"
+            ": they may be 15 points too high, because half of the classes or more have fewer than "
+            f"{SEVERAL} labelled samples"
         )
     else:
-        why = ": half of the classes or more have one labelled sample"
+        samples = plural(int(counts[several].sum()), "labelled sample")
+        why = (
+            f", calibrated on {samples}: they may be off by 15 points with fewer than "
+            f"{FEWEST_TO_CALIBRATE} of classes with {SEVERAL} or more"
+        )
     return [f"do not trust the probabilities{why}"]
 
 

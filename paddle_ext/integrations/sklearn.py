@@ -126,8 +126,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         group; None without one.
     calibrated_ : bool
         Whether the probabilities are calibrated: not with fewer than 20 labelled rows in classes of
-        two or more, or if half of the classes or more have one, which is too little; and with
-        `prototypes` only if every class has rows, three on average.
+        three or more, or if half of the classes or more have fewer, which is too little; and with
+        `prototypes` only if every class has rows, too.
     rows_ : {"table", "embeddings"}
         What the rows were taken for.
     n_iter_ : int

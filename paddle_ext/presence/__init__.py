@@ -6,12 +6,13 @@ A `Solution` itself says which classes are present and which labels are doubtful
 
 from .hierarchy import RolledUp, roll_up
 from .labels import LabelDoubt, Suggestions, label_doubt, suggest
-from .unknown import novelty, strangers
+from .unknown import hidden, novelty, strangers
 
 __all__ = [
     "LabelDoubt",
     "RolledUp",
     "Suggestions",
+    "hidden",
     "label_doubt",
     "novelty",
     "roll_up",

@@ -165,13 +165,8 @@ def label_doubt(support: Tensor, support_labels: Tensor) -> LabelDoubt:
     >>> found.suspects()[0], found.suggestion[7]
     (tensor(7), tensor(1))
     """
-    support, support_labels = check.tensors(support, support_labels)
-    check.dense(support, support_labels, support)
-    if support.dim() != 2:
-        raise ValueError(f"support must have shape [S, D], got {list(support.shape)}")
-    K = check.dense_values(support, support_labels, support, None)
-    rows = support.to(computing_dtype(support))
-    return doubt_of_labels(rows, support_labels.long(), K)
+    support, labels, K = check.labelled_rows(support, support_labels)
+    return doubt_of_labels(support.to(computing_dtype(support)), labels, K)
 
 
 def doubt_of_labels(

@@ -22,6 +22,7 @@ SAME_SCORE = 1e-5  # and so is a smaller difference of scores, as a share of the
 SPREAD_SHARE = 0.25  # the deviation expected a priori, as a share of the mean
 PRIOR_ROWS = 8  # weight of a prior, in rows
 FOLDS = 5  # groups of classes, each left out in turn to simulate strangers
+NO_PEERS = "support_labels must have a class of two rows or more, got one of each"
 
 
 def strangers(
@@ -102,9 +103,36 @@ def novelty(
     K = check.dense_values(support, support_labels, query, whole.shape[-1])
     model = familiar(support, support_labels.long(), K, None)
     if model is None:
-        raise ValueError("support_labels must have a class of two rows or more, got one of each")
+        raise ValueError(NO_PEERS)
     of_paddle = isinstance(solution, Solution) and solution.concentration is None
     return model.novelty(query, None if of_paddle else solution.labels)
+
+
+def hidden(support: Tensor, support_labels: Tensor) -> float:
+    """How many samples of no known class look ordinary: have a `novelty` up to 1/2, as half of the
+    samples of known classes have.
+
+    `Solution.prevalence` needs it to say how much of a batch may be of no known class. The labelled
+    rows tell it, with a fifth of the classes left out in turn. Of one or two classes none can be
+    left out; then it is 0.
+
+    Parameters
+    ----------
+    support, support_labels : Tensor [S, D], [S]
+        As in `novelty`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> labels = torch.arange(10).repeat(5)
+    >>> hidden(torch.eye(10)[labels] + 0.01 * torch.randn(50, 10), labels)
+    0.0
+    """
+    support, labels, K = check.labelled_rows(support, support_labels)
+    model = familiar(support, labels, K, None)
+    if model is None:
+        raise ValueError(NO_PEERS)
+    return float(model.hidden)
 
 
 @dataclass(frozen=True)
@@ -165,6 +193,7 @@ class Familiar(KnownClasses):
     """A model of what samples of known classes look like."""
 
     weights: Tensor  # [3] float64: weights of the signs
+    hidden: Tensor  # [] float64: the share of strangers with a novelty up to 1/2
     ordinary: Tensor  # [m] float64: sorted strangeness scores of labelled rows
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
@@ -204,9 +233,11 @@ def familiar(support: Tensor, labels: Tensor, K: int, fair: Tensor | None) -> Fa
         torch.cat([found.signs(unit[i], labels[i] if true else None, labels[i]) for i in pieces])
         for true in (False, True)
     )
-    weights = discriminant(alone, signs_as_strangers(rows, unit, labels, chosen, K))
-    ordinary = (alone + corrected) @ weights / 2
-    return Familiar(**vars(found), weights=weights, ordinary=ordinary.sort().values)
+    strange = signs_as_strangers(rows, unit, labels, chosen, K)
+    weights = discriminant(alone, strange)
+    ordinary = ((alone + corrected) @ weights / 2).sort().values
+    hidden = (rank(ordinary, strange @ weights) <= 0.5).sum() / (len(strange) + PRIOR_ROWS)
+    return Familiar(**vars(found), weights=weights, hidden=hidden.double(), ordinary=ordinary)
 
 
 def signs_as_strangers(

@@ -21,7 +21,7 @@ from classify_data import (
 )
 from encoder_models import stand_in_sentences
 
-from paddle_ext.app.answering import answer, novelty_of
+from paddle_ext.app.answering import answer, strangeness_of
 from paddle_ext.app.classify import classify, stream
 from paddle_ext.app.outcome import check_labelled, expected_accuracy
 from paddle_ext.app.read.model import load_model
@@ -49,7 +49,8 @@ def test_novelty_needs_two_of_a_class(files: tuple[Path, Path], tmp_path: Path) 
     rows = support[many] + 0.1 * np.random.default_rng(0).normal(size=(len(many), support.shape[1]))
     np.savez(tmp_path / "many.npz", features=rows, labels=NAMES[labels[many]])
     uneven = classify(tmp_path / "many.npz", files[1], tmp_path / "uneven", settings())
-    assert any("half of the classes or more have one labelled" in note for note in uneven.notes)
+    few = "half of the classes or more have fewer than 3 labelled samples"
+    assert any(few in note for note in uneven.notes)
     more = classify(*files, tmp_path / "more", settings())
     assert not any("trust" in note or "calibrated" in note for note in more.notes)
 
@@ -60,9 +61,15 @@ def test_what_few_labels_allow(files: tuple[Path, Path], tmp_path: Path) -> None
     two = np.arange(len(labels)) % 4 < 2
     np.savez(tmp_path / "two.npz", features=support[two], labels=NAMES[labels[two]])
     told = said(tmp_path / "two.npz", files[1], "--output", tmp_path / "out")
-    assert f"calibrated on {two.sum()} labelled samples" in told
+    assert (
+        "15 points too high, because half of the classes or more have fewer than 3 labelled" in told
+    )
     assert "19 labelled samples, of classes with two or more, are needed to say which" in told
     assert {row["novelty"] for row in table(tmp_path / "out" / "answers.csv")} == {""}
+    three = (np.arange(len(labels)) % 4 < 3) & (labels < 6)
+    np.savez(tmp_path / "three.npz", features=support[three], labels=NAMES[labels[three]])
+    told = said(tmp_path / "three.npz", files[1], "--output", tmp_path / "out")
+    assert f"calibrated on {three.sum()} labelled samples: they may be off by 15 points" in told
 
 
 def test_names_and_labelled_samples_of_some_classes() -> None:
@@ -120,8 +127,9 @@ def test_corrected_samples_do_not_say_what_is_ordinary() -> None:
     rows += noise * torch.where(torch.arange(80) < 40, 1, 4).unsqueeze(1)
     found = []
     for trusted in (None, torch.arange(80) >= 40, torch.arange(80) >= 4):
-        novelty = novelty_of(Labelled(rows, labels, tuple("abcd"), ("",), trusted=trusted), CPU)
-        found.append(float(novelty(rows[:1] - 4 * torch.eye(4, 16)[:1], labels[:1])))
+        known = Labelled(rows, labels, tuple("abcd"), ("",), trusted=trusted)
+        strange = rows[:1] - 4 * torch.eye(4, 16)[:1], labels[:1]
+        found.append(float(strangeness_of(known, CPU).of(*strange)))
     assert found[0] == found[2] < found[1]
 
 
@@ -154,9 +162,9 @@ def test_new_samples_are_judged_like_single_labelled_ones() -> None:
     thing = tuple(map(str, range(40))) * 5
     kind: Any = {"rows_are": "embeddings", "same": thing}
     labelled = Labelled(samples, labels.repeat(5), ("a", "b", "c", "d"), ("",), **kind)
-    novelty = novelty_of(labelled, CPU)
     assert labelled.shots().tolist() == [10] * 4
-    found = novelty(9 * torch.eye(4, 32)[new] + torch.randn(200, 32), new)
+    rows = 9 * torch.eye(4, 32)[new] + torch.randn(200, 32)
+    found = strangeness_of(labelled, CPU).of(rows, new)
     assert float((found > 0.95).float().mean()) < 0.15
 
 
