@@ -50,6 +50,9 @@ LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
 ONLY_WITH_A_FOLDER = (
     *("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior", "suggest"),
 )
+# From this share of strangers on, for sure, samples may be of another source: 55 to 95 of 100 such
+# batches reach it, and none like the labelled samples (docs/presence.md).
+MANY_STRANGERS = 0.2
 ADDED = ("label", "probability", "doubt")  # columns of one file
 
 
@@ -172,7 +175,8 @@ def classify(
     older = [folder / name for name, by in made.items() if by is None and (folder / name).exists()]
     notes += [f"{path} is of an earlier run, and was not written now" for path in older]
     accuracy = expected_accuracy(checked, len(corrected.used))
-    source.notes = [*dict.fromkeys(source.notes), *notes, *trust_notes(source.labelled)]
+    notes += [*trust_notes(source.labelled), *about_source(answers)]
+    source.notes = [*dict.fromkeys(source.notes), *notes]
     suggested = suggestions(answers, source, features, settings)
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
     title = page_title(new or first, answers, source.kind)
@@ -304,6 +308,17 @@ def trust_notes(labelled: Labelled) -> list[str]:
             f"{FEWEST_TO_CALIBRATE} of classes with {SEVERAL} or more"
         )
     return [f"do not trust the probabilities{why}"]
+
+
+def about_source(answers: Answers) -> list[str]:
+    low, K = answers.prevalence.low, len(answers.class_names)
+    if len(low) == K or low[K] < MANY_STRANGERS:
+        return []
+    note = (
+        f"at least {100 * low[K]:.0f} % of the samples are unlike the labelled ones: of no known "
+        "class, or all samples are from another source, and then probabilities are too high"
+    )
+    return [note]
 
 
 def page_title(path: Path, answers: Answers, kind: str) -> str:

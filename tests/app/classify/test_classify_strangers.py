@@ -107,6 +107,17 @@ def test_the_order_is_the_chance_of_an_error() -> None:
     assert all(one.wrong < 0.3 for one in found[3:])
 
 
+def test_samples_of_another_source(files: tuple[Path, Path], tmp_path: Path) -> None:
+    note = "or all samples are from another source, and then probabilities are too high"
+    assert not any(note in line for line in classify(*files, tmp_path / "a", settings()).notes)
+    _, _, query, _ = embeddings()
+    away = np.random.default_rng(0).normal(size=query.shape[1])
+    np.savez(tmp_path / "away.npz", features=query + away)
+    report = classify(files[0], tmp_path / "away.npz", tmp_path / "b", settings())
+    assert any(note in line for line in report.notes)
+    assert note in report.page.read_text()
+
+
 def test_one_labelled_example_says_nothing(tmp_path: Path) -> None:
     """No sample of such a class is called a stranger; the page and the terminal say so."""
     support, labels, query, truth = embeddings()
