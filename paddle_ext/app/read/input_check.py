@@ -3,10 +3,12 @@
 import csv
 import io
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ...feature_cache import digest
 from ...labels import alike
@@ -76,17 +78,28 @@ def to_classify(opened: Source, others: Sequence[str]) -> Iterator[Finding]:
     if not isinstance(samples, TableSamples):
         return
     texts = opened.embeds_texts
-    read = (pair for batch in samples for pair in zip(batch.names, batch.texts, strict=True))
     most = MOST_TEXTS_READ if texts else MOST_ROWS_READ
+    read: Iterator[tuple[str, Any]] = chain.from_iterable(
+        zip(batch.names, batch.texts if texts else map(digest_of, batch.features), strict=True)
+        for batch in samples
+    )
     first = list(islice(read, most))
     more = "at least " if len(first) == most else ""
     found = more + plural(len(first), "text" if texts else "row")
     yield Finding("to classify", found, "" if first else "there must be at least one")
     named = samples.columns.name is not None
     names = [name if named else f"row {name}" for name, _ in first]
+    contents = [x.strip() if texts else x for _, x in first]
     empty = empty_texts(names, [text for _, text in first]) if texts else []
     if empty:
         yield Finding("empty texts to classify", listed_as_they_are(empty), "they get no class")
+    copies = [names[row] for _, *more in places_of(contents) for row in more]
+    if copies and opened.same is None:
+        yield Finding(
+            "equal samples to classify",
+            listed_as_they_are(copies),
+            "if they are copies of one thing, say so by --same: they confirm each other",
+        )
     shared = repeated([*others, *names])
     if shared:
         yield Finding(
@@ -106,7 +119,7 @@ def contents_of(opened: Source) -> list[Hashable]:
     if opened.kind != "pictures":
         if examples.features.shape[1] == 0:
             return [text.strip() for text in examples.texts]
-        return [digest(row.tobytes()) for row in examples.features.numpy()]
+        return [digest_of(row) for row in examples.features]
     paths = [Path(text) for text in examples.texts]
     sizes = [path.stat().st_size if path.is_file() else -1 for path in paths]
     common = {size for size, count in Counter(sizes).items() if count > 1}
@@ -114,6 +127,19 @@ def contents_of(opened: Source) -> list[Hashable]:
         digest(path.read_bytes()) if size in common and size > 0 else None
         for path, size in zip(paths, sizes, strict=True)
     ]
+
+
+def digest_of(row: Tensor) -> bytes:
+    return digest(row.numpy().tobytes())
+
+
+def places_of(contents: Iterable[Hashable]) -> Iterator[list[int]]:
+    """The places of each content that is known, equal ones together."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for row, content in enumerate(contents):
+        if content not in (None, ""):
+            places[content].append(row)
+    yield from places.values()
 
 
 def about_labels(opened: Source, labels: Sequence[str]) -> Iterator[Finding]:
@@ -156,12 +182,8 @@ def about_contents(
         empty = empty_texts(names, examples.texts)
         if empty:
             yield Finding("empty labelled texts", listed_as_they_are(empty), "they are not used")
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for row, content in enumerate(contents_of(opened)):
-        if content not in (None, ""):
-            places[content].append(row)
     contrary, copies = [], []
-    for first, *more in places.values():
+    for first, *more in places_of(contents_of(opened)):
         others = [row for row in more if labels[row] != labels[first]]
         if others:
             shown = (f"{labels[k]!r} ({names[k]})" for k in (first, others[0]))
@@ -175,9 +197,9 @@ def about_contents(
         )
     if copies:
         yield Finding(
-            "copies of labelled samples",
+            "equal samples with the same label",
             listed_as_they_are(copies),
-            "leave them out: with copies, probabilities are too high",
+            "leave them out if they are copies: probabilities would be too high",
         )
 
 

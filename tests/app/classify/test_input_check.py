@@ -93,10 +93,24 @@ def test_empty_texts_and_equal_ones(tmp_path: Path) -> None:
     assert rows["empty texts to classify"].startswith("1: K4")
     equal = rows["equal samples with different labels"]
     assert equal.startswith("1: 'card' (K0) and 'cash' (K1)")
-    assert rows["copies of labelled samples"].startswith("1: K7 leave them out")
+    assert rows["equal samples with the same label"].startswith("1: K7 leave them out")
     new = table(tmp_path / "b.csv", [("", ""), ("x", "")])
     rows = checked(path, new, "--text", "message")
     assert rows["empty texts to classify"].startswith("1: row 0")
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_copies_to_classify(tmp_path: Path, texts: bool) -> None:
+    lines = [("one", "a"), ("two", "b"), ("three", ""), ("four", ""), ("three", ""), ("", "")]
+    numbers = {"f1": list("123435"), "f2": list("543212"), "burst": list("xyzwzv")}
+    numbers["f1"][4], numbers["f2"][4] = "3", "3"
+    path = table(tmp_path / "a.csv", lines, **numbers)
+    what = ("--text", "message") if texts else ("--embedding", "f1,f2")
+    found = checked(path, *what)["equal samples to classify"]
+    assert found == (
+        "1: row 4 if they are copies of one thing, say so by --same: they confirm each other"
+    )
+    assert "equal samples to classify" not in checked(path, *what, "--same", "burst")
 
 
 def test_names_of_several_samples(tmp_path: Path) -> None:
@@ -191,7 +205,7 @@ def test_arrays_and_equal_rows(tmp_path: Path) -> None:
     rows = checked(known, new)
     equal = rows["equal samples with different labels"]
     assert equal.startswith("1: 'ash' (row 0) and 'date palm' (row 1)")
-    assert "copies of labelled samples" not in rows
+    assert "equal samples with the same label" not in rows
 
 
 def test_many_classes_are_compared_quickly() -> None:
