@@ -176,7 +176,7 @@ def full_metric(x: Tensor, labels: Tensor, means: Tensor, scale: Tensor) -> Full
 
 
 def plain_distances(who: Judges, rows: MetricRows, means: MetricRows) -> tuple[Tensor, Tensor]:
-    """To all classes [B, R, K], and to the own, without the row [B, R].
+    """To all classes [B, R, K], up to a constant per row, and to the own, without the row [B, R].
 
     In the feature scale.
     """
@@ -185,7 +185,6 @@ def plain_distances(who: Judges, rows: MetricRows, means: MetricRows) -> tuple[T
     off = (off * (rows.scaled - take(means.scaled, who.own))).sum(-1)
     own = who.rate * off
     to = plain.squares(means).unsqueeze(1) - 2 * plain.products(rows, means)
-    to += plain.squares(rows).unsqueeze(-1)
     return to.scatter_add_(-1, who.own.unsqueeze(-1), (own - off).unsqueeze(-1)), own
 
 
@@ -207,8 +206,8 @@ def full_distances(
     own = who.rate * off / kept
     to = squares.unsqueeze(1) - 2 * cross
     to.addcmul_((cut / kept).unsqueeze(-1), away.square_())
-    to += (off - squares.gather(1, who.own) + 2 * who.of(cross)).unsqueeze(-1)  # x A x
-    to.scatter_(-1, who.own.unsqueeze(-1), own.unsqueeze(-1))
+    row = off - squares.gather(1, who.own) + 2 * who.of(cross)  # x A x, missing in all others
+    to.scatter_(-1, who.own.unsqueeze(-1), (own - row).unsqueeze(-1))
     shrink = (who.mean(plain_own) + NO_SCATTER) / (who.mean(own) + NO_SCATTER)
     return to.mul_(shrink.unsqueeze(-1)), shrink
 
@@ -278,7 +277,7 @@ class Model(NamedTuple):
     query: MetricRows
     metric: Metric
     sharpness: Tensor  # [B]
-    bias: Tensor  # [B, K] of hubs
+    bias: Tensor  # [B, K]
     temper: float  # factor on the final logits
     variance: Tensor | float = 0.0  # [B, 1] squared distance of a row to the mean of its class
 
@@ -295,17 +294,9 @@ def one_shot_scale(means: Tensor) -> Tensor:
     return scale * (total.sum(-1, keepdim=True) / (scale * total).sum(-1, keepdim=True))
 
 
-def allowance(shots: Tensor, mean_shots: Tensor | float) -> Tensor:
-    """What squared distances to means of few rows are multiplied by, [B, K]."""
-    return (1 + 1 / mean_shots) / (1 + 1 / shots)
-
-
-def excess(
-    variance: Tensor | float, length: Tensor | float, shots: Tensor, mean_shots: Tensor | float
-) -> Tensor:
-    """What is then taken off, [B, K], because the squared length of a query is not known."""
-    rate = allowance(shots, mean_shots)
-    return (1 - rate) * length + variance * (rate / shots - 1 / mean_shots)
+def excess(variance: Tensor | float, shots: Tensor, mean_shots: Tensor | float) -> Tensor:
+    """How much farther means of few rows are, [B, K]."""
+    return variance / shots - variance / mean_shots
 
 
 def one_shot(means: Tensor, query: Tensor) -> Model:
@@ -325,16 +316,18 @@ def learned(
     rows, w, z = (MetricRows(part, part * scale) for part in (who.x, means, query))
     d, own = plain_distances(who, rows, w)
     variance = who.mean(own * who.shots / (who.shots + 1)).view(-1, 1)
-    rate = allowance(shots, x.shape[1] / K).unsqueeze(1)
+    farther = excess(variance, shots, x.shape[1] / K)
+    near = farther.unsqueeze(1)
     if not full:
-        f = calibrated((d * rate).unsqueeze(0), who)[0].squeeze(0)
-        return Model(w, z, Metric(1.0), f, hubs(d * rate, who, f), 1.0, variance)
+        f = calibrated((d - near).unsqueeze(0), who)[0].squeeze(0)
+        bias = hubs(d - near, who, f) + f.unsqueeze(1) / 2 * farther
+        return Model(w, z, Metric(1.0), f, bias, 1.0, variance)
     found = full_metric(x, labels, means, scale)
     projected = found.project(torch.cat([rows.x, w.x, z.x], 1))
     parts = projected.split([part.x.shape[1] for part in (rows, w, z)], 1)
     rows, w, z = (r._replace(projected=p) for r, p in zip((rows, w, z), parts, strict=True))
     other, shrink = full_distances(who, rows, w, found, own)
-    mixed = torch.stack([torch.lerp(d, other, t) * rate for t in MIXTURES])
+    mixed = torch.stack([torch.lerp(d, other, t) - near for t in MIXTURES])
     sharpness, objective = calibrated(mixed, who)
     good = objective < objective.cummin(0).values + STANDARD_ERROR
     best, task = good.int().cumprod(0).sum(0) - 1, torch.arange(B, device=x.device)
@@ -342,7 +335,8 @@ def learned(
     t = x.new_tensor(MIXTURES)[best].view(-1, 1, 1)
     share = t * shrink.unsqueeze(-1)
     metric = Metric(1 - t + found.plain * share, found.sign * share)
-    return Model(w, z, metric, f, hubs(mixed[best, task], who, f), 1.0, variance)
+    bias = hubs(mixed[best, task], who, f) + f.unsqueeze(1) / 2 * farther
+    return Model(w, z, metric, f, bias, 1.0, variance)
 
 
 # --- the batch ------------------------------------------------------------------------------------
@@ -432,22 +426,15 @@ def adaptive(
     squares = model.metric.squares(model.means)
     cross = model.metric.products(model.query, model.means)
     gram = model.metric.products(model.query, model.query)
-    length = (squares - (1 - 2 / K) * model.variance / shots).mean(1, keepdim=True)
-
-    def logits_of(distances: Tensor, more: Tensor | float = 0.0) -> Tensor:
-        """Logits from distances without the squares of the queries, with more rows per class."""
-        n, usual = shots + more, S / K + more
-        distances *= allowance(n, usual).unsqueeze(1)
-        distances -= excess(model.variance, length, n, usual).unsqueeze(1)
-        return distances.mul_(half).add_(bias)
-
-    logits = logits_of(squares.unsqueeze(1) - 2 * cross)
+    logits = (squares.unsqueeze(1) - 2 * cross).mul_(half).add_(bias)
     weight = 2 * S / (2 * S + Q)
     u, a = adapt(logits, weight=weight, max_iter=max_iter, tol=tol)
     a = a.to(u.dtype).unsqueeze(-1)
     W = u.square() * (Q / (Q + K))
     logits, more = absorbed(cross, gram, squares, shots, W), W.sum(1)
-    logits = logits_of(logits, more).mul_(1 - SOFTER / (1 + a / FEW))
+    late = excess(model.variance, shots + more, S / K + more)
+    logits += (excess(model.variance, shots, S / K) - late).unsqueeze(1)
+    logits = logits.mul_(half).add_(bias).mul_(1 - SOFTER / (1 + a / FEW))
     counts = u.sum(1, keepdim=True)
     others = (counts - u).mul_(weight).clamp_(min=0)
     counts.mul_(weight)

@@ -172,8 +172,8 @@ def labelled_call(
 class LabelledCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, support: int, labels: int, first: int, second: int, centre: int, scale: int,
-        means: int, shots: int, own: int, count: int, workspace: int, workspace_bytes: int,
+        self, *, support: int, labels: int, first: int, second: int, centre: int, means: int,
+        shots: int, own: int, count: int, scale: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def coordinates_call(
@@ -206,15 +206,15 @@ def likelihood_call(
 class LikelihoodCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, centre: int, scale: int, means: int, rows: int, squares: int, bias: int,
-        shots: int, variance: int, sharpness: int, finite: int, factor: int, solved: int,
-        shares: int, left_out: int, workspace: int, workspace_bytes: int,
+        self, *, centre: int, means: int, rows: int, squares: int, bias: int, variance: int,
+        shots: int, sharpness: int, finite: int, scale: int, factor: int, solved: int, shares: int,
+        left_out: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def posterior_call(
     *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], weight: float,
     temper: float, mean_shots: float, max_iter: int, tol: float, added: int, factor: int,
-    solved: int, shares: int, squares: int, shots: int, bias: int, variance: int, sharpness: int,
+    solved: int, shares: int, squares: int, bias: int, shots: int, variance: int, sharpness: int,
     priors: int, measures: int,
 ) -> PosteriorCall: ...
 
@@ -222,7 +222,7 @@ def posterior_call(
 class PosteriorCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, query: int, centre: int, scale: int, rows: int, labels: int, probabilities: int,
+        self, *, query: int, centre: int, rows: int, scale: int, labels: int, probabilities: int,
         proportions: int, dual: int, iterations: int, criterion: int, concentration: int,
         bound: int, chosen: int, finite: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
@@ -290,15 +290,15 @@ class SumsCall:
 
 def absorb_call(
     *, target: Target, dtype: int, stored: int, N: int, K: int, trust: float, temper: float,
-    share: float,
+    sharper: float, share: float,
 ) -> AbsorbCall: ...
 
 @final
 class AbsorbCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, products: int, before: int, weights: int, added: int, own: int, sharpness: int,
-        square: int, mass: int, constant: int, count_share: int, prior_share: int,
+        self, *, products: int, before: int, weights: int, added: int, own: int, square: int,
+        mass: int, constant: int, count_share: int, prior_share: int,
     ) -> None: ...
 
 def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...

@@ -123,29 +123,12 @@ PADDLE_EXT_HD Real left_out_rate(Real shots) {
 }
 
 // A mean of n rows misses the true mean of its class by variance / n in squared distance, on
-// average, so a new row is 1 + 1/n times as far from it. Squared distances to a class are multiplied
-// by this, as if all means were of mean_shots rows.
+// average, and queries of the class are that much farther from it. Returns how much more this is
+// than for a class of mean_shots rows.
 template <typename Real>
-PADDLE_EXT_HD Real allowance(Real shots, Real mean_shots) {
-    const Real n = shots > 1 ? shots : Real(1), usual = mean_shots > 1 ? mean_shots : Real(1);
-    return (1 + 1 / usual) / (1 + 1 / n);
-}
-
-// The squared lengths of queries are not computed but taken as expected: `variance` more than that
-// of a true class mean, which is the mean over the classes of these terms. The centre of K means
-// errs by 1/K of the error of each.
-template <typename Real>
-PADDLE_EXT_HD Real length_term(Real square, Real variance, Real shots, int64_t K) {
-    return square - (1 - Real(2) / Real(K)) * variance / (shots > 1 ? shots : Real(1));
-}
-
-// What is taken off w.w - 2 x.w times the allowance, so that classes of few rows are as far as others
-// from their own queries. `length` is the mean of length_term.
-template <typename Real>
-PADDLE_EXT_HD Real excess_distance(Real variance, Real length, Real shots, Real mean_shots) {
-    const Real n = shots > 1 ? shots : Real(1), usual = mean_shots > 1 ? mean_shots : Real(1);
-    const Real rate = allowance(n, usual);
-    return (1 - rate) * length + variance * (rate / n - 1 / usual);
+PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real mean_shots) {
+    return variance / (shots > 1 ? shots : Real(1)) -
+           variance / (mean_shots > 1 ? mean_shots : Real(1));
 }
 
 // An estimate of the variance within a class from one of its rows, whose squared distance to the

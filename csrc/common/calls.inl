@@ -29,7 +29,8 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     RUN(const int64_t*, query_index);     // [B, Q]; null without a bank
     RUN(int64_t*, labels);                // out [B, Q]
     RUN(void*, probabilities);            // out [B, Q, K] real
-    RUN(void*, proportions, dual);        // out [B, K]    real
+    RUN(void*, proportions);              // out [B, K]    real
+    RUN(void*, dual);                     // out [B, K]    real
     RUN(int32_t*, iterations);            // out [B]
     RUN(void*, criterion);                // out [B]       real
     RUN(void*, prototypes);               // out [B, K, D] real, or null
@@ -92,15 +93,18 @@ CALL(Adapt, adapt, CPU_TASKS, CUDA) {
     MAKE(double, weight);  // of a query in the counts
     MAKE(int, max_iter);
     MAKE(double, tol);
-    MAKE(int64_t, priors);          // number of measures to choose from; see common/adapt.h
-    RUN(const void*, logits);       // [B, Q, K]
-    RUN(const void*, measures);     // [B, priors, K] real; null: one, 1 for all classes
-    RUN(int64_t*, labels);          // out [B, Q]
-    RUN(void*, probabilities);      // out [B, Q, K] real
-    RUN(void*, proportions, dual);  // out [B, K]    real
-    RUN(int32_t*, iterations);      // out [B]
-    RUN(void*, criterion, concentration, bound);  // out [B] real
-    RUN(int32_t*, chosen);  // out [B]       the measure with the largest bound
+    MAKE(int64_t, priors);       // number of measures to choose from; see common/adapt.h
+    RUN(const void*, logits);    // [B, Q, K]
+    RUN(const void*, measures);  // [B, priors, K] real; null: one, 1 for all classes
+    RUN(int64_t*, labels);       // out [B, Q]
+    RUN(void*, probabilities);   // out [B, Q, K] real
+    RUN(void*, proportions);     // out [B, K]    real
+    RUN(void*, dual);            // out [B, K]    real
+    RUN(int32_t*, iterations);   // out [B]
+    RUN(void*, criterion);       // out [B]       real
+    RUN(void*, concentration);   // out [B]       real
+    RUN(void*, bound);           // out [B]       real
+    RUN(int32_t*, chosen);       // out [B]       the measure with the largest bound
     MEMORY();
     OWN(const volatile int*, stop);  // on CUDA: 1 once the call is cancelled; or null
 };
@@ -194,12 +198,14 @@ CALL(Labelled, labelled, CPU_TASKS, CUDA) {
     MAKE(int64_t, R);             // calibration rows; 0 if every class has one row
     RUN(const void*, support);    // [B, S, D]
     RUN(const int64_t*, labels);  // [B, S]
-    RUN(void*, first, second);    // out [B, S] 1 / norm of a row; of the unit row minus the centre
-    RUN(void*, centre, scale);    // out [B, D] and the feature scale
+    RUN(void*, first);            // out [B, S]    1 / norm of a row
+    RUN(void*, second);           // out [B, S]    1 / norm of the unit row minus the centre
+    RUN(void*, centre);           // out [B, D]
     RUN(void*, means);            // out [B, K, D] of the rows in these coordinates
     RUN(void*, shots);            // out [B, K]
     RUN(int64_t*, own);           // out [B, R]    class of a calibration row
     RUN(int64_t*, count);         // out [B]       number of calibration rows; the rest is padding
+    RUN(void*, scale);            // out [B, D]    the feature scale
     MEMORY();
     OWN(bool*, finite);  // out [B] every class has a row, each plainly finite; or null
 };
@@ -220,12 +226,13 @@ CALL(Coordinates, coordinates, CPU, CUDA) {
 CALL(Calibrate, calibrate, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the distances: float32 or float64
     MAKE(int64_t, B, R, K);
-    MAKE(double, centre, spread);      // the expected sharpness, and the spread of its logarithm
-    RUN(const void*, distances);       // [B, R, K]
-    RUN(const int64_t*, labels);       // [B, R]
-    RUN(const int64_t*, count);        // [B]: number of rows used, from the first on
-    RUN(void*, sharpness, objective);  // out [B]
-    RUN(void*, drawn);  // out [B, K] share of other classes' rows that a class attracts
+    MAKE(double, centre, spread);  // the expected sharpness, and the spread of its logarithm
+    RUN(const void*, distances);   // [B, R, K]
+    RUN(const int64_t*, labels);   // [B, R]
+    RUN(const int64_t*, count);    // [B]: number of rows used, from the first on
+    RUN(void*, sharpness);         // out [B]
+    RUN(void*, objective);         // out [B]
+    RUN(void*, drawn);             // out [B, K] share of other classes' rows that a class attracts
     MEMORY();
 };
 
@@ -241,17 +248,21 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     MAKE(double, prior_sharpness, spread);  // as in CalibrateParams
     MAKE(const void*, support);             // [B, S, D]
     MAKE(const int64_t*, labels);           // [B, S]
-    RUN(void*, centre, scale);              // out [B, D]
+    RUN(void*, centre);                     // out [B, D]
     RUN(void*, means);                      // out [B, K, D]
     RUN(void*, rows);  // out [B, N, D] scaled means, after the scaled offsets if N = K + S: by rows
-    RUN(void*, squares);              // out [B, K] of the means, in the metric
-    RUN(void*, bias, shots);          // out [B, K]
-    RUN(void*, variance, sharpness);  // out [B]; the variance of calibration rows, see allowance
-    RUN(bool*, finite);               // out [B] see plainly_finite
-    RUN(void*, factor);               // out [B, M', M'] null unless full, like the next two
-    RUN(void*, solved);               // out [B, K, M'] Z of the scaled means
-    RUN(void*, shares);  // out [B, 3] weight of the full metric in the mixture, plain, projected
-    // out [B, S, K] squared distances of every row, left out of its class, times the allowance; or null
+    RUN(void*, squares);    // out [B, K] of the means, in the metric
+    RUN(void*, bias);       // out [B, K]
+    RUN(void*, variance);   // out [B] of the calibration rows, see excess_distance
+    RUN(void*, shots);      // out [B, K]
+    RUN(void*, sharpness);  // out [B]
+    RUN(bool*, finite);     // out [B] see plainly_finite
+    RUN(void*, scale);      // out [B, D]
+    RUN(void*, factor);     // out [B, M', M'] null unless full, like the next two
+    RUN(void*, solved);     // out [B, K, M'] Z of the scaled means
+    RUN(void*, shares);     // out [B, 3] weight of the full metric in the mixture, plain, projected
+    // out [B, S, K] squared distances of every row, left out of its class, up to a constant per row;
+    // or null
     RUN(void*, left_out);
     MEMORY();
 };
@@ -262,28 +273,34 @@ CALL(Posterior, posterior, CPU_TASKS, CUDA) {
     MAKE(PosteriorSizes, size);
     MAKE(double, weight);      // of a query in the counts
     MAKE(double, temper);      // factor on the logits of the absorb step
-    MAKE(double, mean_shots);  // see allowance
+    MAKE(double, mean_shots);  // see excess_distance
     MAKE(int, max_iter);
     MAKE(double, tol);
-    MAKE(const void*, added);           // [B, Q, K] further logits, or null
-    MAKE(const void*, factor);          // [L, M', M'] or null, like the next two
-    MAKE(const void*, solved);          // [L, K, M']
-    MAKE(const void*, shares);          // [L, 3]
-    MAKE(const void*, squares, shots);  // [L, K]
-    MAKE(const void*, bias);            // [B, K]
-    MAKE(const void*, variance);        // [L]
-    MAKE(const void*, sharpness);       // [B]
-    MAKE(int64_t, priors);              // as in AdaptParams, like the next
+    MAKE(const void*, added);      // [B, Q, K] further logits, or null
+    MAKE(const void*, factor);     // [L, M', M'] or null, like the next two
+    MAKE(const void*, solved);     // [L, K, M']
+    MAKE(const void*, shares);     // [L, 3]
+    MAKE(const void*, squares);    // [L, K]
+    MAKE(const void*, bias);       // [B, K]
+    MAKE(const void*, shots);      // [L, K]
+    MAKE(const void*, variance);   // [L]
+    MAKE(const void*, sharpness);  // [B]
+    MAKE(int64_t, priors);         // as in AdaptParams, like the next
     MAKE(const void*, measures);
-    RUN(const void*, query);          // [B, Q, D]
-    RUN(const void*, centre, scale);  // [L, D]
-    RUN(const void*, rows);           // [L, N, D]
+    RUN(const void*, query);   // [B, Q, D]
+    RUN(const void*, centre);  // [L, D]
+    RUN(const void*, rows);    // [L, N, D]
+    RUN(const void*, scale);   // [L, D]
     // out, as in AdaptParams; labels and probabilities are after the absorb step, in which
     // proportions under the Dirichlet prior become class_share
     RUN(int64_t*, labels);
-    RUN(void*, probabilities, proportions, dual);
+    RUN(void*, probabilities);
+    RUN(void*, proportions);
+    RUN(void*, dual);
     RUN(int32_t*, iterations);
-    RUN(void*, criterion, concentration, bound);
+    RUN(void*, criterion);
+    RUN(void*, concentration);
+    RUN(void*, bound);
     RUN(int32_t*, chosen);
     RUN(bool*, finite);  // [B] see plainly_finite; of the queries
     MEMORY();
@@ -355,11 +372,13 @@ CALL(Dual, dual, CPU, CUDA) {
     RUN(const double*, anchor);
     RUN(const double*, faint);
     // in and out
-    RUN(double*, counts, dual);              // [B, K], those of the iteration before
-    RUN(double*, before);                    // [B, K] the dual of the last probabilities
-    RUN(double*, concentration, criterion);  // [B]
-    RUN(int32_t*, iterations);               // [B]
-    RUN(int32_t*, running);  // [B] 1, 0 if stopped, -1 if stopped because rows are faint
+    RUN(double*, counts);         // [B, K] of the iteration before
+    RUN(double*, dual);           // [B, K]
+    RUN(double*, before);         // [B, K] the dual of the last probabilities
+    RUN(double*, concentration);  // [B]
+    RUN(double*, criterion);      // [B]
+    RUN(int32_t*, iterations);    // [B]
+    RUN(int32_t*, running);       // [B] 1, 0 if stopped, -1 if stopped because rows are faint
 };
 
 // Rows for tensor cores, which multiply halves: a row in the task's coordinates,
@@ -369,14 +388,15 @@ CALL(Dual, dual, CPU, CUDA) {
 CALL(Split, split, NO_CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows: float16, bfloat16 or float32
     MAKE(int64_t, B, N, D);
-    MAKE(int64_t, pieces);             // 1 or 3
-    MAKE(bool, unit);                  // the coordinates of `adaptive`
-    RUN(const void*, rows);            // [B, N, D]
-    RUN(const float*, length);         // [B, N], or null for 1
-    RUN(const float*, scale, centre);  // [B, D]
-    RUN(const float*, metric);         // [B, D] of `own`
-    RUN(void*, out);                   // out [B, N, pieces, D] float16
-    RUN(float*, own);                  // out [B, N] of `unit`, or null: sum_d metric_d x_d^2
+    MAKE(int64_t, pieces);      // 1 or 3
+    MAKE(bool, unit);           // the coordinates of `adaptive`
+    RUN(const void*, rows);     // [B, N, D]
+    RUN(const float*, length);  // [B, N], or null for 1
+    RUN(const float*, scale);   // [B, D]
+    RUN(const float*, centre);  // [B, D]
+    RUN(const float*, metric);  // [B, D] of `own`
+    RUN(void*, out);            // out [B, N, pieces, D] float16
+    RUN(float*, own);           // out [B, N] of `unit`, or null: sum_d metric_d x_d^2
 };
 
 // Sums of rows by class, when most probabilities are too small to count.
@@ -400,13 +420,13 @@ CALL(Absorb, absorb, CPU, CUDA) {
     MAKE(DType, stored);  // of `before`: the same, or float16 on CUDA
     MAKE(int64_t, N, K);
     MAKE(double, trust, temper);
+    MAKE(double, sharper);          // factor on distances
     MAKE(double, share);            // factor on `added`
     RUN(void*, products);           // [N, K] of rows with s_k in the metric; out: the new logits
     RUN(const void*, before);       // [N, K] likelihoods before the step, and
     RUN(const void*, weights);      // [K] of the classes, as in `count`
     RUN(const void*, added);        // [N, K] further logits; or null
     RUN(const void*, own);          // [N] products of rows with themselves
-    RUN(const void*, sharpness);    // [K] factor on half the distances
     RUN(const void*, square);       // [K] s_k.s_k
     RUN(const void*, mass);         // [K] total weight of the rows in s_k
     RUN(const void*, constant);     // [K] added to the logits
@@ -419,11 +439,12 @@ CALL(Absorb, absorb, CPU, CUDA) {
 CALL(Survey, survey, CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows; real on the CPU
     MAKE(int64_t, B, N, D);
-    RUN(const void*, rows);   // [B, N, D]
-    RUN(void*, length);       // out [B, N] real, 1 / norm, 0 for a row of zeros; or null
-    RUN(double*, sums);       // [B, D] incremented
-    RUN(double*, squares);    // [B] incremented by the sum of squares
-    RUN(void*, least, most);  // [B, D] real, lowered and raised
+    RUN(const void*, rows);  // [B, N, D]
+    RUN(void*, length);      // out [B, N] real, 1 / norm, 0 for a row of zeros; or null
+    RUN(double*, sums);      // [B, D] incremented
+    RUN(double*, squares);   // [B] incremented by the sum of squares
+    RUN(void*, least);       // [B, D] real, lowered
+    RUN(void*, most);        // [B, D] real, raised
     MEMORY();
 };
 
@@ -439,14 +460,16 @@ CALL(Place, place, CPU, CUDA) {
     RUN(const void*, support);  // [B, S, D], or [S, D] when shared
     RUN(const int64_t*, order);   // [B, S], or [S]: support rows grouped by class
     RUN(const int64_t*, start);   // [B, K + 1], or [K + 1]: where the rows of a class begin in it
-    RUN(const double*, sums);     // [B, D], this and the next two lines by a survey of all queries
+    RUN(const double*, sums);     // [B, D], this and the next three by a survey of all queries
     RUN(const double*, squares);  // [B]
-    RUN(const void*, least, most);  // [B, D] real
-    RUN(void*, means);              // out [B, K, D] real
-    RUN(double*, shots);            // out [B, K]
-    RUN(void*, scale, centre);      // out [B, D] real, x = length_n row scale - centre
-    RUN(double*, unit);             // out [B] a power of two
-    RUN(double*, spread);           // out [B] sum of the squares of the queries, without the width
+    RUN(const void*, least);      // [B, D] real
+    RUN(const void*, most);       // [B, D] real
+    RUN(void*, means);            // out [B, K, D] real
+    RUN(double*, shots);          // out [B, K]
+    RUN(void*, scale);            // out [B, D] real, x = length_n row scale - centre
+    RUN(void*, centre);           // out [B, D] real
+    RUN(double*, unit);           // out [B] a power of two
+    RUN(double*, spread);         // out [B] sum of the squares of the queries, without the width
     MEMORY();
 };
 
@@ -455,11 +478,12 @@ CALL(Slope, slope, CPU, CUDA) {
     MAKE(int64_t, B);
     MAKE(double, total);  // number of queries
     MAKE(double, temperature);
-    MAKE(double, steepest);            // limit on the slope
-    RUN(const double*, unit, spread);  // [B]
-    RUN(const double*, leads);         // [B, 2] as summed by Assign, for unit-norm rows; or null
-    RUN(double*, slope);               // out [B]
-    RUN(double*, distance_unit);       // out [B] the size of 1, in units of the scaling
+    MAKE(double, steepest);       // limit on the slope
+    RUN(const double*, unit);     // [B]
+    RUN(const double*, spread);   // [B]
+    RUN(const double*, leads);    // [B, 2] as summed by Assign, for unit-norm rows; or null
+    RUN(double*, slope);          // out [B]
+    RUN(double*, distance_unit);  // out [B] the size of 1, in units of the scaling
 };
 
 // Prototypes of large tasks: moved by the sums of an iteration, or as they are without sums; as
@@ -474,16 +498,19 @@ CALL(Move, move, CPU, CUDA) {
     MAKE(const double*, shots);  // [B, K]
     // Rows that were multiplied as they are, row = (x + centre) / scale: the sums are of these, and
     // factors of products are multiplied by `factor`. Or null.
-    MAKE(const void*, scale, centre, factor);  // [B, D]
-    MAKE(const double*, slope);                // [B]
-    RUN(const void*, sums);                    // [B * parts, K, width], or null
-    RUN(const void*, rest);                    // [B * parts, K, D], added to the sums; or null
-    RUN(const double*, held);                  // [B, K]
-    RUN(const int32_t*, running);              // [B]
-    RUN(void*, prototypes);                    // [B, K, D] in and out
-    RUN(void*, before);                        // out [B, K, D] prototypes of the last sums
-    RUN(double*, away, base);  // out [B, K] how far they moved; their part of the bias
-    RUN(void*, operand);       // out [B, K, pieces, D] halves
+    MAKE(const void*, scale);      // [B, D]
+    MAKE(const void*, centre);     // [B, D]
+    MAKE(const void*, factor);     // [B, D]
+    MAKE(const double*, slope);    // [B]
+    RUN(const void*, sums);        // [B * parts, K, width], or null
+    RUN(const void*, rest);        // [B * parts, K, D], added to the sums; or null
+    RUN(const double*, held);      // [B, K]
+    RUN(const int32_t*, running);  // [B]
+    RUN(void*, prototypes);        // [B, K, D] in and out
+    RUN(void*, before);            // out [B, K, D] prototypes of the last sums
+    RUN(double*, away);            // out [B, K] how far they moved
+    RUN(double*, base);            // out [B, K] their part of the bias
+    RUN(void*, operand);           // out [B, K, pieces, D] halves
 };
 
 CALL(Task, tasks, CPU, NO_CUDA) {
@@ -495,13 +522,17 @@ CALL(Task, tasks, CPU, NO_CUDA) {
     MAKE(Sampling, sampling);
     MAKE(double, alpha);  // of the Dirichlet distribution
     MAKE(uint64_t, seed);
-    MAKE(uint64_t, start);        // number of the first task
-    RUN(const int64_t*, labels);  // [N]
-    RUN(const int32_t*, rows);    // [M], rows of the bank; each class contiguous
-    RUN(const int32_t*, support_begin, support_end);  // [K], where in `rows`
-    RUN(const int32_t*, query_begin, query_end);   // [K]; may be the same minus the first `shots`
-    RUN(int64_t*, support_index, support_labels);  // out [B, num_classes * shots]
-    RUN(int64_t*, query_index, query_labels);      // out [B, Q]
+    MAKE(uint64_t, start);               // number of the first task
+    RUN(const int64_t*, labels);         // [N]
+    RUN(const int32_t*, rows);           // [M], rows of the bank; each class contiguous
+    RUN(const int32_t*, support_begin);  // [K], where in `rows`
+    RUN(const int32_t*, support_end);    // [K]
+    RUN(const int32_t*, query_begin);    // [K]; may be the same minus the first `shots`
+    RUN(const int32_t*, query_end);      // [K]
+    RUN(int64_t*, support_index);        // out [B, num_classes * shots]
+    RUN(int64_t*, support_labels);       // out [B, num_classes * shots]
+    RUN(int64_t*, query_index);          // out [B, Q]
+    RUN(int64_t*, query_labels);         // out [B, Q]
     MEMORY();
 };
 

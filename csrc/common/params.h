@@ -64,8 +64,6 @@ struct On {
 };
 template <typename... Params>
 struct ParamsList;
-template <typename T>
-using Same = T;
 
 // The functions of a call: the bytes of workspace it needs, if it has memory, and the call itself. On
 // CUDA everything runs on `stream` of the current device. For CPU_TASKS, cpu/levels.h has both.
@@ -88,8 +86,8 @@ using Same = T;
     struct Name##Params;                                                                       \
     PADDLE_EXT_RUN_##cpu(Name##Params) PADDLE_EXT_RUN_##cuda(Name##Params) struct Name##Params \
         : On<PADDLE_EXT_HAS_##cpu, PADDLE_EXT_HAS_##cuda>
-#define MAKE(type, ...) Same<type> __VA_ARGS__  // else `*` would belong to the first name only
-#define RUN(type, ...) Same<type> __VA_ARGS__
+#define MAKE(type, ...) type __VA_ARGS__
+#define RUN(type, ...) type __VA_ARGS__
 #define OWN(type, name) type name
 #define MEMORY()     \
     void* workspace; \

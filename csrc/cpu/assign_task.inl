@@ -136,8 +136,7 @@ static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
     const T *const mass = read(p.mass), *const square = read(p.square);
     const T *const constant = read(p.constant), *const weights = read(p.weights);
     const T *const count_share = read(p.count_share), *const prior_share = read(p.prior_share);
-    const T* const sharpness = read(p.sharpness);
-    const T temper = T(p.temper), trust = T(p.trust);
+    const T sharper = T(p.sharper), temper = T(p.temper), trust = T(p.trust);
     for (int64_t q = first; q < end; ++q) {
         T* const __restrict__ all = reals<T>(p.products, q * K);
         const T* const __restrict__ before = read(p.before) + q * K;
@@ -147,8 +146,8 @@ static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
         const T of_all = sum > 0 ? 1 / sum : T(0);
         for (int64_t k = 0; k < K; ++k) {
             const T u = before[k] * weights[k] * of_all, w = query_weight(u, trust);
-            const T half = half_distance(w, T(0), all[k], own, square[k], mass[k]);
-            all[k] = sharpness[k] * half + constant[k];
+            const T z = sharper * half_distance(w, T(0), all[k], own, square[k], mass[k]);
+            all[k] = z + constant[k];
             // Most classes hold nothing of a row, and there is nothing to take the logarithm of.
             const T left = std::max(1 - count_share[k] * u, prior_share[k]);
             if (left < 1) all[k] += std::log(left);

@@ -61,26 +61,37 @@ struct Entries {
     ClassEntry* by_class = arena.take<ClassEntry>(p.most);
 };
 
-// Lists the entries above the threshold row by row, and counts them by class; false if there are
-// too many.
+// Counts the entries above the threshold; false if there are too many.
 template <typename T>
-bool collect(const SumsParams& p, const Entries& all) {
+bool is_sparse(const SumsParams& p) {
     const T* u = reals<T>(p.probabilities);
     const T threshold = T(p.threshold);
-    int64_t& count = *p.found = 0;
+    *p.found = 0;
+    for (int64_t row = 0; row < p.N && *p.found <= p.most; ++row, u += p.K) {
+        int32_t count = 0;
+        for (int64_t k = 0; k < p.K; ++k) count += u[k] > threshold;
+        *p.found += count;
+    }
+    return *p.found <= p.most;
+}
+
+// Lists these entries row by row, and counts them by class.
+template <typename T>
+void collect(const SumsParams& p, const Entries& all) {
+    const T* u = reals<T>(p.probabilities);
+    const T threshold = T(p.threshold);
+    int64_t count = 0;
     std::fill_n(all.start, p.K + 1, 0);
     for (int64_t row = 0; row < p.N; ++row, u += p.K) {
         for (int64_t k = 0; k < p.K; ++k) {
             if (!(u[k] > threshold)) continue;
-            if (count++ == p.most) return false;
-            all.row_class[count - 1] = int32_t(k);
-            all.row[count - 1] = int32_t(row);
-            all.row_value[count - 1] = double(u[k]);
+            all.row_class[count] = int32_t(k);
+            all.row[count] = int32_t(row);
+            all.row_value[count++] = double(u[k]);
             ++all.start[k + 1];
         }
     }
     for (int64_t k = 0; k < p.K; ++k) all.start[k + 1] += all.start[k];
-    return true;
 }
 
 // Sorts them by class; `start` is left pointing to the ends of the classes.
@@ -380,7 +391,8 @@ void run_cpu(const SumsParams& p, int threads) {
     require(p.N <= INT32_MAX && p.K <= INT32_MAX, "rows and classes must be fewer than 2^31");
     const Entries all{Arena(p.workspace), p};
     require_workspace(p.workspace_bytes, all.arena.used());
-    if (!(at == 0 ? collect<float>(p, all) : collect<double>(p, all))) return;
+    if (!(at == 0 ? is_sparse<float>(p) : is_sparse<double>(p))) return;
+    at == 0 ? collect<float>(p, all) : collect<double>(p, all);
     sort(p, all);
     const AssignKernels& level = cpu_kernels().assign;
     parallel_for(p.K, threads, [&](int64_t k, int) {

@@ -3,14 +3,6 @@
 
 constexpr int64_t kOffsetRows = 128;  // of many at once
 
-// The mean of length_term.
-template <typename T>
-static T mean_length(const T* squares, const T* shots, T variance, int64_t K) {
-    double sum = 0;
-    for (int64_t k = 0; k < K; ++k) sum += double(length_term(squares[k], variance, shots[k], K));
-    return T(sum / double(K));
-}
-
 template <typename T>
 struct JudgedScratch {
     Arena& arena;
@@ -35,7 +27,7 @@ struct JudgedScratch {
     T* squares = arena.take<T>(K);                   // w.w
     T* square = arena.take<T>(N);                    // v.v
     T* plain = arena.take<T>(N * Kp);                // distances in the feature scale
-    T* rate = arena.take<T>(K);                      // see allowance
+    T* excess = arena.take<T>(K);                    // see excess_distance
     T* factor = reals<T>(p.factor, task * C * C);    // all others are for the full metric
     T* solved = reals<T>(p.solved, task * K * C);
     T* second = arena.take<T>(C > 0 ? K : 0);  // (Z w).(Z w)
@@ -79,7 +71,7 @@ static void scale_rows(const LabelledTask<T>& t, const T* root, const T* means,
     }
 }
 
-// The rows judged, and their distances in the feature scale times the allowance.
+// The rows judged, and their distances in the feature scale, up to a constant per row.
 template <typename T>
 static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D;
@@ -99,7 +91,6 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
         T* __restrict__ to = s.means() + k * D;
         for (int64_t d = 0; d < D; ++d) to[d] = mean[d] * s.root[d];
         s.squares[k] = dot(to, to, D);
-        s.rate[k] = allowance(shots[k], T(s.S) / T(K));
     }
     // x.w, from v.w if that is needed too.
     pack_rows(s.means(), D, K, D, T(1), s.panels, D);
@@ -116,16 +107,19 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
         for (int64_t k = 0; s.by_rows && k < K; ++k) s.solved[k * s.C + i] = to[k];
         for (int64_t k = 0; s.by_rows && k < K; ++k) to[k] += s.pair_row(i)[k];
         s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
-        const T self = s.square[i] + 2 * to[own] - s.squares[own];  // x.x
-        for (int64_t k = 0; k < K; ++k) to[k] = s.rate[k] * (self + s.squares[k] - 2 * to[k]);
-        to[own] = s.rate[own] * left_out_rate(shots[own]) * s.square[i];
+        for (int64_t k = 0; k < K; ++k) to[k] = s.squares[k] - 2 * to[k];
+        to[own] += (left_out_rate(shots[own]) - 1) * s.square[i];
     }
     double sum = 0;
     for (int64_t i = 0; i < s.count; ++i) {
         const int64_t at = s.judge[i];
         sum += double(variance_by(s.square[at], shots[s.own[at]]));
     }
-    reals<T>(s.p.variance)[s.task] = T(sum / double(std::max(s.count, int64_t(1))));
+    const T variance = T(sum / double(std::max(s.count, int64_t(1))));
+    reals<T>(s.p.variance)[s.task] = variance;
+    for (int64_t k = 0; k < K; ++k) {
+        s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K));
+    }
 }
 
 // Factors the full metric, and solves for the class means and the rows judged. Returns the scatter.
@@ -201,9 +195,9 @@ static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask
         const LeftOutRow<T> row(shots[own], square, along[own], scatter);
         const T self = square + 2 * along[own] + s.whole[own];  // x A x
         for (int64_t k = 0; k < K; ++k) {
-            const T other = row.distance(s.whole[k], pair[k] + along[k], along[k]);
-            along[k] = s.rate[k] * (k == own ? row.own : self + other);
+            along[k] = row.distance(s.whole[k], pair[k] + along[k], along[k]);
         }
+        along[own] = row.own - self;
         s.near[i] = row.own;
     }
     double near[2] = {};
@@ -222,7 +216,11 @@ static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask
 template <typename T>
 static void mix(const JudgedScratch<T>& s, int64_t row, T share, T* __restrict__ to) {
     const T* const plain = s.plain + row * s.Kp;
-    const T* const full = s.C > 0 ? s.along + row * s.Kp : plain;
+    if (share == 0) {
+        std::copy_n(plain, s.K, to);
+        return;
+    }
+    const T* const full = s.along + row * s.Kp;
     for (int64_t k = 0; k < s.K; ++k) to[k] = plain[k] + share * (full[k] - plain[k]);
 }
 
@@ -279,6 +277,7 @@ static T best_mixture(const LikelihoodScratch<T>& s, int threads) {
         for (int64_t i = 0; i < judged.count; ++i) {
             T* __restrict__ to = s.distances + i * K;
             mix(judged, judged.judge[i], mixture, to);
+            for (int64_t k = 0; k < K; ++k) to[k] -= judged.excess[k];
         }
         calibrate_task<T>(trial, 0, s.calibrate_scratch, threads);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
@@ -324,13 +323,9 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
     const double rows = double(judged.count) / double(K);
     const T half = reals<T>(p.sharpness)[task] / 2;
     T* const bias = reals<T>(p.bias, task * K);
-    const T* const shots = s.labelled.shots;
-    const T variance = reals<T>(p.variance)[task],
-            length = mean_length(squares, shots, variance, K);
     for (int64_t k = 0; k < K; ++k) {
         const T hub = T(hub_bias(double(s.drawn[k]), mean, rows));
-        const T excess = excess_distance(variance, length, shots[k], T(p.S) / T(K));
-        bias[k] = hub - half * (judged.rate[k] * squares[k] - excess);
+        bias[k] = hub - half * (squares[k] - judged.excess[k]);
     }
 }
 

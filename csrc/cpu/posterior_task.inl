@@ -26,8 +26,7 @@ struct PosteriorScratch {
     T* given = arena.take<T>(Q * K);  // probabilities before the step
     T* own = arena.take<T>(Q);
     // Of the absorb step.
-    T* step = arena.take<T>(8 * Kp);
-    T* sharpness = step + 7 * Kp;  // [K] that of the task times the allowance
+    T* step = arena.take<T>(7 * Kp);
     double* step_sums = arena.take<double>(2 * Kp);
     void* adapt_scratch;
 
@@ -137,17 +136,19 @@ static void absorb_step(const PosteriorScratch<T>& s) {
     T* const proportions = reals<T>(p.proportions, task * K);
     const T* const measure = chosen_measure<T>(p, task);
     const T a = reals<T>(p.concentration)[task], share = absorb_share(a);
-    const T f = reals<T>(p.sharpness)[task];
+    const T f = reals<T>(p.sharpness)[task], sharpness = f * share;
     const T temper = T(p.temper), reduced = temper * share;
     const T weight = T(p.weight), trust = T(trust_of(Q, K)), count = total_count(p.weight, Q, K, a);
     const T two_classes = chance_of_two_classes(a, K);
     T* const out = reals<T>(p.probabilities, at);
     const int64_t Kp = round_up(K, Simd<T>::kLanes);
-    const auto numbers = [&](int i) { return s.step + i * s.Kp; };
-    T* __restrict__ square = numbers(0), * __restrict__ mass = numbers(1);
-    T* __restrict__ row = numbers(2), * __restrict__ left = numbers(3);
-    T* __restrict__ constant = numbers(4), * __restrict__ total = numbers(5);
-    T* __restrict__ prior = numbers(6), * __restrict__ sharpness = s.sharpness;
+    T* __restrict__ square = s.step;
+    T* __restrict__ mass = s.step + s.Kp;
+    T* __restrict__ row = s.step + 2 * s.Kp;
+    T* __restrict__ left = s.step + 3 * s.Kp;
+    T* __restrict__ constant = s.step + 4 * s.Kp;
+    T* __restrict__ total = s.step + 5 * s.Kp;
+    T* __restrict__ prior = s.step + 6 * s.Kp;
     double* __restrict__ held = s.step_sums;            // sums of the probabilities, ...
     double* __restrict__ counted = s.step_sums + s.Kp;  // ... and numbers of labels
 
@@ -167,13 +168,10 @@ static void absorb_step(const PosteriorScratch<T>& s) {
             mass[k] += w;
         }
     }
-    const T length = mean_length(squares, shots, variance, K);
     for (int64_t k = 0; k < K; ++k) {
-        const T usual = mass[k] + (mean_shots - shots[k]);
-        const T early = excess_distance(variance, length, shots[k], mean_shots);
-        const T late = excess_distance(variance, length, mass[k], usual);
-        constant[k] = (bias[k] + (sharpness[k] * squares[k] - f * (early - late)) / 2) * share;
-        sharpness[k] = f * share * allowance(mass[k], usual);
+        const T early = excess_distance(variance, shots[k], mean_shots);
+        const T late = excess_distance(variance, mass[k], mass[k] + (mean_shots - shots[k]));
+        constant[k] = (bias[k] + f / 2 * (squares[k] - early + late)) * share;
         prior[k] = measure == nullptr ? a : a * measure[k];
         const T before = std::max(proportions[k] * count - prior[k], T(0));
         const T kept = kept_share(before, shots[k], two_classes);
@@ -192,7 +190,7 @@ static void absorb_step(const PosteriorScratch<T>& s) {
         for (int64_t k = 0; k < K; ++k) {
             const T w = query_weight(u[k], trust);
             const T half = half_distance(w, shots[k] * x[k], y[k], self, square[k], mass[k]);
-            row[k] = temper * (sharpness[k] * half + constant[k]);
+            row[k] = temper * (sharpness * half + constant[k]);
             if (added != nullptr) row[k] += reduced * added[q * K + k];
         }
         for (int64_t k = 0; k < K; ++k) left[k] = std::max(total[k] - weight * u[k], prior[k]);
@@ -219,9 +217,8 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     Arena arena(scratch);
     PosteriorScratch<T> s(arena, p, task);
     const int64_t K = s.K;
-    const T* const shots = reals<T>(p.shots, s.at * K);
+    const T sharpness = reals<T>(p.sharpness)[task];
     const T* __restrict__ bias = reals<T>(p.bias, task * K);
-    const T* __restrict__ sharpness = s.sharpness;
     const T* const added = p.added == nullptr ? nullptr : reals<T>(p.added, task * s.Q * K);
     if (p.size.M > 0) {
         const T* const shares = reals<T>(p.shares, s.at * 3);
@@ -230,13 +227,10 @@ static void posterior_task(const PosteriorParams& p, int64_t task, void* scratch
     find_rows(s, threads);
     const NoSubnormals fast;
     mean_products(s, threads);
-    for (int64_t k = 0; k < K; ++k) {
-        s.sharpness[k] = reals<T>(p.sharpness)[task] * allowance(shots[k], T(p.mean_shots));
-    }
     for (int64_t q = 0; q < s.Q; ++q) {
         const T* __restrict__ cross = s.cross + q * K;
         T* __restrict__ to = s.logits + q * K;
-        for (int64_t k = 0; k < K; ++k) to[k] = bias[k] + sharpness[k] * cross[k];
+        for (int64_t k = 0; k < K; ++k) to[k] = bias[k] + sharpness * cross[k];
         for (int64_t k = 0; added != nullptr && k < K; ++k) to[k] += added[q * K + k];
     }
     adapt_task<T>(s.adapt, 0, s.adapt_scratch);

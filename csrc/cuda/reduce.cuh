@@ -48,22 +48,27 @@ __device__ inline float group_min(float value, int width) {
     return value;
 }
 
-__device__ inline double2 operator+(double2 a, double2 b) {
-    return make_double2(a.x + b.x, a.y + b.y);
-}
-__device__ inline double2 warp_sum(double2 value) {
-    return make_double2(warp_sum(value.x), warp_sum(value.y));
-}
-
-// Over the block; every thread gets the result. `scratch` has one number, or two, per warp.
-template <typename Real>
-__device__ Real block_sum(std::common_type_t<Real> value, Real* scratch) {
+// Over the block; every thread gets the result. `scratch` has one number per warp.
+__device__ inline double block_sum(double value, double* scratch) {
     value = warp_sum(value);
     __syncthreads();  // the previous sums have been read
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
-    Real sum = {};
-    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum = sum + scratch[warp];
+    double sum = 0;
+    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum += scratch[warp];
+    return sum;
+}
+
+// Of two numbers at once.
+__device__ inline double2 block_sum(double2 value, double2* scratch) {
+    value.x = warp_sum(value.x), value.y = warp_sum(value.y);
+    __syncthreads();  // the previous sums have been read
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    double2 sum = make_double2(0.0, 0.0);
+    for (int warp = 0; warp < int(blockDim.x / 32); ++warp) {
+        sum.x += scratch[warp].x, sum.y += scratch[warp].y;
+    }
     return sum;
 }
 

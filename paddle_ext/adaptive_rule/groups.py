@@ -121,12 +121,12 @@ def absorbed(
     sums = likelihood.prototypes[0] * shots.unsqueeze(-1) + trust * moved
     mass = (shots + trust * mass).to(real)
     # With M the mass and W that of this row, -f/2 (M / (M - W))^2 ||x - w||^2
-    in_metric = likelihood.in_metric(sums.unsqueeze(0))
+    in_metric = likelihood.in_metric(sums.unsqueeze(0)) * likelihood.sharpness
     step = AbsorbStep(
         trust=trust,
         temper=1.0,
+        sharper=1.0,
         share=1.0,
-        sharpness=(likelihood.sharpness * likelihood.allowance(mass - shots))[0],
         square=(in_metric[0] * sums).sum(-1),
         mass=mass,
         constant=likelihood.constant_with(mass - shots)[0],
@@ -139,7 +139,7 @@ def absorbed(
         x, own = absorbing.measured(rows)
         z = form.products(x, absorbing.operand, out=logits[part].unsqueeze(0))
         of_part = u[part].unsqueeze(0)
-        step(z, of_part, one, own[0].contiguous(), absorbing.added(part, x))
+        step(z, of_part, one, own[0] * likelihood.sharpness, absorbing.added(part, x))
 
     a, n = found.concentration.unsqueeze(-1), groups.sizes.double().unsqueeze(-1)
     two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)

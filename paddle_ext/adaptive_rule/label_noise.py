@@ -98,7 +98,7 @@ def weigh_labels(
     has_peers = likelihood.shots.gather(1, labels) > 1
     doubted = has_peers if trusted is None else has_peers & ~trusted
     rows = CalibrationRows.of(likelihood, labels, has_peers, doubted, label_noise)
-    estimate = rows.estimate(distances.unsqueeze(0))
+    estimate = rows.estimate((distances - likelihood.excess().unsqueeze(-2)).unsqueeze(0))
     noisy = doubtful = estimate.rate > 0
     weights = torch.ones_like(estimate.own)
     waits = not support.is_cuda  # for what it finds, before further work that may be in vain
@@ -112,15 +112,20 @@ def weigh_labels(
         weights = torch.where(changes, right.clamp(min=LEAST_WEIGHT), weights)
         total = weights if given is None else weights * given.to(weights.dtype)
         weighted = WeightedRows.of(likelihood, x, labels, weights, total)
-        longer, allowed = rows.longer(weighted.own * weights), weighted.likelihood.allowance()
-        estimate = rows.estimate(weighted.distances(labels, longer) * allowed.unsqueeze(-2))
+        longer, excess = rows.longer(weighted.own * weights), weighted.likelihood.excess()
+        estimate = rows.estimate(weighted.distances(labels, longer) - excess.unsqueeze(-2))
         doubtful = noisy & (estimate.rate > MANY)
         if waits and not bool(doubtful.any()):
             break
     hubs, half = rows.hubs(estimate), estimate.half.unsqueeze(-1)
     squares, shares = weighted.mixture(estimate.share, longer)
-    found: Any = {"squares": squares, "shares": shares, "sharpness": 2 * estimate.half}
-    moved = replace(weighted.likelihood, **found).with_hubs(hubs)
+    moved = replace(
+        weighted.likelihood,
+        squares=squares,
+        shares=shares,
+        bias=hubs - (squares - excess) * half,
+        sharpness=2 * estimate.half,
+    )
     logits = torch.addcmul(hubs.unsqueeze(-2), estimate.distances, column(half), value=-1)
     if waits and len(noisy) == 1:
         return WeighedLabels(moved, estimate.rate, weights, logits)
@@ -139,9 +144,10 @@ def weigh_labels(
 
 
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
-    """Logits [B, S, K] from the distances of rows left out of their classes, see `learned`."""
-    half = column(likelihood.sharpness / 2)
-    return torch.addcmul(likelihood.hubs().unsqueeze(-2), distances, half, value=-1)
+    """Logits [B, S, K] from the squared distances [B, S, K] of rows left out of their classes."""
+    half = likelihood.sharpness / 2
+    hubs = torch.addcmul(likelihood.bias, likelihood.squares, half.unsqueeze(-1))
+    return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
 
 
 class WeightedRows(NamedTuple):

@@ -178,9 +178,6 @@ class AbsorbedScores:
             yield part, found, None
 
 
-ABSORB_TABLES = ("sharpness", "mass", "constant", "count_share", "prior_share")
-
-
 def sums_of_squares(
     scores: LikelihoodScores, stored: Counter, dual: Tensor
 ) -> tuple[list[Tensor], Tensor]:
@@ -203,13 +200,15 @@ def absorb_step_of(
     all_sums = sums + likelihood.prototypes * likelihood.shots.unsqueeze(-1)
     weights = likelihood.in_metric(all_sums)
     given = state.concentration, state.measure, state.weight, held, mass
-    tables, share = replayed(absorb_tables, likelihood, *given)
+    tables, numbers = replayed(absorb_tables, likelihood, *given)
+    sharpness, share = numbers.tolist()
     step = AbsorbStep(
         trust=trust_in_queries(queries, held.shape[-1]),
         temper=likelihood.temper,
-        share=float(share),
+        sharper=sharpness * share,
+        share=share,
         square=(weights * all_sums).sum(-1)[0],
-        **dict(zip(ABSORB_TABLES, tables, strict=True)),
+        **dict(zip(("mass", "constant", "count_share", "prior_share"), tables, strict=True)),
     )
     return step, weights
 
@@ -217,7 +216,7 @@ def absorb_step_of(
 def absorb_tables(
     likelihood: Likelihood, a: Tensor, measure: Tensor, weight: float, held: Tensor, mass: Tensor
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """What `AbsorbStep` has of each class, `ABSORB_TABLES` [K], and the share of logits, [1]."""
+    """What `AbsorbStep` has of each class, [K], and the sharpness and the share of logits, [2]."""
     K, real, shots = held.shape[-1], likelihood.bias.dtype, likelihood.shots.double()
     share = 1 - native.SOFTER / (1 + a / native.FEW)  # the fewer classes are present, the lower
     counts, two_classes = weight * held, (K - 1) * a / (1 + K * a)
@@ -225,13 +224,11 @@ def absorb_tables(
     prior = a.unsqueeze(-1) * measure
     possible = prior > 0
     total = (kept * counts + prior).masked_fill(~possible, 1.0)
-    reduced, more = share.to(real).unsqueeze(-1), mass.to(real)
-    constant = likelihood.constant_with(more) * reduced
-    sharpness = likelihood.sharpness.unsqueeze(-1) * likelihood.allowance(more) * reduced
+    constant = likelihood.constant_with(mass.to(real)) * share.to(real).unsqueeze(-1)
     constant = (constant + total.log().to(real)).masked_fill(~possible, native.IMPOSSIBLE)
     prior_share = prior.masked_fill(~possible, 1.0) / total
-    tables = sharpness, shots + mass, constant, weight * kept / total, prior_share
-    return tuple(x[0].to(real) for x in tables), share
+    tables = shots + mass, constant, weight * kept / total, prior_share
+    return tuple(x[0].to(real) for x in tables), torch.cat([likelihood.sharpness.double(), share])
 
 
 def solve_large(

@@ -111,10 +111,7 @@ def learned(
     *,
     left_out: bool = False,
 ) -> tuple[Likelihood, Tensor | None]:
-    """The likelihood, and with `left_out` the squared distances of rows left out, [B, S, K].
-
-    These are multiplied by the allowance of each class.
-    """
+    """The likelihood, and with `left_out` the squared distances of rows left out, [B, S, K]."""
     (B, S, D), K = support.shape, num_classes
     full = uses_full_metric(metric, S, K)
     support, labels = packed(support), packed_int64(labels)

@@ -4,8 +4,8 @@ Letters: L tasks, or 1 for labelled rows shared by all B tasks; S labelled rows,
 features. N = K, or S + K with a full metric and S < D; M = min(S, D), rounded up to a multiple of
 `FACTOR_BLOCK`. The equations are in docs/adaptive.md.
 
-The squares of queries are taken as expected, so that logits are linear: ||x - w_k||^2 is ``w.w -
-2 x.w``, up to a constant per row. Which code runs depends on shapes only, not on values of tensors.
+Distances are only needed up to a constant per row: ||x||^2 is never computed, and ||x - w_k||^2 is
+``w.w - 2 x.w``. Which code runs depends on shapes only, not on values of tensors.
 """
 
 from collections.abc import Mapping
@@ -78,8 +78,8 @@ class Likelihood:
 
     @cached_property
     def weights(self) -> Tensor:
-        """The prototypes times the metric and the allowance, [L, K, D]."""
-        return laid_out(self.in_metric(self.prototypes * self.allowance().unsqueeze(-1)))
+        """The prototypes times the metric, [L, K, D]."""
+        return laid_out(self.in_metric(self.prototypes))
 
     @cached_property
     def diagonal(self) -> Tensor:
@@ -142,36 +142,19 @@ class Likelihood:
     def mean_shots(self) -> float:
         return self.rows / self.bias.shape[-1]
 
-    def allowance(self, more: Tensor | float = 0.0) -> Tensor:
-        """What squared distances are multiplied by, [L, K]: less with few rows.
+    def excess(self, more: Tensor | float = 0.0) -> Tensor:
+        """How much farther prototypes are because they have few rows, [L, K].
 
-        A new row is 1 + 1/n times as far from the mean of n rows as from that of its class; this is
+        The mean of n rows is variance / n from the mean of its class, in squared distance; this is
         relative to classes of `mean_shots` rows. `more` [1, K] is the weight of further rows.
         """
-        usual = 1 / (more + max(self.mean_shots, 1.0))
-        return (1 + usual) / (1 + 1 / (self.shots.clamp(min=1) + more))
-
-    def excess(self, more: Tensor | float = 0.0) -> Tensor:
-        """What the allowance times ``w.w - 2 x.w`` is too large by, with few rows, [L, K]."""
-        v, few, rate = self.variance.unsqueeze(-1), self.shots.clamp(min=1), self.allowance(more)
-        terms = self.squares - (1 - 2 / few.shape[-1]) * v / few
-        length = terms.mean(-1, keepdim=True)  # the expected square of a row, without v
-        usual = 1 / (more + max(self.mean_shots, 1.0))
-        return (1 - rate) * length + v * (rate / (few + more) - usual)
-
-    def hubs(self) -> Tensor:
-        """The bias without distances, [L, K]."""
-        half = self.sharpness.unsqueeze(-1) / 2
-        return self.bias + half * (self.allowance() * self.squares - self.excess())
+        v, few = self.variance.unsqueeze(-1), self.shots.clamp(min=1)
+        return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
 
     def constant_with(self, more: Tensor) -> Tensor:
         """The bias without the square of the prototype, [L, K], with `more` rows added."""
-        return self.hubs() + self.sharpness.unsqueeze(-1) / 2 * self.excess(more)
-
-    def with_hubs(self, hubs: Tensor) -> "Likelihood":
-        """The likelihood with the bias that belongs to these hubs."""
         half = self.sharpness.unsqueeze(-1) / 2
-        return replace(self, bias=hubs - half * (self.allowance() * self.squares - self.excess()))
+        return self.bias + half * (self.squares + (self.excess(more) - self.excess()))
 
     def weight_of(self, queries: Number) -> Number:
         """The weight of a query in the class counts: many do not overrule the labelled rows."""
@@ -244,6 +227,7 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     mass, squared_mass = class_sums(both, labels, K)[0].unbind(-1)
     means = class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)
     squares = likelihood.squared(means)
+    half = (likelihood.sharpness / 2).unsqueeze(-1)
     scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
     solved = likelihood.solved
     if likelihood.factor is not None and likelihood.projection is not None:
@@ -258,7 +242,8 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
         squares=squares,
         shots=(mass.square() / squared_mass).to(likelihood.shots.dtype),
     )
-    return moved.with_hubs(likelihood.hubs())
+    nearer = likelihood.squares - likelihood.excess() - squares + moved.excess()
+    return replace(moved, bias=likelihood.bias + nearer * half)
 
 
 @on_cpu_without_gpu_code

@@ -463,7 +463,6 @@ def fitted_name_share(
     n = likelihood.shots.gather(1, own)
     offset = x - torch.take_along_dim(likelihood.prototypes, own.unsqueeze(-1), 1)
     farther = 2 / (n - 1).clamp(min=1) * likelihood.squared(offset).clamp(min=0)
-    farther = farther * likelihood.allowance().gather(1, own)
     logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
     counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class carries no information
     factor, best = fitted((logits + names.calibration) * counts, rows)

@@ -138,8 +138,8 @@ class AbsorbStep:
 
     trust: float  # the weight of a query in a prototype, if its probability is 1
     temper: float  # factor on the final logits
+    sharper: float  # factor on distances
     share: float  # factor on further logits
-    sharpness: Tensor  # [K] factor on half the distances
     square: Tensor  # [K] squares of the class sums, in the metric
     mass: Tensor  # [K] total weight of the rows in each class sum
     constant: Tensor  # [K] added to the logits

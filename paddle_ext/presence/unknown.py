@@ -144,7 +144,7 @@ class KnownClasses:
     means: Tensor  # [K, D] class means, minus the centre, times the root
     unit_means: Tensor  # [K, D] class means of unit-norm rows
     shots: Tensor  # [K] labelled rows
-    sharpness: Tensor  # [K] of distances
+    sharpness: Tensor  # [1] of distances
     hubs: Tensor  # [K] bias of the classes
 
     @classmethod
@@ -158,8 +158,8 @@ class KnownClasses:
             means=found.prototypes[0] * root,
             unit_means=class_means(unit, labels, num_classes),
             shots=found.shots[0],
-            sharpness=found.sharpness * found.allowance()[0],
-            hubs=found.hubs()[0],
+            sharpness=found.sharpness,
+            hubs=found.bias[0] + found.sharpness / 2 * found.squares[0],
         )
 
     def signs(self, unit: Tensor, labels: Tensor | None, own: Tensor | None = None) -> Tensor:

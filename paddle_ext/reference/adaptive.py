@@ -12,15 +12,7 @@ from torch import Tensor
 
 from ..solution import Solution
 from .adapt import adapt, measures
-from .label_noise import (
-    MIXTURES,
-    NO_SCATTER,
-    STANDARD_ERROR,
-    Mixture,
-    allowance,
-    full_metric,
-    weigh_labels,
-)
+from .label_noise import MIXTURES, NO_SCATTER, STANDARD_ERROR, Mixture, full_metric, weigh_labels
 from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
@@ -53,39 +45,29 @@ class Judged(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """What labelled rows determine."""
+    """What labelled rows determine; the logits of a row are ``bias - sharpness / 2 distances``."""
 
     centre: Tensor  # [D]
     means: Tensor  # [K, D]
     shots: Tensor  # [K]
     metric: Tensor  # [D, D]
     sharpness: float
-    hubs: Tensor  # [K]
+    bias: Tensor  # [K]
     temper: float
     rows: int  # S
     variance: float = 0.0  # mean squared distance of a row to the mean of its class
 
-    def allowance(self, more: Tensor | float = 0.0) -> Tensor:
-        """What distances are multiplied by, with `more` rows in the prototypes, [K]."""
-        usual = self.rows / len(self.shots)
-        return allowance(self.shots + more, usual + more)
-
     def excess(self, more: Tensor | float = 0.0) -> Tensor:
-        """How much farther prototypes of few rows are, if rows are as long as expected, [K]."""
-        usual, r = self.rows / len(self.shots), self.allowance(more)
-        # Squared lengths of true class means; the centre errs by a part of each mean's error.
-        squares = ((self.means @ self.metric) * self.means).sum(-1)
-        length = (squares - (1 - 2 / len(squares)) * self.variance / self.shots).mean()
-        return (1 - r) * length + self.variance * (r / (self.shots + more) - 1 / (usual + more))
+        """How much farther prototypes of few rows are, with `more` rows; it is in the bias."""
+        usual = self.rows / len(self.shots)
+        return self.variance * (1 / (self.shots + more) - 1 / (usual + more))
 
     def distances(self, x: Tensor) -> Tensor:
         """Squared distances of rows in the coordinates to the class means, [N, K]."""
         return squared(x, self.means, self.metric)
 
-    def logits(self, x: Tensor, distances: Tensor, more: Tensor | float = 0.0) -> Tensor:
-        """Logits of rows in the coordinates from their distances to prototypes, [N, K]."""
-        nearer = distances - squared(x, torch.zeros_like(x[:1]), self.metric)
-        return self.hubs - self.sharpness / 2 * (self.allowance(more) * nearer - self.excess(more))
+    def logits(self, distances: Tensor) -> Tensor:
+        return self.bias - self.sharpness / 2 * distances
 
 
 def centred(x: Tensor, centre: Tensor) -> Tensor:
@@ -290,17 +272,17 @@ def likelihood(
     rows = choose_calibration_rows(x, labels, means, shots, full)
     plain = by_scale(rows, means)
     variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
-    allowed = allowance(shots, S / K)
+    excess = variance / shots - variance * K / S
     best, share = plain, 0.0
-    f, least = sharpness_of(allowed * plain.rows, rows.own)
+    f, least = sharpness_of(plain.rows - excess, rows.own)
     other = by_covariance(rows, means, off, plain) if full else plain
     for t in MIXTURES if full else ():
         mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, other, strict=True)))
-        f_mixed, objective = sharpness_of(allowed * mixed.rows, rows.own)
+        f_mixed, objective = sharpness_of(mixed.rows - excess, rows.own)
         if objective >= least + STANDARD_ERROR:
             break
         f, least, best, share = f_mixed, min(least, objective), mixed, t
-    bias = hubs(allowed * best.rows, rows, f)
+    bias = hubs(best.rows - excess, rows, f) + f / 2 * excess
     learned = Likelihood(centre, means, shots, best.metric, f, bias, 1.0, S, variance)
     if label_noise == 0.0 or K == 1:
         return learned
@@ -308,11 +290,14 @@ def likelihood(
     raw = full_metric(off, S - K, plain.metric)[0]
     before = Mixture(share, float(raw.trace() / other.metric.trace())) if full else None
     judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
-    judged = judges, label_noise, trusted
+    judged = judges, label_noise, variance, trusted
     noisy = weigh_labels(x, labels, plain.metric, before, *judged)
     if noisy is None:
         return learned
-    return learned._replace(**noisy._asdict())
+    learned = learned._replace(
+        means=noisy.means, shots=noisy.shots, metric=noisy.metric, sharpness=noisy.sharpness
+    )
+    return learned._replace(bias=noisy.hubs + noisy.sharpness / 2 * learned.excess())
 
 
 def posterior(
@@ -325,15 +310,17 @@ def posterior(
 ) -> Solution:
     """Classify queries [Q, D] of one task; `added` [Q, K] are further logits."""
     Q, K, S = len(query), len(known.shots), known.rows
-    z, more = centred(query, known.centre), 0.0 if added is None else added
+    z = centred(query, known.centre)
+    distances, more = known.distances(z), 0.0 if added is None else added
     weight = 2 * S / (2 * S + Q)
-    logits = known.logits(z, known.distances(z)) + more
+    logits = known.logits(distances) + more
     adapted = adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
     assert adapted.concentration is not None
     u, a = adapted.probabilities, adapted.concentration
     W = u.square() * Q / (Q + K)
     moved = moved_distances(z, known.means, known.shots, W, known.metric)
-    logits = (known.logits(z, moved, W.sum(0)) + more) * (1 - SOFTER / (1 + a / FEW))
+    moved = moved + known.excess() - known.excess(W.sum(0))
+    logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
     even, own = (x.to(u) for x in measures(torch.ones(K) if prior is None else prior, 1))
     m = own if adapted.prior_used else even
     counts = weight * u.sum(0)

@@ -266,7 +266,7 @@ def posterior_of_groups(
     Q, K, S, n = len(query), len(known.shots), known.rows, found.sizes
     z = centred(query, known.centre)
     weight = 2 * S / (2 * S + n)
-    logits = known.logits(z, known.distances(z)) + added
+    logits = known.logits(known.distances(z)) + added
     fit, used = shared(logits, found, weight, S, prior, max_iter, tol)
     a, rows, m = fit.a, found.of_row, fit.prior / fit.a.unsqueeze(-1)
 
@@ -286,11 +286,12 @@ def posterior_of_groups(
     fit.counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
     W = u.square() * Q / (Q + K)
     moved = moved_distances(z, known.means, known.shots, W, known.metric)
+    moved = moved + known.excess() - known.excess(W.sum(0))
     share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
     two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
     counts = fit.counts.sum(0)
     kept = 1 - two_classes * counts / (counts + known.shots)
-    after = known.logits(z, moved, W.sum(0)) + added
+    after = known.logits(moved) + added
     logits = after * share[rows].unsqueeze(-1)
 
     def log_others(counts: Tensor, u: Tensor) -> Tensor:

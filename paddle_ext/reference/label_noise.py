@@ -40,15 +40,6 @@ class Noisy(NamedTuple):
     hubs: Tensor  # [K]
 
 
-def allowance(shots: Tensor, usual: Tensor | float) -> Tensor:
-    """What squared distances to means of few rows are multiplied by.
-
-    A new row of a class is 1 + 1/n times as far from a mean of n rows as from the true mean, and
-    distances count as if all means were of the `usual` number of rows.
-    """
-    return (1 + 1 / usual) / (1 + 1 / shots)
-
-
 def full_metric(off: Tensor, rows: float, plain: Tensor) -> tuple[Tensor, Tensor]:
     """A = (sum of v v^T / l + 1)^-1 in the feature scale, and l, the mean squared length of v.
 
@@ -140,16 +131,16 @@ def mixture_of(
     full: Tensor,
     own: Tensor,
     weights: Tensor,
-    allowed: Tensor,
+    excess: Tensor,
     trusted: Tensor,
     rate: float | None,
 ) -> Mixture:
-    """The mixture of the distances [R, K] of the judges in the two metrics, times `allowed` [K]."""
+    """The mixture of the distances [R, K] of the judges in the two metrics."""
     near = [(d.gather(1, own.unsqueeze(1)).squeeze(1) * weights).sum() for d in (plain, full)]
     kappa = float((near[1] + TINY) / (near[0] + TINY))
-    best, t = sharpness_of(allowed * plain, own, trusted, rate)[2], 0.0
+    best, t = sharpness_of(plain - excess, own, trusted, rate)[2], 0.0
     for more in MIXTURES:
-        mixed = allowed * Mixture(more, kappa).of(plain, full)
+        mixed = Mixture(more, kappa).of(plain, full) - excess
         fit = sharpness_of(mixed, own, trusted, rate)[2]
         if fit <= best - STANDARD_ERROR:
             break
@@ -164,13 +155,15 @@ def weigh_labels(
     before: Mixture | None,
     judges: Tensor,
     label_noise: float | str,
+    variance: float,
     trusted: Tensor | None = None,
 ) -> Noisy | None:
     """Learn from rows [S, D] in the coordinates, some with wrong labels; None if all are right.
 
     `plain` [D, D] is the diagonal metric, `before` the mixture if all labels are right, None
     without a full metric. `judges` [R] are the indices of the rows that determine the sharpness and
-    the rate. The labels of `trusted` rows [S] are right.
+    the rate; `variance` is the mean squared distance of a row to the mean of its class. The labels
+    of `trusted` rows [S] are right.
     """
     S, K = len(x), int(labels.max()) + 1
     has_peers = labels.bincount()[labels] > 1
@@ -181,12 +174,12 @@ def weigh_labels(
     weights, mixture = x.new_ones(S), before or Mixture(0.0, 1.0)
     for step in range(3):
         means, mass, squares = weighted_means(x, labels, weights, K)
-        allowed = allowance(mass.square() / squares, S / K)
+        excess = variance * (squares / mass.square() - K / S)
         by_scale, by_full, A = distances(x, labels, weights, plain)
         if before and step:
             judged = by_scale[judges], by_full[judges], own, weights[judges]
-            mixture = mixture_of(*judged, allowed, trusted[judges], rate)
-        d = allowed * mixture.of(by_scale, by_full)
+            mixture = mixture_of(*judged, excess, trusted[judges], rate)
+        d = mixture.of(by_scale, by_full) - excess
         f, e, _ = sharpness_of(d[judges], own, trusted[judges], rate)
         p = (-f / 2 * d).softmax(-1)
         given = p.gather(1, labels.unsqueeze(1)).squeeze(1)

@@ -185,18 +185,17 @@ def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol
     share, factor = 1.0, 1.0
     if names.judges is not None:
         own = labels[names.judging]
-        x = centred(task.support[names.judging], known.centre)
-        d = known.distances(x)
+        d = known.distances(centred(task.support[names.judging], known.centre))
         place, n = torch.arange(len(own)), known.shots[own]
         d[place, own] = d[place, own] * (n + 1) / (n - 1).clamp(min=1)
-        logits, counts = known.logits(x, d), (n > 1).unsqueeze(1)
+        logits, counts = known.logits(d), (n > 1).unsqueeze(1)
         factor, misfit = fitted((logits + names.judges) * counts, own)
         for other, price in ((0.0, 2.0), (0.5, 1.0), (2.0, 1.0)):
             fit = fitted((logits + other * names.judges) * counts, own)
             if fit[1] + price < misfit:
                 factor, misfit, share = fit[0], fit[1] + price, other
         factor = min(factor, 1.0)
-    known = known._replace(sharpness=factor * known.sharpness, hubs=factor * known.hubs)
+    known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
     added = factor * share * names.query
     query, prior = task.query, task.prior
     if task.groups is None:

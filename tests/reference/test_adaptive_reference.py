@@ -155,19 +155,17 @@ def test_posterior_by_hand() -> None:
     shots, bias = torch.tensor([1.0, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
     known = Likelihood(0 * means[0], means, shots, torch.eye(2).double(), 4.0, bias, 0.7, rows=3)
     z = query / query.norm(dim=1, keepdim=True)
-    nearer = (1 + 1 / 1.5) / (1 + 1 / shots)  # all rows have the expected length, 1
-    logits = bias - 2 * nearer * (z.unsqueeze(1) - means).square().sum(-1)
+    logits = bias - 2 * (z.unsqueeze(1) - means).square().sum(-1)
     weight = 6 / (6 + 2)
     before = reference.adapt(logits, weight=weight)
     u, a = before.probabilities, float(before.concentration)
     counts = weight * u.sum(0)
     c = 1 - a / (1 + 2 * a) * counts / (counts + shots)
-    want, held = [], u.square().sum(0) / 2
-    nearer = (1 + 1 / (1.5 + held)) / (1 + 1 / (shots + held))
+    want = []
     for q, other in ((0, 1), (1, 0)):
         W = u[other].square() * 2 / (2 + 2)
         moved = (shots.unsqueeze(1) * means + W.unsqueeze(1) * z[other]) / (shots + W).unsqueeze(1)
-        after = bias - 2 * nearer * (z[q] - moved).square().sum(-1)
+        after = bias - 2 * (z[q] - moved).square().sum(-1)
         m = 1 - 0.7 / (1 + a / 0.02)
         want.append((0.7 * (m * after + torch.log(c * weight * u[other] + a))).softmax(-1))
     got = posterior(known, query, 100, 1e-3)

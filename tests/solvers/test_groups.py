@@ -478,8 +478,8 @@ def test_labelled_rows_tell_how_alike_rows_are(place: Place, alike: float, rows:
     within = squares / (20 * (rows - 1) + 18)
     r = min(max(1 - within / (known.variance + within * (1 - 1 / rows)), 0), 1)
     of_rows, of_means = (
-        known.logits(x, known.distances(x))
-        for x in (centred(x, known.centre) for x in (query.flatten(0, 1), query.mean(1)))
+        known.logits(known.distances(centred(x, known.centre)))
+        for x in (query.flatten(0, 1), query.mean(1))
     )
     added = torch.from_numpy(logits_by_hand(of_rows.numpy(), same.numpy(), r, 16)) - of_means
     want = posterior(known, query.mean(1), 15, 0.0, added).probabilities

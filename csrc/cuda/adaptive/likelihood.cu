@@ -21,14 +21,13 @@ struct LikelihoodPlan {
     bool by_rows = p.full && p.S < D, by_features = p.full && !by_rows;  // see common/adaptive.h
     int64_t N = by_rows ? p.S : J, M = p.S < D ? p.S : D;  // rows of `cross`, numbers of z
     int64_t F = p.full ? B : 0;                            // tasks with a full metric
-    float mean_shots = float(p.S) / float(p.K);
     // [B, J, D'] judged rows in the feature scale; unless by rows
     __half* judged = halves(by_rows ? 0 : B * J, D);
     // [B, J] judged rows with themselves; by rows [B, S] offsets
     float* of_rows = arena.take<float>(B * N);
     // [B, J, K] judged rows with means; by rows [B, S, K] offsets with means
     float* cross = arena.take<float>(B * N * K);
-    // [B, J, K] distances in the feature scale, see LeftOutDistances
+    // [B, J, K] distances in the feature scale, each row left out of its class
     float* base = by_rows ? arena.take<float>(B * J * K) : cross;
     // [B, K, K] by rows: means with means, the lower triangle
     float* means = arena.take<float>(by_rows ? B * K * K : 0);
@@ -41,6 +40,7 @@ struct LikelihoodPlan {
     float* solved = arena.take<float>(F * (J + class_rows()) * K);
     float* full = arena.take<float>(F * J * K);  // [B, J, K] distances in the full metric
     float* own = arena.take<float>(B * 2 * J);   // [B, 2, J] to the own class, in both metrics
+    float* excess = arena.take<float>(B * K);    // [B, K]    see excess_distance
     float* lengths = arena.take<float>(F * K);   // [B, K]    z of classes with themselves
     float* shrink = arena.take<float>(F);        // [B]       1 / kappa
     LabelledParams labelled = labelled_of<float>(p);
@@ -259,7 +259,7 @@ struct SolvedProducts : StoredProducts {
 
 // --- distances -----------------------------------------------------------------------------------
 
-// Squared distances of the judged rows, each left out of its class, times the allowance.
+// Squared distances of the judged rows, up to a constant per row, each left out of its class.
 struct LeftOutDistances {
     LikelihoodPlan plan;
     Judged judged;
@@ -292,6 +292,11 @@ struct LeftOutDistances {
         const double rows = fmax(double(count), 1.0);
         const float each = float(block_sum(variance, scratch) / rows);
         if (threadIdx.x == 0) floats(plan.p.variance)[task] = each;
+        for (int64_t k = threadIdx.x; k < plan.p.K; k += blockDim.x) {
+            plan.excess[task * plan.p.K + k] =
+                excess_distance(each, shots[k], float(plan.p.S) / float(plan.p.K));
+        }
+        __syncthreads();
         if (!plan.p.full) return;
         base = block_sum(base, scratch) / rows + kNoScatter;
         other = block_sum(other, scratch) / rows + kNoScatter;
@@ -315,8 +320,7 @@ struct LeftOutDistances {
         const int64_t K = plan.p.K, J = plan.J, at = (task * J + j) * K,
                       s = max(judged.row(task, j), 0);
         const float* const squares = floats(plan.p.squares, task * K);
-        const float* const all_shots = floats(plan.p.shots, task * K);
-        const float shots = all_shots[own];
+        const float shots = floats(plan.p.shots)[task * K + own];
         const float* const of_row = plan.cross + (by_rows ? (task * plan.p.S + s) * K : at);
         const auto cross = [&](int64_t k) {
             return by_rows ? of_means(task, own, k) + of_row[k] : of_row[k];
@@ -333,24 +337,20 @@ struct LeftOutDistances {
         const float length = full ? squared_length(plan.judges, task * J + j) : 0.0f;
         const float square = by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;
         const LeftOutRow<float> row(shots, square, along_own, scatter);
-        // The square of a mean in the full metric, and those of the row.
-        const auto of_class = [&](int64_t k) {
-            return unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
-        };
-        const float self = off + 2.0f * cross_own - squares[own];
-        const float self_full = full ? square + 2.0f * along_own + of_class(own) : 0.0f;
         __syncwarp();  // the base distances may replace the products
 #pragma unroll 2
         for (int64_t k = lane; k < K; k += 32) {
-            const float plain = self + squares[k] - 2.0f * cross(k);
-            const float rate = allowance(all_shots[k], plan.mean_shots);
+            const float plain = squares[k] - 2.0f * cross(k);
             if (full) {
+                const float of_class =
+                    unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
                 const float between =  // the means of the own class and of another
                     unit * solved[k] + (by_rows ? of_means(task, own, k) : 0.0f);
-                const float other = row.distance(of_class(k), between + along[k], along[k]);
-                plan.full[at + k] = rate * (k == own ? row.own : self_full + other);
+                const float to_own = row.own - (square + 2.0f * along_own + of_class);
+                plan.full[at + k] =
+                    k == own ? to_own : row.distance(of_class, between + along[k], along[k]);
             }
-            plan.base[at + k] = rate * (k == own ? left_out_rate(shots) * off : plain);
+            plan.base[at + k] = k == own ? plain + (left_out_rate(shots) - 1.0f) * off : plain;
         }
         if (lane != 0) return;
         plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
@@ -365,7 +365,7 @@ struct LeftOutDistances {
     }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float share) const {
-        return mixed(task, judge(task, i), k, share);
+        return mixed(task, judge(task, i), k, share) - plan.excess[task * plan.p.K + k];
     }
 
     // What depends on the mixture.
@@ -379,25 +379,16 @@ struct LeftOutDistances {
             projected = plan.by_rows ? -part / plan.factor.scatter[task] : part;
         }
         const float* const drawn = floats(plan.calibrate.drawn, task * K);
-        const float* const shots = floats(plan.p.shots, task * K);
-        const float variance = floats(plan.p.variance)[task];
-        float* const squares = floats(plan.p.squares, task * K);
-        double mean = 0, length = 0;
-        for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
-            const float more = plan.p.full ? projected * plan.lengths[task * K + k] : 0.0f;
-            squares[k] = plain * squares[k] + more;
-            mean += double(drawn[k]);
-            length += double(length_term(squares[k], variance, shots[k], K));
-        }
+        double mean = 0;
+        for (int64_t k = threadIdx.x; k < K; k += blockDim.x) mean += double(drawn[k]);
         mean = block_sum(mean, scratch) / double(K);
-        length = block_sum(length, scratch) / double(K);
         const float rows = float(plan.labelled.count[task]) / float(K);
         for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
-            const float hub = hub_bias(drawn[k], float(mean), rows);
-            const float usual = plan.mean_shots, rate = allowance(shots[k], usual),
-                        excess = excess_distance(variance, float(length), shots[k], usual);
+            float& square = floats(plan.p.squares)[task * K + k];
+            if (plan.p.full) square = plain * square + projected * plan.lengths[task * K + k];
             floats(plan.p.bias)[task * K + k] =
-                hub - 0.5f * sharpness * (rate * squares[k] - excess);
+                hub_bias(drawn[k], float(mean), rows) -
+                0.5f * sharpness * (square - plan.excess[task * K + k]);
         }
         for (int64_t at = threadIdx.x; plan.p.every && at < plan.p.S * K; at += blockDim.x) {
             floats(plan.p.left_out)[task * plan.p.S * K + at] = mixed(task, at / K, at % K, share);

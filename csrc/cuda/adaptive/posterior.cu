@@ -68,7 +68,7 @@ struct Step {
     const float* proportions = floats(p.proportions, task* K);
     const float* measure = chosen_measure<float>(p, task);  // null: 1 for all classes
     float sharpness = floats(p.sharpness)[task], prior = floats(p.concentration)[task];
-    float variance = floats(p.variance)[shared], mean_shots = float(p.mean_shots), length = 0;
+    float variance = floats(p.variance)[shared], mean_shots = float(p.mean_shots);
     float share = absorb_share(prior), count = total_count(p.weight, Q, K, prior);
     float two_classes = chance_of_two_classes(prior, K);
     float weight = float(p.weight), trust = float(trust_of(Q, K)), temper = float(p.temper);
@@ -77,17 +77,15 @@ struct Step {
 
 // A class, as needed by the rows of all queries.
 struct StepClass {
-    float shots, square, mass, total, prior, constant, sharpness;
+    float shots, square, mass, total, prior, constant;
 
     __device__ StepClass() {}
     __device__ StepClass(const Step& s, int64_t k)
         : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]),
           prior(s.measure == nullptr ? s.prior : s.prior * s.measure[k]) {
-        const float usual = mass + (s.mean_shots - shots), rate = allowance(shots, s.mean_shots);
-        const float early = excess_distance(s.variance, s.length, shots, s.mean_shots);
-        const float late = excess_distance(s.variance, s.length, mass, usual);
-        const float hub = s.bias[k] + 0.5f * s.sharpness * (rate * s.squares[k] - early + late);
-        sharpness = s.sharpness * allowance(mass, usual);
+        const float early = excess_distance(s.variance, shots, s.mean_shots);
+        const float late = excess_distance(s.variance, mass, mass + (s.mean_shots - shots));
+        const float hub = s.bias[k] + 0.5f * s.sharpness * (s.squares[k] - early + late);
         const float before = fmaxf(s.proportions[k] * s.count - prior, 0.0f);
         const float kept = kept_share(before, shots, s.two_classes);
         constant = s.share * hub + logf(kept);
@@ -98,7 +96,7 @@ struct StepClass {
     __device__ float logit(const Step& s, int64_t at, float own) const {
         const float u = s.given[at], w = query_weight(u, s.trust);
         const float half = half_distance(w, shots * s.cross[at], s.inner[at], own, square, mass);
-        float z = sharpness * half;
+        float z = s.sharpness * half;
         if (s.added != nullptr) z += s.added[at];
         return s.temper * (s.share * z + constant + logf(fmaxf(total - s.weight * u, prior)));
     }
@@ -293,13 +291,7 @@ __device__ void write_shares(const Step& s, const float* u, const int64_t* label
 
 template <int kHeld>
 __global__ void __launch_bounds__(kThreads) absorb_kernel(PosteriorPlan plan) {
-    __shared__ double scratch[kWarps];
-    Step s{plan, blockIdx.x};
-    double length = 0;
-    for (int64_t k = threadIdx.x; k < s.K; k += kThreads) {
-        length += double(length_term(s.squares[k], s.variance, s.shots[k], s.K));
-    }
-    s.length = float(block_sum(length, scratch) / double(s.K));
+    const Step s{plan, blockIdx.x};
     for (int64_t tile = 0; inner_tiles(plan) <= kFewTiles && tile < inner_tiles(plan); ++tile) {
         find_inner(plan, s.task, tile);
     }
@@ -349,8 +341,7 @@ struct ScaledProducts : RowProducts {
     }
 
     __device__ float logit(int64_t task, int64_t at, int64_t k, float cross) const {
-        const float shots = floats(plan.p.shots)[likelihood_of(plan.p, task) * plan.K + k];
-        const float f = floats(plan.p.sharpness)[task] * allowance(shots, float(plan.p.mean_shots)),
+        const float f = floats(plan.p.sharpness)[task],
                     bias = floats(plan.p.bias)[task * plan.K + k];
         const float* const added = floats(plan.p.added);
         return fmaf(f, cross, bias) + (added == nullptr ? 0.0f : added[at * plan.K + k]);

@@ -16,14 +16,14 @@ struct Absorb {
     const float *square = floats(p.square), *mass = floats(p.mass), *constant = floats(p.constant);
     const float *count_share = floats(p.count_share), *prior_share = floats(p.prior_share);
     const float *weights = floats(p.weights), *added = floats(p.added);
-    const float* sharpness = floats(p.sharpness);
-    float share = float(p.share), trust = float(p.trust), temper = float(p.temper);
+    float sharper = float(p.sharper), share = float(p.share);
+    float trust = float(p.trust), temper = float(p.temper);
 
     // The new logit, from the previous probability u and the product of the row with the sum; `at`
     // is [row, k] of `added`.
     __device__ float after(int64_t k, float u, float all, float own, int64_t at) const {
         const float w = query_weight(u, trust);
-        const float z = sharpness[k] * half_distance(w, 0.0f, all, own, square[k], mass[k]);
+        const float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
         const float left = logf(fmaxf(1.0f - count_share[k] * u, prior_share[k]));
         return temper * (z + constant[k] + (added == nullptr ? 0.0f : share * added[at]) + left);
     }
