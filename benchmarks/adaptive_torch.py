@@ -295,8 +295,12 @@ def one_shot_scale(means: Tensor) -> Tensor:
 
 
 def excess(variance: Tensor | float, shots: Tensor, mean_shots: Tensor | float) -> Tensor:
-    """How much farther means of few rows are, [B, K]."""
-    return variance / shots - variance / mean_shots
+    """How much farther means of few rows seem, [B, K]."""
+    few, usual = (
+        variance / n * (1 + 2 / shots.shape[-1] * (1 - variance + variance / n))
+        for n in (shots, mean_shots)
+    )
+    return few - usual
 
 
 def one_shot(means: Tensor, query: Tensor) -> Model:

@@ -122,17 +122,19 @@ PADDLE_EXT_HD Real left_out_rate(Real shots) {
     return (n + 1) / (n - 1);
 }
 
-// A mean of n rows misses the true mean of its class by variance / n in squared distance, on
-// average, and queries of the class are that much farther from it. Returns how much more this is
-// than for a class of mean_shots rows.
+// A mean of n rows misses the true mean of its class by variance / n in squared distance, and queries
+// are that much farther from it. Its rows are in the centre of K means, so nearer to it than queries,
+// by 2 / K of this, and their mean, of square 1 - variance + variance / n, longer once scaled.
 template <typename Real>
-PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real mean_shots) {
-    return variance / (shots > 1 ? shots : Real(1)) -
-           variance / (mean_shots > 1 ? mean_shots : Real(1));
+PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real mean_shots, int64_t K) {
+    const auto farther = [&](Real n) {
+        const Real miss = variance / (n > 1 ? n : Real(1)), known = 1 - variance;
+        return miss * (1 + Real(2) / Real(K) * ((known > 0 ? known : Real(0)) + miss));
+    };
+    return farther(shots) - farther(mean_shots);
 }
 
-// An estimate of the variance within a class from one of its rows, whose squared distance to the
-// mean of all of them is `square`.
+// The variance within a class, estimated by the squared distance of one of its rows to their mean.
 template <typename Real>
 PADDLE_EXT_HD Real variance_by(Real square, Real shots) {
     const Real n = shots > 2 ? shots : Real(2);
@@ -196,8 +198,7 @@ struct LeftOutRow {
     }
 };
 
-// A class that attracts more rows of other classes than average gets a lower bias; `rows` per
-// class.
+// Classes that attract more rows of others than average get a lower bias; `rows` per class.
 template <typename Real>
 PADDLE_EXT_HD Real hub_bias(Real drawn, Real mean, Real rows) {
     return -log1p((drawn - mean) / (rows + 1));

@@ -118,7 +118,7 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
     const T variance = T(sum / double(std::max(s.count, int64_t(1))));
     reals<T>(s.p.variance)[s.task] = variance;
     for (int64_t k = 0; k < K; ++k) {
-        s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K));
+        s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K), K);
     }
 }
 

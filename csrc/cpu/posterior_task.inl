@@ -169,8 +169,8 @@ static void absorb_step(const PosteriorScratch<T>& s) {
         }
     }
     for (int64_t k = 0; k < K; ++k) {
-        const T early = excess_distance(variance, shots[k], mean_shots);
-        const T late = excess_distance(variance, mass[k], mass[k] + (mean_shots - shots[k]));
+        const T early = excess_distance(variance, shots[k], mean_shots, K);
+        const T late = excess_distance(variance, mass[k], mass[k] + (mean_shots - shots[k]), K);
         constant[k] = (bias[k] + f / 2 * (squares[k] - early + late)) * share;
         prior[k] = measure == nullptr ? a : a * measure[k];
         const T before = std::max(proportions[k] * count - prior[k], T(0));

@@ -143,13 +143,21 @@ class Likelihood:
         return self.rows / self.bias.shape[-1]
 
     def excess(self, more: Tensor | float = 0.0) -> Tensor:
-        """How much farther prototypes are because they have few rows, [L, K].
+        """How much farther prototypes seem because they have few rows, [L, K].
 
-        The mean of n rows is variance / n from the mean of its class, in squared distance; this is
-        relative to classes of `mean_shots` rows. `more` [1, K] is the weight of further rows.
+        The mean of n rows is v / n from the mean of its class, in squared distance, with v the
+        variance. As its rows are in the centre of K means, they are nearer to it than queries, by
+        2 / K of this, so that their mean, whose square is 1 - v + v / n, is too long once all are
+        unit-norm. `more` [1, K] is the weight of further rows; it is all relative to classes of
+        `mean_shots` rows.
         """
-        v, few = self.variance.unsqueeze(-1), self.shots.clamp(min=1)
-        return v / (few + more) - v / (more + max(self.mean_shots, 1.0))
+        v = self.variance.unsqueeze(-1)
+        known, part = (1 - v).clamp(min=0), 2 / self.shots.shape[-1]
+        few, usual = (
+            v / n * (1 + part * (known + v / n))
+            for n in (self.shots.clamp(min=1) + more, more + max(self.mean_shots, 1.0))
+        )
+        return few - usual
 
     def constant_with(self, more: Tensor) -> Tensor:
         """The bias without the square of the prototype, [L, K], with `more` rows added."""

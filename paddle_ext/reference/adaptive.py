@@ -12,7 +12,15 @@ from torch import Tensor
 
 from ..solution import Solution
 from .adapt import adapt, measures
-from .label_noise import MIXTURES, NO_SCATTER, STANDARD_ERROR, Mixture, full_metric, weigh_labels
+from .label_noise import (
+    MIXTURES,
+    NO_SCATTER,
+    STANDARD_ERROR,
+    Mixture,
+    excess_of,
+    full_metric,
+    weigh_labels,
+)
 from .paddle import batched, computing_dtype, unit_rows
 
 SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
@@ -60,7 +68,7 @@ class Likelihood(NamedTuple):
     def excess(self, more: Tensor | float = 0.0) -> Tensor:
         """How much farther prototypes of few rows are, with `more` rows; it is in the bias."""
         usual = self.rows / len(self.shots)
-        return self.variance * (1 / (self.shots + more) - 1 / (usual + more))
+        return excess_of(self.variance, self.shots + more, usual + more)
 
     def distances(self, x: Tensor) -> Tensor:
         """Squared distances of rows in the coordinates to the class means, [N, K]."""
@@ -272,7 +280,7 @@ def likelihood(
     rows = choose_calibration_rows(x, labels, means, shots, full)
     plain = by_scale(rows, means)
     variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
-    excess = variance / shots - variance * K / S
+    excess = excess_of(variance, shots, S / K)
     best, share = plain, 0.0
     f, least = sharpness_of(plain.rows - excess, rows.own)
     other = by_covariance(rows, means, off, plain) if full else plain

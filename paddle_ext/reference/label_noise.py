@@ -40,6 +40,20 @@ class Noisy(NamedTuple):
     hubs: Tensor  # [K]
 
 
+def excess_of(variance: float, shots: Tensor, usual: Tensor | float) -> Tensor:
+    """How much farther means of `shots` [K] rows seem than means of the `usual` number.
+
+    A mean of n rows is V / n from the true mean, in squared distance. As its rows are in the centre
+    of K means, they are nearer to it than queries, by 2 / K of this, so that their mean, whose
+    square is 1 - V + V / n, is too long once all are unit-norm.
+    """
+    known, part = max(1 - variance, 0.0), 2 / len(shots)
+    few, many = (
+        variance / n * (1 + part * (known + variance / n)) for n in (shots, torch.as_tensor(usual))
+    )
+    return few - many
+
+
 def full_metric(off: Tensor, rows: float, plain: Tensor) -> tuple[Tensor, Tensor]:
     """A = (sum of v v^T / l + 1)^-1 in the feature scale, and l, the mean squared length of v.
 
@@ -174,7 +188,7 @@ def weigh_labels(
     weights, mixture = x.new_ones(S), before or Mixture(0.0, 1.0)
     for step in range(3):
         means, mass, squares = weighted_means(x, labels, weights, K)
-        excess = variance * (squares / mass.square() - K / S)
+        excess = excess_of(variance, mass.square() / squares, S / K)
         by_scale, by_full, A = distances(x, labels, weights, plain)
         if before and step:
             judged = by_scale[judges], by_full[judges], own, weights[judges]

@@ -137,7 +137,8 @@ def test_weights_move_class_means(shots: int) -> None:
     torch.testing.assert_close(found.squares[0], squares)
     moved = found.bias - likelihood.bias
     half = likelihood.sharpness / 2
-    nearer = found.excess() - likelihood.excess()  # one row is farther than `shots`, by v
-    variance = likelihood.variance * (1 - 1 / shots)
-    torch.testing.assert_close(nearer[0], variance * torch.tensor([0.0, 1.0, 0.0]).double())
+    v = float(likelihood.variance)
+    one, many = (v / n * (1 + 2 / 3 * (max(1 - v, 0) + v / n)) for n in (1, shots))
+    nearer = found.excess() - likelihood.excess()  # one row is farther than `shots`
+    torch.testing.assert_close(nearer[0], torch.tensor([0.0, one - many, 0.0]).double())
     torch.testing.assert_close(moved, (likelihood.squares - found.squares + nearer) * half)

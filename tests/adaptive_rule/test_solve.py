@@ -259,6 +259,23 @@ def test_nothing_to_tell_apart() -> None:
         torch.testing.assert_close(found.probabilities.sum(1), torch.ones(5))
 
 
+def test_one_row_next_to_twenty() -> None:
+    """Of two classes, one with twenty labelled rows takes nothing from one with a single row."""
+    right = []
+    for seed in range(5):
+        random = torch.Generator().manual_seed(seed)
+        centres = torch.randn(2, 64, generator=random) + 2 * torch.randn(64, generator=random)
+        labels = torch.arange(2).repeat_interleave(torch.tensor([20, 1]))
+        truth = torch.arange(2).repeat(40)
+        support, query = (
+            centres[own] + 1.5 * torch.randn(len(own), 64, generator=random)
+            for own in (labels, truth)
+        )
+        found = paddle_ext.adaptive(support, labels, query).labels
+        right.append(float((found == truth).double().mean()))
+    assert min(right) > 0.95
+
+
 # --- many classes ---------------------------------------------------------------------------------
 
 

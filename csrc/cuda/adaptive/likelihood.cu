@@ -294,7 +294,7 @@ struct LeftOutDistances {
         if (threadIdx.x == 0) floats(plan.p.variance)[task] = each;
         for (int64_t k = threadIdx.x; k < plan.p.K; k += blockDim.x) {
             plan.excess[task * plan.p.K + k] =
-                excess_distance(each, shots[k], float(plan.p.S) / float(plan.p.K));
+                excess_distance(each, shots[k], float(plan.p.S) / float(plan.p.K), plan.p.K);
         }
         __syncthreads();
         if (!plan.p.full) return;

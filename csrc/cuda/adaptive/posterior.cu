@@ -83,8 +83,8 @@ struct StepClass {
     __device__ StepClass(const Step& s, int64_t k)
         : shots(s.shots[k]), square(s.square[k]), mass(s.mass[k]),
           prior(s.measure == nullptr ? s.prior : s.prior * s.measure[k]) {
-        const float early = excess_distance(s.variance, shots, s.mean_shots);
-        const float late = excess_distance(s.variance, mass, mass + (s.mean_shots - shots));
+        const float early = excess_distance(s.variance, shots, s.mean_shots, s.K);
+        const float late = excess_distance(s.variance, mass, mass + (s.mean_shots - shots), s.K);
         const float hub = s.bias[k] + 0.5f * s.sharpness * (s.squares[k] - early + late);
         const float before = fmaxf(s.proportions[k] * s.count - prior, 0.0f);
         const float kept = kept_share(before, shots, s.two_classes);
