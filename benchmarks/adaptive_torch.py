@@ -296,10 +296,8 @@ def one_shot_scale(means: Tensor) -> Tensor:
 
 def excess(variance: Tensor | float, shots: Tensor, mean_shots: Tensor | float) -> Tensor:
     """How much farther means of few rows seem, [B, K]."""
-    few, usual = (
-        variance / n * (1 + 2 / shots.shape[-1] * (1 - variance + variance / n))
-        for n in (shots, mean_shots)
-    )
+    known, part = torch.as_tensor(1 - variance).clamp(min=0), 2 / shots.shape[-1]
+    few, usual = (variance / n * (1 + part * (known + variance / n)) for n in (shots, mean_shots))
     return few - usual
 
 

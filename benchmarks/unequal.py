@@ -2,7 +2,8 @@
 classes with the fewest rows.
 
 Twenty classes, five of them or all present, 75 queries. "1, 5" means that half of the classes have
-one labelled row and half five; "16/i" that class i has 16/i, at least one.
+one labelled row and half five; "16/i" that class i has 16/i, at least one; "20, 1 .." that one has
+twenty and all others one.
 """
 
 from __future__ import annotations
@@ -20,15 +21,9 @@ from paddle_ext import FeatureBank, methods
 
 EXAMPLES = """\
   python benchmarks/unequal.py pets_vitb32.npz flowers102_efflite0.npz --n-tasks 20
+  python benchmarks/unequal.py pets_vitb32.npz agnews_minilm.npz --classes 2
 """
-CLASSES, QUERIES, FEW = 20, 75, 5
-PATTERNS = {
-    "5": [5] * CLASSES,
-    "2, 8": [2, 8] * (CLASSES // 2),
-    "1, 5": [1, 5] * (CLASSES // 2),
-    "1, 15": [1, 15] * (CLASSES // 2),
-    "16/i": [max(1, 16 // i) for i in range(1, CLASSES + 1)],
-}
+QUERIES, FEW = 75, 5
 
 
 def options() -> argparse.Namespace:
@@ -36,8 +31,21 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "banks", nargs="+", metavar="BANK", help="a file of features, or FILE:SPLIT"
     )
+    parser.add_argument("--classes", type=int, default=20, help="an even number (default: 20)")
     parser.add_argument("--n-tasks", type=int, default=20, help="per setting (default: 20)")
     return parser.parse_args()
+
+
+def patterns(K: int) -> dict[str, list[int]]:
+    """Labelled rows of each class."""
+    return {
+        "5": [5] * K,
+        "2, 8": [2, 8] * (K // 2),
+        "1, 5": [1, 5] * (K // 2),
+        "1, 15": [1, 15] * (K // 2),
+        "16/i": [max(1, 16 // i) for i in range(1, K + 1)],
+        "20, 1 ..": [20] + [1] * (K - 1),
+    }
 
 
 def draw(
@@ -45,7 +53,9 @@ def draw(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Labelled rows, their labels, queries and their classes."""
     random = torch.Generator().manual_seed(seed)
-    classes = torch.randperm(bank.num_classes, generator=random)[:CLASSES]
+    order = torch.randperm(bank.num_classes, generator=random)
+    rows = bank.labels[bank.labels >= 0].bincount(minlength=bank.num_classes)
+    classes = order[rows[order] > max(shots)][: len(shots)]
     there = set(torch.randperm(len(classes), generator=random)[:present].tolist())
     known, rest, truth = [], [], []
     for k, c in enumerate(classes):
@@ -75,11 +85,13 @@ def predicted(name: str, support: Tensor, labels: Tensor, query: Tensor) -> Tens
 def main() -> None:
     given = options()
     harness.start(given)
+    K = given.classes
+    counts = sorted({min(FEW, K), K})
     names = ("adaptive", "logistic regression", "simpleshot", "alpha_tim", "paddle")
     table: list[dict[str, Any]] = []
     for label, bank in map(load, given.banks):
-        for pattern, shots in PATTERNS.items():
-            for present in (FEW, CLASSES):
+        for pattern, shots in patterns(K).items():
+            for present in counts:
                 harness.progress(f"{label}: {pattern}, {present}")
                 right: dict[str, list[Tensor]] = {name: [] for name in names}
                 scarce = []
@@ -95,8 +107,8 @@ def main() -> None:
                     row[f"{name}, few"] = 100 * float(found[torch.cat(scarce)].mean())
                 table.append(row)
     harness.progress("")
-    for pattern in PATTERNS:
-        for present in (FEW, CLASSES):
+    for pattern in patterns(K):
+        for present in counts:
             rows = [row for row in table if (row["rows"], row["present"]) == (pattern, present)]
             mean = {k: sum(row[k] for row in rows) / len(rows) for k in list(rows[0])[3:]}
             table.append({"bank": "mean", "rows": pattern, "present": present, **mean})
