@@ -1,0 +1,1 @@
+"""The laboratory: tasks, banks, rules and baselines that `benchmarks/panel.py` compares."""
