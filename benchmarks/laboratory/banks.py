@@ -28,6 +28,7 @@ class Bank:
     group: Tensor | None = None  # [N] rows that belong together
     site: Tensor | None = None  # [N] what labelled rows and batches must not share
     text: Tensor | None = None  # [K, D] embeddings of the class names
+    table: bool = False  # standardised columns, not embeddings
 
     @property
     def class_sizes(self) -> np.ndarray:
@@ -92,6 +93,7 @@ def load(path: Path, entry: dict[str, Any]) -> Bank:
         group=integers("group"),
         site=integers(entry.get("site", "group")),
         text=None if text is None else torch.from_numpy(text.astype(np.float32)),
+        table="table" in entry or entry.get("standardise", False),
     )
 
 

@@ -541,7 +541,7 @@ def log_of(probabilities: Tensor) -> Tensor:
 
 
 def summed_over_groups(probabilities: Tensor, groups: Tensor) -> Tensor:
-    """One answer for a group of queries that are of the same class, as probabilities of each.
+    """One prediction for a group of queries that are of the same class, as probabilities of each.
 
     Log-probabilities [B, Q, K] are summed over the queries of a group, as if they were independent;
     groups [B, Q] are integers.
@@ -586,10 +586,9 @@ def device_of_paddle_ext(device: torch.device) -> torch.device:
 
 def from_methods(name: str) -> Rule:
     """A method of `paddle_ext.methods` with its default options, such as "tim"."""
-    method = paddle_ext.methods.create(name)
 
     def predicted(tasks: Tasks) -> Tensor:
-        prediction = method.predict(
+        prediction = paddle_ext.methods.create(name).predict(
             tasks.support, tasks.labels, tasks.query, num_classes=tasks.num_classes
         )
         return prediction.probabilities.float()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ def stacked(bank: Bank, draws: list[Draw]) -> Tasks:
         query=rows(np.stack([draw.queries for draw in draws])),
         truth=torch.from_numpy(np.stack([draw.truth for draw in draws])),
         num_classes=int(labels.max()) + 1,
+        table=bank.table,
     )
 
 
@@ -139,18 +140,26 @@ def equal_sizes(bank: Bank, draws: list[Draw]) -> list[Tasks]:
 
 
 def pattern_draw(
-    bank: Bank, shots: list[int], present: int, random: Random, queries: int = QUERIES
+    bank: Bank,
+    shots: list[int],
+    present: int,
+    random: Random,
+    queries: int = QUERIES,
+    most: int | None = None,
 ) -> Draw:
-    """So many labelled rows of each class, and queries of `present` of the classes."""
+    """So many labelled rows of each class, and queries of `present` of the classes.
+
+    The first `most` rows of every class are never queries; by default the largest of the shots.
+    """
+    most = max(shots) if most is None else most
     K = len(shots)
-    classes = random.choice(classes_with(bank, max(shots) + 8), K, replace=False)
+    classes = random.choice(classes_with(bank, most + 8), K, replace=False)
     pools = rows_by_class(bank, classes, random)
     shots_of_class = random.permutation(shots)
     frequency = np.zeros(K)
     frequency[random.choice(K, present, replace=False)] = 1
     labelled = [pool[:n] for pool, n in zip(pools, shots_of_class, strict=True)]
-    # The same queries however many rows are labelled: only rows that no pattern labels.
-    batch = pick([pool[max(shots) :] for pool in pools], frequency, queries, random)
+    batch = pick([pool[most:] for pool in pools], frequency, queries, random)
     labels = np.repeat(np.arange(K), shots_of_class)
     return Draw(np.concatenate(labelled), labels, batch.queries, batch.truth)
 
@@ -173,12 +182,14 @@ def patterns(bank: Bank, n_tasks: int) -> Iterator[Cell]:
     """Many labels of some classes and one of the others, independent of what the batch holds."""
     for pattern, shots in PATTERNS.items():
         K = len(shots)
-        if len(classes_with(bank, max(shots) + 8)) < K:
+        # Patterns of so many classes have the same queries: only rows that none of them labels.
+        most = max(max(other) for other in PATTERNS.values() if len(other) == K)
+        if len(classes_with(bank, most + 8)) < K:
             continue
         for present in sorted({2, K // 2, K} - {1}):
             situation = f"{pattern}; {present} present"
             draws = [
-                pattern_draw(bank, shots, present, random_of("pattern", K, present, t))
+                pattern_draw(bank, shots, present, random_of("pattern", K, present, t), most=most)
                 for t in range(n_tasks)
             ]
             yield Cell("patterns", situation, bank.name, equal_sizes(bank, draws))
@@ -263,6 +274,8 @@ def real_group_task(
         labelled.append(rows[:shots])
     known = np.concatenate(labelled)
     in_batch = ~in_first_half if elsewhere else np.ones(len(labels), dtype=bool)
+    if elsewhere:  # the sites of classes of few sites
+        in_batch &= ~np.isin(site, site[known])
     in_batch[known] = False
     in_batch &= np.isin(labels, classes)
     queries = whole_groups(group, np.flatnonzero(in_batch), 600, random)
@@ -286,12 +299,8 @@ def whole_groups(group: np.ndarray, rows: np.ndarray, count: int, random: Random
 
 def with_groups(tasks: Tasks, of_labelled: np.ndarray, of_queries: np.ndarray) -> Tasks:
     """One task with its groups."""
-    return Tasks(
-        support=tasks.support,
-        labels=tasks.labels,
-        query=tasks.query,
-        truth=tasks.truth,
-        num_classes=tasks.num_classes,
+    return replace(
+        tasks,
         support_groups=torch.from_numpy(of_labelled.astype(np.int64))[None],
         query_groups=torch.from_numpy(of_queries.astype(np.int64))[None],
     )
@@ -434,7 +443,8 @@ def noise(n_tasks: int) -> Iterator[Cell]:
             query = torch.from_numpy(random.standard_normal((MANY_QUERIES, 20))).float()
             truth = torch.from_numpy(random.integers(K, size=MANY_QUERIES))
             labels = torch.arange(K).repeat_interleave(shots)
-            draws.append(Tasks(support[None], labels[None], query[None], truth[None], K))
+            tasks = Tasks(support[None], labels[None], query[None], truth[None], K, table=True)
+            draws.append(tasks)
         yield Cell("noise", f"{K} classes, {shots} labels a class", "random numbers", draws)
 
 
@@ -463,14 +473,7 @@ def with_names(bank: Bank, draw: Draw) -> Tasks:
     tasks = stacked(bank, [draw])
     first_row = [int(np.flatnonzero(draw.labels == k)[0]) for k in range(tasks.num_classes)]
     classes = bank.labels[torch.from_numpy(draw.labelled[first_row])]
-    return Tasks(
-        support=tasks.support,
-        labels=tasks.labels,
-        query=tasks.query,
-        truth=tasks.truth,
-        num_classes=tasks.num_classes,
-        names=bank.text[classes][None],
-    )
+    return replace(tasks, names=bank.text[classes][None])
 
 
 Protocol = Callable[[Bank, int], Iterator[Cell]]

@@ -22,6 +22,7 @@ class Tasks:
     support_groups: Tensor | None = None  # [B, S] integers: which labelled rows belong together
     query_groups: Tensor | None = None  # [B, Q] integers: which queries belong together
     names: Tensor | None = None  # [B, K, D] embeddings of the class names
+    table: bool = False  # standardised columns, where the length of a row means something
 
     def __len__(self) -> int:
         return len(self.support)

@@ -1,0 +1,699 @@
+"""The proposed rule, in batched torch: from labelled rows and a batch to probabilities.
+
+One model: the mean of class k is drawn from N(0, psi W) and its rows from N(mean, W), where W is
+the covariance inside classes. A labelled row is a row whose class is known; a query is a row whose
+class is not. Everything else follows from the predictive density of a row, given the rows that a
+class has so far, with two corrections for features that are not Gaussian: one factor on all
+distances (the sharpness) and one bias for each class (hubs), both from labelled rows left out.
+
+Letters: B tasks, S labelled rows, Q queries, K classes, D features, G groups, F folds. n_k is the
+number of rows of class k. Numbers in parentheses are the equations of docs/proposed.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .tasks import Tasks
+
+# A priori, before any row is left out.
+SHARPNESS = 40.0
+SPREAD = math.log(2.0)  # of the logarithm of the sharpness
+VARIANCE_INSIDE = 0.65  # part of the squared length of a row that varies inside its class
+PRIOR_ROWS = 10.0  # what a priori variances weigh, in labelled rows
+
+DETERMINANT = 0.5  # part of the log-determinant by which classes with few labels are less likely
+MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the feature weights and the full metric
+STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
+ROUNDS = 3
+FOLDS = 10  # of labelled groups
+CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows share their class
+
+# How finely it is computed.
+NEWTON_STEPS, LONGEST_STEP, ARRIVED = 20, 1.5, 1e-3
+PROPORTION_STEPS, STEADY = 60, 0.02
+MIXTURE_STEPS = 20
+LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of the sharpness
+LEAST, MOST = 1e-4, 1e4  # of a concentration
+TINY = 1e-30
+
+
+# --- rows and metric ------------------------------------------------------------------------------
+
+
+def unit(rows: Tensor) -> Tensor:
+    return F.normalize(rows, dim=-1)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Labelled rows in the coordinates (1)."""
+
+    rows: Tensor  # [B, S, D]
+    labels: Tensor  # [B, S]
+    members: Tensor  # [B, S, K] one-hot labels; a row that is left out has zeros
+    counts: Tensor  # [B, K] n_k
+
+    @property
+    def counts_of_rows(self) -> Tensor:
+        """n of the class of each row, [B, S]."""
+        return self.counts.gather(1, self.labels)
+
+    @property
+    def means(self) -> Tensor:
+        """Class means, [B, K, D]; zero for a class without rows."""
+        return (self.members.mT @ self.rows) / self.counts.clamp(min=1).unsqueeze(-1)
+
+    @property
+    def weights(self) -> Tensor:
+        """1 for rows that show variance inside their class, [B, S]: others of it are there, too."""
+        return self.members.sum(-1) * (self.counts_of_rows >= 2)
+
+    @property
+    def degrees(self) -> Tensor:
+        """Degrees of freedom of a variance that is estimated from these rows, [B, 1]."""
+        n = self.counts_of_rows.clamp(min=1)
+        return (self.weights * (n - 1) / n).sum(1, keepdim=True)
+
+
+def coordinates(tasks: Tasks) -> tuple[Labelled, Tensor]:
+    """(1) Unit-norm rows, minus the mean of the class means, unit-norm again."""
+    members = F.one_hot(tasks.labels, tasks.num_classes).double()
+    counts = members.sum(1)
+    support, query = unit(tasks.support.double()), unit(tasks.query.double())
+    centre = ((members.mT @ support) / counts.unsqueeze(-1)).mean(1, keepdim=True)
+    labelled = Labelled(unit(support - centre), tasks.labels, members, counts)
+    return labelled, unit(query - centre)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as the metric sees them."""
+
+    scaled: Tensor  # [B, N, D] times the root of the feature weights
+    projected: Tensor  # [B, N, S] onto the offsets of the labelled rows
+
+    def products(self, other: Rows) -> tuple[Tensor, Tensor]:
+        """Products in the feature weights and in the full metric, [B, N, M] each."""
+        plain = self.scaled @ other.scaled.mT
+        return plain, plain - self.projected @ other.projected.mT
+
+    def squares(self) -> tuple[Tensor, Tensor]:
+        """The same of each row with itself, [B, N]."""
+        plain = self.scaled.square().sum(-1)
+        return plain, plain - self.projected.square().sum(-1)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Feature weights (2), and the full metric (3): the inverse of a covariance inside classes."""
+
+    root: Tensor  # [B, 1, D] of the feature weights
+    offsets: Tensor  # [B, S, D] of the labelled rows from their class means, scaled
+    ridge: Tensor  # [B, 1, 1] mean squared length of the offsets
+    factor: Tensor  # [B, S, S] Cholesky factor of the products of offsets, plus the ridge
+
+    def see(self, rows: Tensor) -> Rows:
+        scaled = rows * self.root
+        projected = torch.linalg.solve_triangular(
+            self.factor, self.offsets @ scaled.mT, upper=False
+        ).mT
+        return Rows(scaled, projected)
+
+
+def relative(variance: Tensor) -> Tensor:
+    """Divided by its mean over the features."""
+    return variance / variance.mean(-1, keepdim=True).clamp(min=TINY)
+
+
+def metric_of(labelled: Labelled) -> Metric:
+    means = labelled.means
+    offsets = labelled.rows - labelled.members @ means
+    offsets = offsets * labelled.members.sum(-1, keepdim=True)
+
+    # (2) The variance inside classes; where few rows show it, the scatter of the class means,
+    # which rests on as many of them as share the large values of a feature.
+    inside = (offsets.square() * labelled.weights.unsqueeze(-1)).sum(1, keepdim=True)
+    between = means.square().sum(1, keepdim=True)
+    resting = between.square() / means.pow(4).sum(1, keepdim=True).clamp(min=TINY)
+    degrees = labelled.degrees.unsqueeze(-1)
+    variance = degrees * relative(inside) + resting * relative(between) + PRIOR_ROWS
+    variance = variance / (degrees + resting + PRIOR_ROWS)
+    weights = 1 / (variance + 1)
+    root = relative(weights).sqrt()
+
+    # (3) A = (offsets' offsets / ridge + 1)^-1, by the Woodbury identity: as if D further rows
+    # had spread evenly in all directions.
+    offsets = offsets * root
+    S, K = labelled.rows.shape[1], labelled.counts.shape[1]
+    ridge = offsets.square().sum((-2, -1), keepdim=True) / max(S - K, 1) + 1e-12
+    gram = offsets @ offsets.mT
+    gram.diagonal(dim1=-2, dim2=-1).add_(ridge.squeeze(-1))
+    return Metric(root, offsets, ridge, torch.linalg.cholesky(gram))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Between the feature weights (share 0) and the full metric (share 1), as long on average."""
+
+    share: Tensor  # [B]
+    length: Tensor  # [B] how long distances are in the full metric
+
+    def of(self, products: tuple[Tensor, Tensor]) -> Tensor:
+        plain, full = products
+        shape = (-1,) + (1,) * (plain.dim() - 1)
+        share = self.share.view(shape)
+        return (1 - share) * plain + share / self.length.view(shape) * full
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """(4) Row ~ N(mean, W) with a mean ~ N(0, psi W); V is the variance inside classes."""
+
+    variance: Tensor  # [B, 1, 1] V, in squared length
+    psi: Tensor  # [B, 1, 1]
+
+    def predictive_variance(self, n: Tensor) -> Tensor:
+        """Of a row of a class with n rows, in units of W."""
+        return 1 + self.psi / (1 + n * self.psi)
+
+    def distances(
+        self, xx: Tensor, xw: Tensor, ww: Tensor, n: Tensor, labelled: Tensor | None = None
+    ) -> Tensor:
+        """(5) -2/f times the log predictive density of row x, given the n rows of a class.
+
+        w is the mean of these rows. `labelled` is how many of them are labelled, if not all.
+        """
+        shrink = n * self.psi / (1 + n * self.psi)
+        spread = self.predictive_variance(n)
+        of_labels = spread if labelled is None else self.predictive_variance(labelled)
+        determinant = DETERMINANT * of_labels.log() + (spread / of_labels).log()
+        return (xx - 2 * shrink * xw + shrink.square() * ww) / spread + self.variance * determinant
+
+
+def model_of(labelled: Labelled, metric: Metric) -> Model:
+    n = labelled.counts_of_rows
+    squares = (labelled.rows * metric.root).square().sum(-1).mean(1, keepdim=True)
+    offsets = metric.offsets.square().sum(-1)
+    seen = (n / (n - 1).clamp(min=1) * offsets * labelled.weights).sum(1, keepdim=True)
+    seen = seen / labelled.weights.sum(1, keepdim=True).clamp(min=TINY)
+    degrees = labelled.degrees
+    variance = degrees * seen + PRIOR_ROWS * VARIANCE_INSIDE * squares
+    variance = variance / (degrees + PRIOR_ROWS)
+    inside = (variance / squares).clamp(0.02, 0.98)
+    return Model(variance.unsqueeze(-1), ((1 - inside) / inside).unsqueeze(-1))
+
+
+# --- labelled rows left out -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Labelled rows as if they were new ones."""
+
+    distances: Tensor  # [T, B, S, K] in each of the T mixtures
+    lengths: Tensor  # [B] as in Mixture
+    weights: Tensor  # [B, S] 1 for rows that are judged
+
+
+def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
+    """(6) Each row without itself, in its class mean and in the metric, in closed form."""
+    rows, means = metric.see(labelled.rows), metric.see(labelled.means)
+    member = labelled.members.bool()
+    n = labelled.counts_of_rows
+    others = (n - 1).clamp(min=1)
+    offsets = Rows(
+        metric.offsets,
+        rows.projected - labelled.members @ means.projected,
+    )
+
+    def of_own(x: Tensor) -> Tensor:
+        return x.gather(2, labelled.labels.unsqueeze(-1)).squeeze(-1)
+
+    def put_own(x: Tensor, value: Tensor) -> Tensor:
+        return torch.where(member, value.unsqueeze(-1), x)
+
+    # Products of row x, its offset v and the class means w, in both metrics.
+    xx, xw, vw = rows.squares(), rows.products(means), offsets.products(means)
+    ww = means.squares()
+    vv = offsets.squares()
+    xv = (rows.scaled * offsets.scaled).sum(-1)
+    xv_full = xv - (rows.projected * offsets.projected).sum(-1)
+
+    # Without row i the metric gains the rank-one term  gain (A v)(A v)'.
+    cut = n / others / metric.ridge.squeeze(-1)
+    gain = cut / (1 - cut * vv[1]).clamp(min=1e-3)
+    column = gain.unsqueeze(-1)
+    xx_full = xx[1] + gain * xv_full.square()
+    xw_full = xw[1] + column * xv_full.unsqueeze(-1) * vw[1]
+    ww_full = ww[1].unsqueeze(1) + column * vw[1].square()
+    vw_full = vw[1] * (1 + gain * vv[1]).unsqueeze(-1)
+    xv_full = xv_full * (1 + gain * vv[1])
+    vv_full = vv[1] * (1 + gain * vv[1])
+
+    weights = labelled.weights * (n / others).square()
+    length = (weights * vv_full).sum(1) / (weights * vv[0]).sum(1).clamp(min=TINY)
+    length = torch.where(labelled.weights.sum(1) > 0, length.clamp(min=1e-9), 1.0)
+
+    counts = put_own(labelled.counts.unsqueeze(1).expand_as(xw[0]), others)
+    found = []
+    for share in MIXTURES:
+        mixture = Mixture(torch.full_like(length, share), length)
+        row = mixture.of((xx[0], xx_full)).unsqueeze(-1)
+        cross = mixture.of((xw[0], xw_full))
+        mean = mixture.of((ww[0].unsqueeze(1).expand_as(ww_full), ww_full))
+        # The own mean without the row is  w - v / (n - 1).
+        v_cross = of_own(mixture.of((vw[0], vw_full)))
+        v_square = mixture.of((vv[0], vv_full))
+        own_cross = of_own(cross) - mixture.of((xv, xv_full)) / others
+        own_mean = of_own(mean) - 2 * v_cross / others + v_square / others.square()
+        cross, mean = put_own(cross, own_cross), put_own(mean, own_mean)
+        found.append(model.distances(row, cross, mean, counts))
+    return LeftOut(torch.stack(found), length, labelled.weights)
+
+
+def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOut:
+    """(6) The same where labelled rows belong to groups: rows without all rows of their group.
+
+    Ten folds of whole groups. Row i of a new group is no more like the others of its class than
+    row i of a fold is like those of the other folds.
+    """
+    distances, lengths = [], []
+    for b in range(len(groups)):
+        number = torch.unique(groups[b], return_inverse=True)[1]
+        folds = min(FOLDS, int(number.max()) + 1)
+        of_fold = number % folds == torch.arange(folds, device=number.device).unsqueeze(1)  # [F, S]
+        kept = (~of_fold).double().unsqueeze(-1)
+        members = labelled.members[b] * kept
+        rest = Labelled(
+            rows=labelled.rows[b].expand(folds, -1, -1),
+            labels=labelled.labels[b].expand(folds, -1),
+            members=members,
+            counts=members.sum(1),
+        )
+        metric = metric_of(rest)
+        rows, means = metric.see(rest.rows), metric.see(rest.means)
+        xx, xw, ww = rows.squares(), rows.products(means), means.squares()
+        left = of_fold.double()
+        length = (xx[1] * left).sum() / (xx[0] * left).sum()
+        own_model = Model(model.variance[b : b + 1], model.psi[b : b + 1])
+        found = []
+        for share in MIXTURES:
+            mixture = Mixture(left.new_full((folds,), share), length.expand(folds))
+            to_classes = own_model.distances(
+                mixture.of(xx).unsqueeze(-1),
+                mixture.of(xw),
+                mixture.of(ww).unsqueeze(1),
+                rest.counts.unsqueeze(1),
+            )
+            found.append((to_classes * left.unsqueeze(-1)).sum(0))
+        distances.append(torch.stack(found))
+        lengths.append(length)
+    everyone = torch.ones_like(labelled.counts_of_rows)
+    return LeftOut(torch.stack(distances, 1), torch.stack(lengths), everyone)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    sharpness: Tensor  # [B] f
+    mixture: Mixture
+    bias: Tensor  # [B, K] of hubs
+    expected_accuracy: Tensor  # [B] of single rows, from those left out; nan if none is
+
+
+def calibrate(labelled: Labelled, left: LeftOut, by_groups: bool) -> Calibration:
+    """(7) The sharpness and the mixture that make the labels of the rows left out most likely."""
+    sharpness, objective = likeliest_sharpness(left, labelled.labels)
+
+    # The fullest metric while the objective stays within one standard error of the best.
+    good = objective < objective.cummin(0).values + STANDARD_ERROR
+    best = good.int().cumprod(0).sum(0) - 1
+    task = torch.arange(len(best), device=best.device)
+    f = sharpness[best, task]
+    share = torch.tensor(MIXTURES, dtype=f.dtype, device=f.device)[best]
+    distances = left.distances[best, task]
+
+    # (8) Hubs: what a class attracts of the rows of others. A class that is left with no row when
+    # its only one is left out does not compete for it.
+    member = labelled.members.bool()
+    n = labelled.counts_of_rows
+    alone = (n < 2).unsqueeze(-1) & member & (not by_groups)
+    p = (-f.view(-1, 1, 1) / 2 * distances.masked_fill(alone, math.inf)).softmax(-1)
+    judge = torch.where(n < 2, 1.0, left.weights).unsqueeze(-1)
+    attracted = (p * judge * ~member).sum(1)
+    usual = judge.sum(1) / attracted.shape[1]
+    bias = -torch.log1p((attracted - attracted.mean(-1, keepdim=True)) / (usual + 1))
+
+    right = (distances.argmin(-1) == labelled.labels).double()
+    expected = (right * left.weights).sum(1) / left.weights.sum(1)
+    return Calibration(f, Mixture(share, left.lengths), bias, expected)
+
+
+def likeliest_sharpness(left: LeftOut, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The sharpness f, and minus its log posterior, [T, B]: Newton steps in ln f in a bracket."""
+    d, weights = left.distances, left.weights
+    own = d.gather(-1, labels.expand(d.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    middle, precision = math.log(SHARPNESS), SPREAD**-2
+    at = d.new_full(d.shape[:2], middle)
+    low, high = torch.full_like(at, LOG_LEAST), torch.full_like(at, LOG_MOST)
+    for _ in range(NEWTON_STEPS):
+        f = at.exp()
+        p = (d * (f / -2)[..., None, None]).softmax(-1)
+        mean = (p * d).sum(-1)
+        spread = (p * (d - mean.unsqueeze(-1)).square()).sum(-1)
+        first = f / 2 * ((own - mean) * weights).sum(-1)
+        slope = first + (at - middle) * precision
+        curvature = first + f.square() / 4 * (spread * weights).sum(-1) + precision
+        low = torch.where(slope < 0, at, low)
+        high = torch.where(slope >= 0, at, high)
+        step = at - (slope / curvature).clamp(-LONGEST_STEP, LONGEST_STEP)
+        inside = (curvature > 0) & (step >= low) & (step <= high)
+        moved = torch.where(inside, step, (low + high) / 2)
+        arrived = (moved - at).abs().max() < ARRIVED
+        at = moved
+        if arrived:
+            break
+    f = at.exp()
+    half = f / -2
+    entropy = (d * half[..., None, None]).logsumexp(-1) - own * half.unsqueeze(-1)
+    return f, (entropy * weights).sum(-1) + (at - middle).square() * (precision / 2)
+
+
+# --- proportions ----------------------------------------------------------------------------------
+
+
+def next_concentration(a: Tensor, counts: Tensor, measure: Tensor) -> Tensor:
+    """A Newton step in ln a to the most likely Dirichlet(a m); a is [B, 1], counts are [B, K]."""
+    digamma = torch.special.digamma
+
+    def trigamma(x: Tensor) -> Tensor:
+        return torch.special.polygamma(1, x)
+
+    K = counts.shape[-1]
+    total = counts.sum(-1, keepdim=True)
+    prior = (a * measure).clamp(min=1e-12)
+    slope = K * (digamma(K * a) - digamma(total + K * a))
+    slope = slope + (measure * (digamma(counts + prior) - digamma(prior))).sum(-1, keepdim=True)
+    curvature = K**2 * (trigamma(K * a) - trigamma(total + K * a))
+    bend = measure.square() * (trigamma(counts + prior) - trigamma(prior))
+    curvature = curvature + bend.sum(-1, keepdim=True)
+    first = a * slope
+    second = first + a.square() * curvature
+    step = torch.where(second < 0, -first / second, first.sign()).clamp(-1, 1)
+    return (a * step.exp()).clamp(LEAST, MOST)
+
+
+@dataclass(frozen=True)
+class Proportions:
+    probabilities: Tensor  # [B, Q, K]
+    concentration: Tensor  # [B, 1] a
+    bound: Tensor  # [B] of the log evidence
+
+
+def proportions(logits: Tensor, weight: float, measure: Tensor, start: float) -> Proportions:
+    """(9) Class proportions ~ Dirichlet(a m), with the a that is most likely."""
+    total = weight * logits.shape[1]
+    K = measure.shape[-1]
+    dual = measure.clamp(min=TINY).log() if start == MOST else torch.zeros_like(measure)
+    a = measure.new_full((len(measure), 1), start)
+    last = None
+    for i in range(PROPORTION_STEPS):
+        u = (logits + dual.unsqueeze(1)).softmax(-1)
+        counts = weight * u.sum(1)
+        a = next_concentration(a, counts, measure)
+        dual = torch.special.digamma(counts + (a * measure).clamp(min=1e-12))
+        dual = dual - torch.special.digamma(total + K * a)
+        if i % 4 == 3:
+            if last is not None and (counts - last).abs().max() < STEADY:
+                break
+            last = counts
+    scores = logits + dual.unsqueeze(1)
+    u = scores.softmax(-1)
+    counts = weight * u.sum(1)
+    prior = (a * measure).clamp(min=1e-12)
+    bound = weight * scores.logsumexp(-1).sum(-1) - (counts * dual).sum(-1)
+    bound = bound + (torch.lgamma(K * a) - torch.lgamma(total + K * a)).squeeze(-1)
+    bound = bound + (torch.lgamma(counts + prior) - torch.lgamma(prior)).sum(-1)
+    return Proportions(u, a, bound)
+
+
+def first_proportions(
+    logits: Tensor, weight: float, counts: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, concentration and measure of the better of two priors.
+
+    All classes are equally likely a priori, or each as likely as it is among the labels: where
+    labels are a random sample, the batch agrees with them, and its evidence shows it.
+    """
+    even = torch.ones_like(counts)
+    one = proportions(logits, weight, even, 1.0)
+    measure = counts / counts.mean(-1, keepdim=True)
+    if bool((measure == 1).all()):
+        return one.probabilities, one.concentration, even
+    other = proportions(logits, weight, measure, MOST)
+    better = (other.bound > one.bound).unsqueeze(-1)
+    u = torch.where(better.unsqueeze(-1), other.probabilities, one.probabilities)
+    a = torch.where(better, other.concentration, one.concentration)
+    return u, a, torch.where(better, measure, even)
+
+
+# --- the batch ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the rounds need of the queries, in the metric."""
+
+    gram: Tensor  # [B, Q, Q] products of the queries
+    squares: Tensor  # [B, Q, 1]
+    cross: Tensor  # [B, Q, K] with the class means
+    mean_squares: Tensor  # [B, 1, K] of the class means
+    counts: Tensor  # [B, 1, K] labelled rows
+    half: Tensor  # [B, 1, 1] half of the sharpness
+    bias: Tensor  # [B, 1, K]
+    model: Model
+
+    def first_logits(self) -> Tensor:
+        distances = self.model.distances(self.squares, self.cross, self.mean_squares, self.counts)
+        return self.bias - self.half * distances
+
+    def absorbed_logits(self, weights: Tensor) -> Tensor:
+        """(10) Logits after the classes absorbed the queries by weights [B, Q, K].
+
+        Each query without itself.
+        """
+        inner = self.gram @ weights
+        x_sum = self.counts * self.cross + inner  # x . sum of the rows of class k
+        square = self.counts.square() * self.mean_squares
+        square = square + (weights * (inner + 2 * self.counts * self.cross)).sum(1, keepdim=True)
+        mass = self.counts + weights.sum(1, keepdim=True) - weights
+        own = weights * self.squares
+        cross = (x_sum - own) / mass
+        mean_square = (square - 2 * weights * x_sum + weights * own) / mass.square()
+        distances = self.model.distances(self.squares, cross, mean_square, mass, self.counts)
+        return self.bias - self.half * distances
+
+
+def rounds_of_a_batch(batch: Batch, labelled_rows: int) -> Tensor:
+    """(11) Prototypes and proportions in turns; every query is judged by the others."""
+    logits = batch.first_logits()
+    Q = logits.shape[1]
+    weight = labelled_rows / (labelled_rows + Q)
+    absorbing = 2 * labelled_rows / (2 * labelled_rows + Q)
+    u, a, measure = first_proportions(logits, weight, batch.counts.squeeze(1))
+    for _ in range(ROUNDS):
+        logits = batch.absorbed_logits(absorbing * u.square())
+        counts = weight * u.sum(1, keepdim=True)
+        a = next_concentration(a, counts.squeeze(1), measure)
+        others = (counts - weight * u).clamp(min=0) + (a * measure).unsqueeze(1)
+        u = (logits + others.log()).softmax(-1)
+    return u
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def rounds_of_groups(batch: Batch, rows: Rows, mixture: Mixture, groups: Tensor, S: int) -> Tensor:
+    """(12) The same where each group has class proportions of its own; groups [B, Q]."""
+    number = torch.stack([torch.unique(g, return_inverse=True)[1] for g in groups])
+    members = F.one_hot(number).double()  # [B, Q, G]
+    size = members.sum(1)
+    weight = members @ (S / (S + size)).unsqueeze(-1)  # [B, Q, 1]
+    Q = number.shape[1]
+    absorbing = 2 * S / (2 * S + Q)
+
+    logits = batch.first_logits()
+    u = logits.softmax(-1)
+    discount = torch.ones_like(weight)
+    for _ in range(ROUNDS):
+        absorbed = absorbing * discount * u.square()
+        correlation = correlation_inside_groups(batch, rows, mixture, members, u, absorbed)
+        logits = batch.absorbed_logits(absorbed)
+        a = concentration_by_pairs(logits.softmax(-1), members)
+        prior = members @ a.unsqueeze(-1)  # [B, Q, 1]
+        for _ in range(2):
+            counts = members @ (members.mT @ (weight * u))
+            others = (counts - weight * u + prior).clamp(min=TINY)
+            # Of a proportion the geometric mean counts, which is below the arithmetic one.
+            others = others * (counts + prior + 0.5) / (counts + prior + 1)
+            u = (logits + (1 - correlation) * others.log()).softmax(-1)
+        alike = (u * (members @ (members.mT @ u))).sum(-1, keepdim=True)
+        discount = 1 / (1 + (alike - 1).clamp(min=0) * correlation)
+    return u
+
+
+def concentration_by_pairs(t: Tensor, members: Tensor) -> Tensor:
+    """(13) The concentration of each group, [B, G], from pairs of its rows.
+
+    Two rows of a group are one draw with the chance c = 1 / (1 + K a), else two draws. Chances are
+    drawn from a mixture, whose shares make all groups most likely.
+    """
+    K = t.shape[-1]
+    same = (members @ members.mT).bool()
+    same.diagonal(dim1=-2, dim2=-1).fill_(False)
+    together = (K * t @ t.mT).clamp(min=TINY)
+    partners = same.sum(-1).clamp(min=1)
+    chances = torch.tensor(CHANCES, dtype=t.dtype, device=t.device)
+    evidence = []
+    for c in CHANCES:
+        pair = (1 - c + c * together).clamp(min=TINY).log() * same
+        of_row = pair.sum(-1) / (2 * partners)
+        evidence.append((members.mT @ of_row.unsqueeze(-1)).squeeze(-1))
+    evidence = torch.stack(evidence, -1)  # [B, G, 17]
+    likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
+    shares = torch.full_like(likely[:, :1], 1 / len(CHANCES))
+    for _ in range(MIXTURE_STEPS):
+        own = likely * shares
+        own = own / own.sum(-1, keepdim=True)
+        shares = own.mean(1, keepdim=True).clamp(min=1e-100)
+    own = likely * shares
+    chance = (own * chances).sum(-1) / own.sum(-1)
+    chance = chance.clamp(LEAST, 1 - LEAST)
+    return (1 - chance) / (chance * K)
+
+
+def correlation_inside_groups(
+    batch: Batch, rows: Rows, mixture: Mixture, members: Tensor, u: Tensor, absorbed: Tensor
+) -> Tensor:
+    """(14) How alike the rows of a class are inside a group, [B, 1, 1]: 0 as any, 1 copies.
+
+    Rows of a real group share an offset (a patient, a background). Then they repeat the same
+    error, and the group says less about its rows.
+    """
+    inner = batch.gram @ absorbed
+    mass = batch.counts + absorbed.sum(1, keepdim=True)
+    xw = (batch.counts * batch.cross + inner) / mass
+    ww = batch.counts.square() * batch.mean_squares
+    ww = ww + (absorbed * (inner + 2 * batch.counts * batch.cross)).sum(1, keepdim=True)
+    ww = ww / mass.square()
+    residual = (batch.squares - 2 * xw + ww).clamp(min=0)  # |x - w|^2
+    usual = (u * residual).sum((1, 2)) / u.shape[1]
+
+    # Sum over pairs of a group of u u' (x - w).(x' - w), without those of a row with itself.
+    def squared_sums(x: Tensor) -> Tensor:
+        return torch.einsum("bqg,bqk,bqd->bgkd", members, u, x).square().sum(-1)
+
+    plain = squared_sums(rows.scaled)
+    sums = mixture.of((plain, plain - squared_sums(rows.projected)))
+    of_group = members.mT @ u
+    pairs = sums - 2 * of_group * (members.mT @ (u * xw)) + of_group.square() * ww
+    pairs = pairs.sum((1, 2)) - (u.square() * residual).sum((1, 2))
+    number = of_group.square().sum((1, 2)) - u.square().sum((1, 2))
+    found = pairs / number.clamp(min=1e-9) / usual.clamp(min=TINY)
+    return torch.where(number > 1e-6, found, 0.0).clamp(0, 1).view(-1, 1, 1)
+
+
+# --- the rule -------------------------------------------------------------------------------------
+
+
+def claimed(u: Tensor, counts: Tensor) -> Tensor:
+    """(15) Probabilities of a class with n labelled rows count n / (n + 1); no label changes.
+
+    Rounds confirm each other, the more, the fewer labelled rows hold them.
+    """
+    confidence = (u * (counts / (counts + 1)).unsqueeze(1)).sum(-1, keepdim=True)
+    return (confidence * u.clamp(min=TINY).log()).softmax(-1)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What labelled rows determine, for any batch."""
+
+    labelled: Labelled
+    metric: Metric
+    model: Model
+    calibration: Calibration
+
+
+def learn(tasks: Tasks, labelled: Labelled) -> Learned:
+    metric = metric_of(labelled)
+    model = model_of(labelled, metric)
+    by_groups = tasks.support_groups is not None
+    if tasks.support_groups is not None:
+        left = leave_groups_out(labelled, tasks.support_groups, model)
+    else:
+        left = leave_rows_out(labelled, metric, model)
+    return Learned(labelled, metric, model, calibrate(labelled, left, by_groups))
+
+
+def batch_of(learned: Learned, query: Tensor) -> tuple[Batch, Rows]:
+    rows = learned.metric.see(query)
+    means = learned.metric.see(learned.labelled.means)
+    mixture = learned.calibration.mixture
+    gram = mixture.of(rows.products(rows))
+    batch = Batch(
+        gram=gram,
+        squares=gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1),
+        cross=mixture.of(rows.products(means)),
+        mean_squares=mixture.of(means.squares()).unsqueeze(1),
+        counts=learned.labelled.counts.unsqueeze(1),
+        half=learned.calibration.sharpness.view(-1, 1, 1) / 2,
+        bias=learned.calibration.bias.unsqueeze(1),
+        model=learned.model,
+    )
+    return batch, rows
+
+
+def classify(tasks: Tasks, groups: str = "given") -> Tensor:
+    """Probabilities [B, Q, K]; groups "given", "ignored", or each "alone", without the others."""
+    if groups not in ("given", "ignored", "alone"):
+        raise ValueError(f'groups must be "given", "ignored" or "alone", got {groups!r}')
+    labelled, query = coordinates(tasks)
+    learned = learn(tasks, labelled)
+    S = tasks.support.shape[1]
+    if tasks.query_groups is None or groups == "ignored":
+        batch, _ = batch_of(learned, query)
+        u = rounds_of_a_batch(batch, S)
+    elif groups == "given":
+        batch, rows = batch_of(learned, query)
+        u = rounds_of_groups(batch, rows, learned.calibration.mixture, tasks.query_groups, S)
+    else:
+        u = each_alone(learned, query, tasks.query_groups)
+    return claimed(u, labelled.counts)
+
+
+def each_alone(learned: Learned, query: Tensor, groups: Tensor) -> Tensor:
+    """Every group as a batch of its own, for one task."""
+    if len(query) != 1:
+        raise ValueError(f"each group alone takes one task, got {len(query)}")
+    S = learned.labelled.rows.shape[1]
+    u = query.new_zeros(1, query.shape[1], learned.labelled.counts.shape[1])
+    for g in groups[0].unique():
+        inside = groups[0] == g
+        batch, _ = batch_of(learned, query[:, inside])
+        u[:, inside] = rounds_of_a_batch(batch, S)
+    return u
+
+
+def expected_accuracy(tasks: Tasks) -> Tensor:
+    """The share of labelled rows that are right when left out, [B]: of single rows, no batch."""
+    labelled, _ = coordinates(tasks)
+    return learn(tasks, labelled).calibration.expected_accuracy
