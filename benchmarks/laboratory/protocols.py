@@ -325,6 +325,8 @@ def made_groups(bank: Bank, n_tasks: int, protocol: str, background: float) -> I
     if len(classes_with(bank, 20)) < K or K < 4:
         return
     for size, present in ((5, 1), (5, 2), (20, 2), (20, 5), (100, 5)):
+        if present > K:
+            continue
         situation = f"groups of {size} rows, {present} classes in each"
         batches = []
         for t in range(n_tasks):
