@@ -522,31 +522,26 @@ def rounds_of_a_batch(batch: Batch, labelled_rows: int) -> Tensor:
 
 
 def rounds_of_groups(batch: Batch, rows: Rows, mixture: Mixture, groups: Tensor, S: int) -> Tensor:
-    """(12) The same where each group has class proportions of its own; groups [B, Q]."""
+    """(12) The same where each group has class proportions of its own; groups [B, Q].
+
+    Prototypes stay: what rows of a real group have in common is not their class alone.
+    """
     number = torch.stack([torch.unique(g, return_inverse=True)[1] for g in groups])
     members = F.one_hot(number).double()  # [B, Q, G]
     size = members.sum(1)
     weight = members @ (S / (S + size)).unsqueeze(-1)  # [B, Q, 1]
-    Q = number.shape[1]
-    absorbing = 2 * S / (2 * S + Q)
 
     logits = batch.first_logits()
     u = logits.softmax(-1)
-    discount = torch.ones_like(weight)
+    prior = members @ concentration_by_pairs(u, members).unsqueeze(-1)  # [B, Q, 1]
     for _ in range(ROUNDS):
-        absorbed = absorbing * discount * u.square()
-        correlation = correlation_inside_groups(batch, rows, mixture, members, u, absorbed)
-        logits = batch.absorbed_logits(absorbed)
-        a = concentration_by_pairs(logits.softmax(-1), members)
-        prior = members @ a.unsqueeze(-1)  # [B, Q, 1]
-        for _ in range(2):
+        alike = correlation_inside_groups(batch, rows, mixture, members, u)
+        for _ in range(ROUNDS):
             counts = members @ (members.mT @ (weight * u))
             others = (counts - weight * u + prior).clamp(min=TINY)
             # Of a proportion the geometric mean counts, which is below the arithmetic one.
             others = others * (counts + prior + 0.5) / (counts + prior + 1)
-            u = (logits + (1 - correlation) * others.log()).softmax(-1)
-        alike = (u * (members @ (members.mT @ u))).sum(-1, keepdim=True)
-        discount = 1 / (1 + (alike - 1).clamp(min=0) * correlation)
+            u = (logits + (1 - alike) * others.log()).softmax(-1)
     return u
 
 
@@ -581,34 +576,39 @@ def concentration_by_pairs(t: Tensor, members: Tensor) -> Tensor:
 
 
 def correlation_inside_groups(
-    batch: Batch, rows: Rows, mixture: Mixture, members: Tensor, u: Tensor, absorbed: Tensor
+    batch: Batch, rows: Rows, mixture: Mixture, members: Tensor, u: Tensor
 ) -> Tensor:
     """(14) How alike the rows of a class are inside a group, [B, 1, 1]: 0 as any, 1 copies.
 
     Rows of a real group share an offset (a patient, a background). Then they repeat the same
-    error, and the group says less about its rows.
+    error, and the group says less about its rows. Rows of a class share the error of its mean in
+    any case, which pairs of different groups show.
     """
-    inner = batch.gram @ absorbed
-    mass = batch.counts + absorbed.sum(1, keepdim=True)
-    xw = (batch.counts * batch.cross + inner) / mass
-    ww = batch.counts.square() * batch.mean_squares
-    ww = ww + (absorbed * (inner + 2 * batch.counts * batch.cross)).sum(1, keepdim=True)
-    ww = ww / mass.square()
+    xw, ww = batch.cross, batch.mean_squares
     residual = (batch.squares - 2 * xw + ww).clamp(min=0)  # |x - w|^2
     usual = (u * residual).sum((1, 2)) / u.shape[1]
+    itself = (u.square() * residual).sum((1, 2))
+    number_itself = u.square().sum((1, 2))
 
-    # Sum over pairs of a group of u u' (x - w).(x' - w), without those of a row with itself.
-    def squared_sums(x: Tensor) -> Tensor:
-        return torch.einsum("bqg,bqk,bqd->bgkd", members, u, x).square().sum(-1)
+    def pairs(of: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over pairs of rows of u u' (x - w).(x' - w), and of u u'."""
 
-    plain = squared_sums(rows.scaled)
-    sums = mixture.of((plain, plain - squared_sums(rows.projected)))
-    of_group = members.mT @ u
-    pairs = sums - 2 * of_group * (members.mT @ (u * xw)) + of_group.square() * ww
-    pairs = pairs.sum((1, 2)) - (u.square() * residual).sum((1, 2))
-    number = of_group.square().sum((1, 2)) - u.square().sum((1, 2))
-    found = pairs / number.clamp(min=1e-9) / usual.clamp(min=TINY)
-    return torch.where(number > 1e-6, found, 0.0).clamp(0, 1).view(-1, 1, 1)
+        def squared_sums(x: Tensor) -> Tensor:
+            return torch.einsum("bqg,bqk,bqd->bgkd", of, u, x).square().sum(-1)
+
+        plain = squared_sums(rows.scaled)
+        sums = mixture.of((plain, plain - squared_sums(rows.projected)))
+        mass = of.mT @ u
+        sums = sums - 2 * mass * (of.mT @ (u * xw)) + mass.square() * ww
+        return sums.sum((1, 2)) - itself, mass.square().sum((1, 2)) - number_itself
+
+    within, number_within = pairs(members)
+    every, number_every = pairs(torch.ones_like(members[..., :1]))
+    inside = within / number_within.clamp(min=1e-9)
+    across = (every - within) / (number_every - number_within).clamp(min=1e-9)
+    found = (inside - across) / (usual - across).clamp(min=TINY)
+    known = (number_within > 1e-6) & (number_every - number_within > 1e-6)
+    return torch.where(known, found, 0.0).clamp(0, 1).view(-1, 1, 1)
 
 
 # --- the rule -------------------------------------------------------------------------------------
