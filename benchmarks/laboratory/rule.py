@@ -201,7 +201,7 @@ class Model:
 
 def model_of(labelled: Labelled, metric: Metric) -> Model:
     n = labelled.counts_of_rows
-    squares = (labelled.rows * metric.root).square().sum(-1).mean(1, keepdim=True)
+    squares = (labelled.rows * metric.root).square().sum(-1).mean(1, keepdim=True).clamp(min=TINY)
     offsets = metric.offsets.square().sum(-1)
     seen = (n / (n - 1).clamp(min=1) * offsets * labelled.weights).sum(1, keepdim=True)
     seen = seen / labelled.weights.sum(1, keepdim=True).clamp(min=TINY)
