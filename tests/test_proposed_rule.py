@@ -126,7 +126,7 @@ def test_tasks_of_a_batch_do_not_meet() -> None:
 
 @pytest.mark.parametrize(
     "shots",
-    [[1, 1], [1] * 6, [20, 1], [2, 1, 1], [5] * 3, [40, 3, 1, 1]],
+    [[1], [4], [1, 1], [1] * 6, [20, 1], [2, 1, 1], [5] * 3, [40, 3, 1, 1]],
     ids=str,
 )
 @pytest.mark.parametrize("features", [2, 40])

@@ -666,6 +666,9 @@ def classify(tasks: Tasks, groups: str = "given") -> Tensor:
     """Probabilities [B, Q, K]; groups "given", "ignored", or each "alone", without the others."""
     if groups not in ("given", "ignored", "alone"):
         raise ValueError(f'groups must be "given", "ignored" or "alone", got {groups!r}')
+    if tasks.num_classes == 1:
+        return torch.ones_like(tasks.query[..., :1], dtype=torch.float64)
+
     labelled, query = coordinates(tasks)
     learned = learn(tasks, labelled)
     S = tasks.support.shape[1]
