@@ -183,6 +183,19 @@ def test_labelled_groups_are_left_out_whole() -> None:
     assert rule.expected_accuracy(honest).max() < 0.7
 
 
+def test_labels_of_one_group_each_vouch_for_nothing() -> None:
+    """Where a class is one group, leaving it out leaves nothing to judge its rows by."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(6).repeat_interleave(5).expand(2, -1)
+    noise = torch.randn(2, 30, 40, generator=random)
+    query = torch.randn(2, 50, 40, generator=random)
+    one = tasks_module.Tasks(
+        noise, labels, query, torch.zeros(2, 50, dtype=torch.long), 6, support_groups=labels
+    )
+    assert rule.classify(one).amax(-1).mean() < 0.5
+    assert rule.expected_accuracy(one).isnan().all()
+
+
 def test_groups_help_and_can_be_ignored() -> None:
     one = task([2] * 6, 8, seed=5)
     of_group = torch.tensor([0, 5, 0, 5, 0]).repeat_interleave(6).expand(len(one), -1)

@@ -25,14 +25,14 @@ from .tasks import Tasks
 SHARPNESS = 40.0
 SPREAD = math.log(2.0)  # of the logarithm of the sharpness
 VARIANCE_INSIDE = 0.65  # part of the squared length of a row that varies inside its class
-PRIOR_ROWS = 10.0  # what a priori variances weigh, in labelled rows
+PRIOR_DEGREES = 10.0  # what a priori variances weigh, in degrees of freedom
 
 DETERMINANT = 0.5  # part of the log-determinant by which classes with few labels are less likely
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the feature weights and the full metric
-STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
+STANDARD_ERROR = 0.5  # of a log-likelihood, one standard error from its maximum; not estimated
 ROUNDS = 3
 FOLDS = 10  # of labelled groups
-CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows share their class
+CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows are one draw
 
 # How finely it is computed.
 NEWTON_STEPS, LONGEST_STEP, ARRIVED = 20, 1.5, 1e-3
@@ -76,9 +76,9 @@ class Labelled:
 
     @property
     def degrees(self) -> Tensor:
-        """Degrees of freedom of a variance that is estimated from these rows, [B, 1]."""
-        n = self.counts_of_rows.clamp(min=1)
-        return (self.weights * (n - 1) / n).sum(1, keepdim=True)
+        """Degrees of freedom of a variance inside classes, [B, 1]: rows minus classes with rows."""
+        rows = self.counts.sum(1, keepdim=True)
+        return rows - (self.counts > 0).sum(1, keepdim=True)
 
 
 def coordinates(tasks: Tasks) -> tuple[Labelled, Tensor]:
@@ -142,16 +142,15 @@ def metric_of(labelled: Labelled) -> Metric:
     between = means.square().sum(1, keepdim=True)
     resting = between.square() / means.pow(4).sum(1, keepdim=True).clamp(min=TINY)
     degrees = labelled.degrees.unsqueeze(-1)
-    variance = degrees * relative(inside) + resting * relative(between) + PRIOR_ROWS
-    variance = variance / (degrees + resting + PRIOR_ROWS)
+    variance = degrees * relative(inside) + resting * relative(between) + PRIOR_DEGREES
+    variance = variance / (degrees + resting + PRIOR_DEGREES)
     weights = 1 / (variance + 1)
     root = relative(weights).sqrt()
 
     # (3) A = (offsets' offsets / ridge + 1)^-1, by the Woodbury identity: as if D further rows
     # had spread evenly in all directions.
     offsets = offsets * root
-    S, K = labelled.rows.shape[1], labelled.counts.shape[1]
-    ridge = offsets.square().sum((-2, -1), keepdim=True) / max(S - K, 1) + 1e-12
+    ridge = offsets.square().sum((-2, -1), keepdim=True) / degrees.clamp(min=1) + 1e-12
     gram = offsets @ offsets.mT
     gram.diagonal(dim1=-2, dim2=-1).add_(ridge.squeeze(-1))
     return Metric(root, offsets, ridge, torch.linalg.cholesky(gram))
@@ -186,16 +185,18 @@ class Model:
         return 1 + self.psi / (1 + n * self.psi)
 
     def distances(
-        self, xx: Tensor, xw: Tensor, ww: Tensor, n: Tensor, labelled: Tensor | None = None
+        self, xx: Tensor, xw: Tensor, ww: Tensor, n: Tensor, labelled_counts: Tensor | None = None
     ) -> Tensor:
         """(5) -2/f times the log predictive density of row x, given the n rows of a class.
 
-        w is the mean of these rows. `labelled` is how many of them are labelled, if not all.
+        w is the mean of these rows. `labelled_counts` is how many are labelled, if not all.
         """
         shrink = n * self.psi / (1 + n * self.psi)
         spread = self.predictive_variance(n)
-        of_labels = spread if labelled is None else self.predictive_variance(labelled)
-        determinant = DETERMINANT * of_labels.log() + (spread / of_labels).log()
+        spread_of_labels = spread
+        if labelled_counts is not None:
+            spread_of_labels = self.predictive_variance(labelled_counts)
+        determinant = DETERMINANT * spread_of_labels.log() + (spread / spread_of_labels).log()
         return (xx - 2 * shrink * xw + shrink.square() * ww) / spread + self.variance * determinant
 
 
@@ -206,8 +207,8 @@ def model_of(labelled: Labelled, metric: Metric) -> Model:
     seen = (n / (n - 1).clamp(min=1) * offsets * labelled.weights).sum(1, keepdim=True)
     seen = seen / labelled.weights.sum(1, keepdim=True).clamp(min=TINY)
     degrees = labelled.degrees
-    variance = degrees * seen + PRIOR_ROWS * VARIANCE_INSIDE * squares
-    variance = variance / (degrees + PRIOR_ROWS)
+    variance = degrees * seen + PRIOR_DEGREES * VARIANCE_INSIDE * squares
+    variance = variance / (degrees + PRIOR_DEGREES)
     inside = (variance / squares).clamp(0.02, 0.98)
     return Model(variance.unsqueeze(-1), ((1 - inside) / inside).unsqueeze(-1))
 
@@ -249,6 +250,7 @@ def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
     xv_full = xv - (rows.projected * offsets.projected).sum(-1)
 
     # Without row i the metric gains the rank-one term  gain (A v)(A v)'.
+    # The offset of a row from the mean of the others is v n / (n - 1).
     cut = n / others / metric.ridge.squeeze(-1)
     gain = cut / (1 - cut * vv[1]).clamp(min=1e-3)
     column = gain.unsqueeze(-1)
@@ -283,10 +285,9 @@ def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
 def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOut:
     """(6) The same where labelled rows belong to groups: rows without all rows of their group.
 
-    Ten folds of whole groups. Row i of a new group is no more like the others of its class than
-    row i of a fold is like those of the other folds.
+    Folds of whole groups, at most ten; groups are dealt to folds by their sorted numbers.
     """
-    distances, lengths = [], []
+    distances, lengths, judged = [], [], []
     for b in range(len(groups)):
         number = torch.unique(groups[b], return_inverse=True)[1]
         folds = min(FOLDS, int(number.max()) + 1)
@@ -303,7 +304,9 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
         rows, means = metric.see(rest.rows), metric.see(rest.means)
         xx, xw, ww = rows.squares(), rows.products(means), means.squares()
         left = of_fold.double()
-        length = (xx[1] * left).sum() / (xx[0] * left).sum()
+        plain_length = (xx[0] * left).sum()
+        length = (xx[1] * left).sum().clamp(min=1e-9) / plain_length.clamp(min=TINY)
+        length = torch.where(plain_length > TINY, length, 1.0)
         own_model = Model(model.variance[b : b + 1], model.psi[b : b + 1])
         found = []
         for share in MIXTURES:
@@ -315,10 +318,13 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
                 rest.counts.unsqueeze(1),
             )
             found.append((to_classes * left.unsqueeze(-1)).sum(0))
+
+        # A row whose class is left with no row cannot be judged by it.
+        rows_left = rest.counts.gather(1, rest.labels) > 0
+        judged.append((left * rows_left).sum(0))
         distances.append(torch.stack(found))
         lengths.append(length)
-    everyone = torch.ones_like(labelled.counts_of_rows)
-    return LeftOut(torch.stack(distances, 1), torch.stack(lengths), everyone)
+    return LeftOut(torch.stack(distances, 1), torch.stack(lengths), torch.stack(judged))
 
 
 @dataclass(frozen=True)
@@ -329,11 +335,11 @@ class Calibration:
     expected_accuracy: Tensor  # [B] of single rows, from those left out; nan if none is
 
 
-def calibrate(labelled: Labelled, left: LeftOut, by_groups: bool) -> Calibration:
+def calibrate(labelled: Labelled, left: LeftOut) -> Calibration:
     """(7) The sharpness and the mixture that make the labels of the rows left out most likely."""
     sharpness, objective = likeliest_sharpness(left, labelled.labels)
 
-    # The fullest metric while the objective stays within one standard error of the best.
+    # Up from t = 0 while the objective stays within one standard error of its lowest so far.
     good = objective < objective.cummin(0).values + STANDARD_ERROR
     best = good.int().cumprod(0).sum(0) - 1
     task = torch.arange(len(best), device=best.device)
@@ -341,15 +347,14 @@ def calibrate(labelled: Labelled, left: LeftOut, by_groups: bool) -> Calibration
     share = torch.tensor(MIXTURES, dtype=f.dtype, device=f.device)[best]
     distances = left.distances[best, task]
 
-    # (8) Hubs: what a class attracts of the rows of others. A class that is left with no row when
-    # its only one is left out does not compete for it.
+    # (8) Hubs: what a class attracts of the rows of others. A class that is left with no row does
+    # not compete for the one that is left out.
     member = labelled.members.bool()
-    n = labelled.counts_of_rows
-    alone = (n < 2).unsqueeze(-1) & member & (not by_groups)
+    S, K = member.shape[1:]
+    alone = (left.weights == 0).unsqueeze(-1) & member & (K > 1)
     p = (-f.view(-1, 1, 1) / 2 * distances.masked_fill(alone, math.inf)).softmax(-1)
-    judge = torch.where(n < 2, 1.0, left.weights).unsqueeze(-1)
-    attracted = (p * judge * ~member).sum(1)
-    usual = judge.sum(1) / attracted.shape[1]
+    attracted = (p * ~member).sum(1)
+    usual = S / K
     bias = -torch.log1p((attracted - attracted.mean(-1, keepdim=True)) / (usual + 1))
 
     right = (distances.argmin(-1) == labelled.labels).double()
@@ -539,7 +544,7 @@ def rounds_of_groups(batch: Batch, rows: Rows, mixture: Mixture, groups: Tensor,
         for _ in range(ROUNDS):
             counts = members @ (members.mT @ (weight * u))
             others = (counts - weight * u + prior).clamp(min=TINY)
-            # Of a proportion the geometric mean counts, which is below the arithmetic one.
+            # exp(E ln p) of a proportion, not E p; here the row's own count stays in.
             others = others * (counts + prior + 0.5) / (counts + prior + 1)
             u = (logits + (1 - alike) * others.log()).softmax(-1)
     return u
@@ -564,11 +569,13 @@ def concentration_by_pairs(t: Tensor, members: Tensor) -> Tensor:
         evidence.append((members.mT @ of_row.unsqueeze(-1)).squeeze(-1))
     evidence = torch.stack(evidence, -1)  # [B, G, 17]
     likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
+    is_group = (members.sum(1) > 0).unsqueeze(-1)  # tasks with fewer groups have empty columns
     shares = torch.full_like(likely[:, :1], 1 / len(CHANCES))
     for _ in range(MIXTURE_STEPS):
         own = likely * shares
         own = own / own.sum(-1, keepdim=True)
-        shares = own.mean(1, keepdim=True).clamp(min=1e-100)
+        shares = (own * is_group).sum(1, keepdim=True) / is_group.sum(1, keepdim=True)
+        shares = shares.clamp(min=1e-100)
     own = likely * shares
     chance = (own * chances).sum(-1) / own.sum(-1)
     chance = chance.clamp(LEAST, 1 - LEAST)
@@ -608,6 +615,7 @@ def correlation_inside_groups(
     across = (every - within) / (number_every - number_within).clamp(min=1e-9)
     found = (inside - across) / (usual - across).clamp(min=TINY)
     known = (number_within > 1e-6) & (number_every - number_within > 1e-6)
+    known = known & (usual - across > 1e-9)
     return torch.where(known, found, 0.0).clamp(0, 1).view(-1, 1, 1)
 
 
@@ -636,12 +644,13 @@ class Learned:
 def learn(tasks: Tasks, labelled: Labelled) -> Learned:
     metric = metric_of(labelled)
     model = model_of(labelled, metric)
-    by_groups = tasks.support_groups is not None
-    if tasks.support_groups is not None:
-        left = leave_groups_out(labelled, tasks.support_groups, model)
+    groups = tasks.support_groups
+    # A single group cannot be left out.
+    if groups is not None and bool((groups != groups[:, :1]).any(1).all()):
+        left = leave_groups_out(labelled, groups, model)
     else:
         left = leave_rows_out(labelled, metric, model)
-    return Learned(labelled, metric, model, calibrate(labelled, left, by_groups))
+    return Learned(labelled, metric, model, calibrate(labelled, left))
 
 
 def batch_of(learned: Learned, query: Tensor) -> tuple[Batch, Rows]:
