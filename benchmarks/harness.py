@@ -261,15 +261,20 @@ def parser(description: str, examples: str) -> argparse.ArgumentParser:
     return result
 
 
-def start(options: argparse.Namespace) -> torch.device:
-    """Apply the common options and print the environment of this run."""
+def chosen_device(options: argparse.Namespace) -> torch.device:
+    """Check and apply the options of threads and device."""
     if options.threads < 1:
         raise SystemExit(f"--threads must be at least 1, got {options.threads}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no CUDA device here")
     torch.set_num_threads(options.threads)
+    return torch.device(options.device)
+
+
+def start(options: argparse.Namespace) -> torch.device:
+    """Apply the common options and print the environment of this run."""
+    device = chosen_device(options)
     options.rounds = options.rounds or (20 if options.device == "cuda" else 5)
-    device = torch.device(options.device)
     print(machine_line(device))
     print(native_line())
     return device

@@ -396,7 +396,7 @@ def main() -> None:
         if chosen.show:
             results = stored.joined(map(stored.load, chosen.show), new_cells=True)
         else:
-            device = start(chosen)
+            device = harness.chosen_device(chosen)
             added = [stored.load(path) for path in chosen.merge]
             results = stored.joined([run(chosen, device), *added], new_cells=False)
             stored.save(results, chosen.output / "panel.json")
@@ -404,16 +404,6 @@ def main() -> None:
         raise SystemExit(str(error)) from error
 
     print_results(results, chosen.judge, with_cells=chosen.cells)
-
-
-def start(chosen: argparse.Namespace) -> torch.device:
-    """Apply the common options; the environment of the run is printed with its results."""
-    if chosen.threads < 1:
-        raise SystemExit(f"--threads must be at least 1, got {chosen.threads}")
-    if chosen.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch sees no CUDA device here")
-    torch.set_num_threads(chosen.threads)
-    return torch.device(chosen.device)
 
 
 if __name__ == "__main__":

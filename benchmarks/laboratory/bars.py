@@ -126,13 +126,17 @@ def within(name: str, limit: float, differences: dict[str, float], cells: str) -
 
 def equal(cells: Sequence[CellResult], judged: str) -> Bar:
     """On average over banks, never worse than `adaptive` with equally many labels of each class."""
+    return over_adaptive("equal labels: over adaptive", EQUAL_LABELS, cells, judged)
+
+
+def over_adaptive(name: str, limit: float, cells: Sequence[CellResult], judged: str) -> Bar:
+    """The difference to `adaptive` in every situation, on average over banks."""
     usable = measured(cells, [judged, ADAPTIVE])
     differences = {
         situation: accuracy(same, judged) - accuracy(same, ADAPTIVE)
         for situation, same in by_situation(usable).items()
     }
-    name = "equal labels: over adaptive"
-    return at_least(name, EQUAL_LABELS, differences, count(usable, cells))
+    return at_least(name, limit, differences, count(usable, cells))
 
 
 def natural(cells: Sequence[CellResult], judged: str) -> list[Bar]:
@@ -279,13 +283,7 @@ def over_best(cells: Sequence[CellResult], judged: str, others: Sequence[str]) -
 
 def drawn_groups(cells: Sequence[CellResult], judged: str) -> Bar:
     """On average over banks, what groups gain today is kept."""
-    usable = measured(cells, [judged, ADAPTIVE])
-    differences = {
-        situation: accuracy(same, judged) - accuracy(same, ADAPTIVE)
-        for situation, same in by_situation(usable).items()
-    }
-    name = "drawn groups: over adaptive"
-    return at_least(name, DRAWN_GROUPS, differences, count(usable, cells))
+    return over_adaptive("drawn groups: over adaptive", DRAWN_GROUPS, cells, judged)
 
 
 def honest(cells: Sequence[CellResult], judged: str) -> list[Bar]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import paddle_ext
 
-from .tasks import Rule, Tasks
+from .tasks import Rule, Tasks, unit_norm
 
 GIB = 2**30
 MEMORY = 8 * GIB  # of the temporary tensors of one part of a batch
@@ -35,10 +35,6 @@ def in_parts(rule: Rule, tasks: Tasks, bytes_of_task: int) -> Tensor:
     step = max(1, MEMORY // bytes_of_task)
     parts = [rule(tasks.part(start, start + step)) for start in range(0, len(tasks), step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def unit_norm(rows: Tensor) -> Tensor:
-    return F.normalize(rows, dim=-1)
 
 
 def memberships(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:

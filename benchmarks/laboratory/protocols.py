@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .banks import Bank
-from .tasks import Tasks
+from .tasks import Tasks, unit_norm
 
 Random = np.random.Generator
 
@@ -122,13 +122,21 @@ def natural_draw(
     chosen = chosen[np.argsort(-bank.class_sizes[chosen], kind="stable")]
     frequency = 1 / np.arange(1, K + 1) ** tail
     pools = rows_by_class(bank, chosen, random)
+    return random_sample(pools, frequency, K * labels_per_class, random)
+
+
+def random_sample(
+    pools: list[np.ndarray], frequency: np.ndarray, labels: int, random: Random
+) -> Draw:
+    """Labelled rows and queries are random samples, except the first labelled row of each class."""
+    K = len(pools)
     first = np.array([pool[0] for pool in pools])
-    others = pick([pool[1:] for pool in pools], frequency, K * (labels_per_class - 1), random)
+    others = pick([pool[1:] for pool in pools], frequency, labels - K, random)
     labelled = np.concatenate([first, others.queries])
-    labels = np.concatenate([np.arange(K), others.truth])
+    classes = np.concatenate([np.arange(K), others.truth])
     remaining = [pool[~np.isin(pool, labelled)] for pool in pools]
     batch = pick(remaining, frequency, MANY_QUERIES, random)
-    return Draw(labelled, labels, batch.queries, batch.truth)
+    return Draw(labelled, classes, batch.queries, batch.truth)
 
 
 def equal_sizes(bank: Bank, draws: list[Draw]) -> list[Tasks]:
@@ -263,7 +271,9 @@ def real_group_task(
 ) -> Tasks | None:
     assert bank.group is not None
     assert bank.site is not None
-    labels, site, group = bank.labels.numpy(), bank.site.numpy(), bank.group.numpy()
+    labels = bank.labels.numpy()
+    site = bank.site.numpy()
+    group = bank.group.numpy()
     sites = random.permutation(np.unique(site))
     in_first_half = np.isin(site, sites[: len(sites) // 2])
     labelled = []
@@ -361,15 +371,12 @@ def made_group_task(
         strangers = np.concatenate(rows_by_class(bank, order[K:], random))
         n_offsets = len(labelled) + n_groups
         pairs = random.choice(strangers, (2, n_offsets))
-        unit = torch.nn.functional.normalize(bank.features, dim=-1)
+        unit = unit_norm(bank.features)
         offsets = background * (unit[torch.from_numpy(pairs[0])] - unit[torch.from_numpy(pairs[1])])
-        normalize = torch.nn.functional.normalize
-        tasks = Tasks(
-            support=normalize(tasks.support, dim=-1) + offsets[torch.from_numpy(of_labelled)],
-            labels=tasks.labels,
-            query=normalize(tasks.query, dim=-1) + offsets[torch.from_numpy(of_queries)],
-            truth=tasks.truth,
-            num_classes=K,
+        tasks = replace(
+            tasks,
+            support=unit_norm(tasks.support) + offsets[torch.from_numpy(of_labelled)],
+            query=unit_norm(tasks.query) + offsets[torch.from_numpy(of_queries)],
         )
     return with_groups(tasks, of_labelled, of_queries)
 
@@ -389,13 +396,7 @@ def tables(bank: Bank, n_tasks: int) -> Iterator[Cell]:
         for t in range(n_tasks):
             random = random_of("random labels", count, t)
             pools = rows_by_class(bank, classes, random)
-            first = np.array([pool[0] for pool in pools])
-            further = pick([pool[1:] for pool in pools], frequency, count - K, random)
-            labelled = np.concatenate([first, further.queries])
-            remaining = [pool[~np.isin(pool, labelled)] for pool in pools]
-            batch = pick(remaining, frequency, MANY_QUERIES, random)
-            labels = np.concatenate([np.arange(K), further.truth])
-            draws.append(Draw(labelled, labels, batch.queries, batch.truth))
+            draws.append(random_sample(pools, frequency, count, random))
         yield Cell("tables", f"{count} random labels", bank.name, equal_sizes(bank, draws))
     for shots in (5, 20):
         if bank.class_sizes.min() < shots + 8:

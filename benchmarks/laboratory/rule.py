@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .tasks import Tasks
+from .tasks import Tasks, unit_norm
 
 # A priori, before any row is left out.
 SHARPNESS = 40.0
@@ -35,8 +35,11 @@ FOLDS = 10  # of labelled groups
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows are one draw
 
 # How finely it is computed.
-NEWTON_STEPS, LONGEST_STEP, ARRIVED = 20, 1.5, 1e-3
-PROPORTION_STEPS, STEADY = 60, 0.02
+NEWTON_STEPS = 20
+LONGEST_STEP = 1.5  # in the logarithm of the sharpness
+ARRIVED = 1e-3  # a step that is shorter is the last
+PROPORTION_STEPS = 60
+STEADY = 0.02  # queries by which a class moves in four steps, at the end
 MIXTURE_STEPS = 20
 LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of the sharpness
 LEAST, MOST = 1e-4, 1e4  # of a concentration
@@ -44,10 +47,6 @@ TINY = 1e-30
 
 
 # --- rows and metric ------------------------------------------------------------------------------
-
-
-def unit(rows: Tensor) -> Tensor:
-    return F.normalize(rows, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,11 @@ def coordinates(tasks: Tasks) -> tuple[Labelled, Tensor]:
     """(1) Unit-norm rows, minus the mean of the class means, unit-norm again."""
     members = F.one_hot(tasks.labels, tasks.num_classes).double()
     counts = members.sum(1)
-    support, query = unit(tasks.support.double()), unit(tasks.query.double())
+    support = unit_norm(tasks.support.double())
+    query = unit_norm(tasks.query.double())
     centre = ((members.mT @ support) / counts.unsqueeze(-1)).mean(1, keepdim=True)
-    labelled = Labelled(unit(support - centre), tasks.labels, members, counts)
-    return labelled, unit(query - centre)
+    labelled = Labelled(unit_norm(support - centre), tasks.labels, members, counts)
+    return labelled, unit_norm(query - centre)
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,9 @@ def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
         return torch.where(member, value.unsqueeze(-1), x)
 
     # Products of row x, its offset v and the class means w, in both metrics.
-    xx, xw, vw = rows.squares(), rows.products(means), offsets.products(means)
+    xx = rows.squares()
+    xw = rows.products(means)
+    vw = offsets.products(means)
     ww = means.squares()
     vv = offsets.squares()
     xv = (rows.scaled * offsets.scaled).sum(-1)
@@ -287,7 +289,9 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
 
     Folds of whole groups, at most ten; groups are dealt to folds by their sorted numbers.
     """
-    distances, lengths, judged = [], [], []
+    distances = []
+    lengths = []
+    judged = []
     for b in range(len(groups)):
         number = torch.unique(groups[b], return_inverse=True)[1]
         folds = min(FOLDS, int(number.max()) + 1)
@@ -302,7 +306,9 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
         )
         metric = metric_of(rest)
         rows, means = metric.see(rest.rows), metric.see(rest.means)
-        xx, xw, ww = rows.squares(), rows.products(means), means.squares()
+        xx = rows.squares()
+        xw = rows.products(means)
+        ww = means.squares()
         left = of_fold.double()
         plain_length = (xx[0] * left).sum()
         length = (xx[1] * left).sum().clamp(min=1e-9) / plain_length.clamp(min=TINY)
@@ -418,16 +424,21 @@ def next_concentration(a: Tensor, counts: Tensor, measure: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Proportions:
+    measure: Tensor  # [B, K] m, of mean 1
     probabilities: Tensor  # [B, Q, K]
     concentration: Tensor  # [B, 1] a
     bound: Tensor  # [B] of the log evidence
 
 
-def proportions(logits: Tensor, weight: float, measure: Tensor, start: float) -> Proportions:
-    """(9) Class proportions ~ Dirichlet(a m), with the a that is most likely."""
+def proportions(
+    logits: Tensor, weight: float, measure: Tensor, start: float, dual: Tensor
+) -> Proportions:
+    """(9) Class proportions ~ Dirichlet(a m), with the a that is most likely.
+
+    Steps begin with `start` as a and `dual` [B, K] as e.
+    """
     total = weight * logits.shape[1]
     K = measure.shape[-1]
-    dual = measure.clamp(min=TINY).log() if start == MOST else torch.zeros_like(measure)
     a = measure.new_full((len(measure), 1), start)
     last = None
     for i in range(PROPORTION_STEPS):
@@ -447,27 +458,29 @@ def proportions(logits: Tensor, weight: float, measure: Tensor, start: float) ->
     bound = weight * scores.logsumexp(-1).sum(-1) - (counts * dual).sum(-1)
     bound = bound + (torch.lgamma(K * a) - torch.lgamma(total + K * a)).squeeze(-1)
     bound = bound + (torch.lgamma(counts + prior) - torch.lgamma(prior)).sum(-1)
-    return Proportions(u, a, bound)
+    return Proportions(measure, u, a, bound)
 
 
-def first_proportions(
-    logits: Tensor, weight: float, counts: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, concentration and measure of the better of two priors.
+def first_proportions(logits: Tensor, weight: float, counts: Tensor) -> Proportions:
+    """Those of the better of two priors.
 
     All classes are equally likely a priori, or each as likely as it is among the labels: where
     labels are a random sample, the batch agrees with them, and its evidence shows it.
     """
     even = torch.ones_like(counts)
-    one = proportions(logits, weight, even, 1.0)
+    one = proportions(logits, weight, even, 1.0, torch.zeros_like(even))
     measure = counts / counts.mean(-1, keepdim=True)
     if bool((measure == 1).all()):
-        return one.probabilities, one.concentration, even
-    other = proportions(logits, weight, measure, MOST)
+        return one
+
+    other = proportions(logits, weight, measure, MOST, measure.log())
     better = (other.bound > one.bound).unsqueeze(-1)
-    u = torch.where(better.unsqueeze(-1), other.probabilities, one.probabilities)
-    a = torch.where(better, other.concentration, one.concentration)
-    return u, a, torch.where(better, measure, even)
+    return Proportions(
+        measure=torch.where(better, measure, even),
+        probabilities=torch.where(better.unsqueeze(-1), other.probabilities, one.probabilities),
+        concentration=torch.where(better, other.concentration, one.concentration),
+        bound=torch.maximum(one.bound, other.bound),
+    )
 
 
 # --- the batch ------------------------------------------------------------------------------------
@@ -513,12 +526,14 @@ def rounds_of_a_batch(batch: Batch, labelled_rows: int) -> Tensor:
     Q = logits.shape[1]
     weight = labelled_rows / (labelled_rows + Q)
     absorbing = 2 * labelled_rows / (2 * labelled_rows + Q)
-    u, a, measure = first_proportions(logits, weight, batch.counts.squeeze(1))
+    first = first_proportions(logits, weight, batch.counts.squeeze(1))
+    u = first.probabilities
+    a = first.concentration
     for _ in range(ROUNDS):
         logits = batch.absorbed_logits(absorbing * u.square())
         counts = weight * u.sum(1, keepdim=True)
-        a = next_concentration(a, counts.squeeze(1), measure)
-        others = (counts - weight * u).clamp(min=0) + (a * measure).unsqueeze(1)
+        a = next_concentration(a, counts.squeeze(1), first.measure)
+        others = (counts - weight * u).clamp(min=0) + (a * first.measure).unsqueeze(1)
         u = (logits + others.log()).softmax(-1)
     return u
 
@@ -637,6 +652,7 @@ class Learned:
 
     labelled: Labelled
     metric: Metric
+    means: Rows  # of the classes
     model: Model
     calibration: Calibration
 
@@ -650,15 +666,15 @@ def learn(tasks: Tasks, labelled: Labelled) -> Learned:
         left = leave_groups_out(labelled, groups, model)
     else:
         left = leave_rows_out(labelled, metric, model)
-    return Learned(labelled, metric, model, calibrate(labelled, left))
+    means = metric.see(labelled.means)
+    return Learned(labelled, metric, means, model, calibrate(labelled, left))
 
 
-def batch_of(learned: Learned, query: Tensor) -> tuple[Batch, Rows]:
-    rows = learned.metric.see(query)
-    means = learned.metric.see(learned.labelled.means)
+def batch_of(learned: Learned, rows: Rows) -> Batch:
     mixture = learned.calibration.mixture
+    means = learned.means
     gram = mixture.of(rows.products(rows))
-    batch = Batch(
+    return Batch(
         gram=gram,
         squares=gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1),
         cross=mixture.of(rows.products(means)),
@@ -668,7 +684,6 @@ def batch_of(learned: Learned, query: Tensor) -> tuple[Batch, Rows]:
         bias=learned.calibration.bias.unsqueeze(1),
         model=learned.model,
     )
-    return batch, rows
 
 
 def classify(tasks: Tasks, groups: str = "given") -> Tensor:
@@ -680,28 +695,28 @@ def classify(tasks: Tasks, groups: str = "given") -> Tensor:
 
     labelled, query = coordinates(tasks)
     learned = learn(tasks, labelled)
+    rows = learned.metric.see(query)
     S = tasks.support.shape[1]
     if tasks.query_groups is None or groups == "ignored":
-        batch, _ = batch_of(learned, query)
-        u = rounds_of_a_batch(batch, S)
+        u = rounds_of_a_batch(batch_of(learned, rows), S)
     elif groups == "given":
-        batch, rows = batch_of(learned, query)
+        batch = batch_of(learned, rows)
         u = rounds_of_groups(batch, rows, learned.calibration.mixture, tasks.query_groups, S)
     else:
-        u = each_alone(learned, query, tasks.query_groups)
+        u = each_alone(learned, rows, tasks.query_groups)
     return claimed(u, labelled.counts)
 
 
-def each_alone(learned: Learned, query: Tensor, groups: Tensor) -> Tensor:
+def each_alone(learned: Learned, rows: Rows, groups: Tensor) -> Tensor:
     """Every group as a batch of its own, for one task."""
-    if len(query) != 1:
-        raise ValueError(f"each group alone takes one task, got {len(query)}")
+    if len(groups) != 1:
+        raise ValueError(f"each group alone takes one task, got {len(groups)}")
     S = learned.labelled.rows.shape[1]
-    u = query.new_zeros(1, query.shape[1], learned.labelled.counts.shape[1])
+    u = rows.scaled.new_zeros(1, groups.shape[1], learned.labelled.counts.shape[1])
     for g in groups[0].unique():
         inside = groups[0] == g
-        batch, _ = batch_of(learned, query[:, inside])
-        u[:, inside] = rounds_of_a_batch(batch, S)
+        of_group = Rows(rows.scaled[:, inside], rows.projected[:, inside])
+        u[:, inside] = rounds_of_a_batch(batch_of(learned, of_group), S)
     return u
 
 

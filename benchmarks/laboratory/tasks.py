@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -43,6 +44,10 @@ class Tasks:
             if isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, **tensors)
+
+
+def unit_norm(rows: Tensor) -> Tensor:
+    return F.normalize(rows, dim=-1)
 
 
 # Probabilities [B, Q, K] of the queries.
