@@ -12,6 +12,7 @@ number of rows of class k. Numbers in parentheses are the equations of docs/prop
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the feature weights and the full me
 STANDARD_ERROR = 0.5  # of a log-likelihood, one standard error from its maximum; not estimated
 ROUNDS = 3
 FOLDS = 10  # of labelled groups
+SET_CLASSES = 8  # of a group: sets of its likeliest classes
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows are one draw
 
 # How finely it is computed.
@@ -544,25 +546,104 @@ def rounds_of_a_batch(batch: Batch, labelled_rows: int) -> Tensor:
 def rounds_of_groups(batch: Batch, rows: Rows, mixture: Mixture, groups: Tensor, S: int) -> Tensor:
     """(12) The same where each group has class proportions of its own; groups [B, Q].
 
-    Prototypes stay: what rows of a real group have in common is not their class alone.
+    Rows of a real group have more in common than their class, so that n of them are worth fewer.
     """
     number = torch.stack([torch.unique(g, return_inverse=True)[1] for g in groups])
     members = F.one_hot(number).double()  # [B, Q, G]
     size = members.sum(1)
-    weight = members @ (S / (S + size)).unsqueeze(-1)  # [B, Q, 1]
+    weight = S / (S + size)  # [B, G]
+    weight_of_row = members @ weight.unsqueeze(-1)  # [B, Q, 1]
+    Q = groups.shape[1]
 
     logits = batch.first_logits()
     u = logits.softmax(-1)
-    prior = members @ concentration_by_pairs(u, members).unsqueeze(-1)  # [B, Q, 1]
-    for _ in range(ROUNDS):
+    concentration = concentration_by_pairs(u, members)
+    prior = members @ concentration.unsqueeze(-1)  # [B, Q, 1]
+    for i in range(ROUNDS):
         alike = correlation_inside_groups(batch, rows, mixture, members, u)
+        worth = 1 / (1 + (size - 1) * alike.squeeze(-1))
+        if i > 0:
+            absorbing = 2 * S / (2 * S + Q) * (members @ worth.unsqueeze(-1))
+            logits = batch.absorbed_logits(absorbing * u.square())
+
         for _ in range(ROUNDS):
-            counts = members @ (members.mT @ (weight * u))
-            others = (counts - weight * u + prior).clamp(min=TINY)
+            counts = members @ (members.mT @ (weight_of_row * u))
+            others = (counts - weight_of_row * u + prior).clamp(min=TINY)
             # exp(E ln p) of a proportion, not E p; here the row's own count stays in.
             others = others * (counts + prior + 0.5) / (counts + prior + 1)
             u = (logits + (1 - alike) * others.log()).softmax(-1)
+
+        u = few_classes(logits, u, members, concentration, worth * weight)
+        u = (alike * logits.log_softmax(-1) + (1 - alike) * u.clamp(min=TINY).log()).softmax(-1)
     return u
+
+
+def few_classes(logits: Tensor, u: Tensor, members: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+    """(15) Averaged over what a group may hold: any proportions, or 1, 2, .. classes, equally many.
+
+    u [B, Q, K] are the probabilities under any proportions, with the concentrations a [B, G]; a row
+    weighs `weight` [B, G]. All groups choose how frequent each number of classes is.
+    """
+    K = logits.shape[-1]
+    count = min(SET_CLASSES, K)
+    sets = torch.tensor(list(itertools.product((0.0, 1.0), repeat=count))[1:]).to(logits)
+    set_sizes = sets.sum(-1)
+    weight = weight.unsqueeze(-1)
+
+    # Likelihoods in the likeliest classes of the row's group, relative to all classes alike.
+    mass = members.mT @ u  # [B, G, K]
+    classes = mass.argsort(dim=-1, descending=True, stable=True)[..., :count]
+    group_of_row = members.argmax(-1, keepdim=True).expand(-1, -1, count)
+    classes_of_row = classes.gather(1, group_of_row)
+    relative_logits = logits - logits.logsumexp(-1, keepdim=True) + math.log(K)
+    likelihood = relative_logits.gather(-1, classes_of_row).exp()  # [B, Q, count]
+
+    # The evidence of each set, and of each number of classes.
+    sums = (likelihood @ sets.mT).clamp(min=TINY)  # [B, Q, 255]
+    of_sets = weight * (members.mT @ (sums / set_sizes).log())  # [B, G, 255]
+    evidence = []
+    for size in range(1, count + 1):
+        of_size = of_sets[..., set_sizes == size].logsumexp(-1)
+        evidence.append(of_size - math.log(math.comb(K, size)))
+
+    # That of any proportions: the bound (9), at least that of all classes alike.
+    counts = weight * mass
+    total = counts.sum(-1, keepdim=True)
+    prior = a.unsqueeze(-1)
+    dual = torch.digamma(counts + prior) - torch.digamma(total + K * prior)
+    of_rows = (relative_logits + members @ dual).logsumexp(-1, keepdim=True)
+    bound = (weight * (members.mT @ of_rows)).squeeze(-1) - (counts * dual).sum(-1)
+    bound = bound + (torch.lgamma(K * prior) - torch.lgamma(total + K * prior)).squeeze(-1)
+    bound = bound + (torch.lgamma(counts + prior) - torch.lgamma(prior)).sum(-1)
+    evidence.append(bound.clamp(min=0))
+
+    chance = mixture_posterior(torch.stack(evidence, -1), members)  # [B, G, count + 1]
+    weight_of_sets = torch.zeros_like(of_sets)
+    for size in range(1, count + 1):
+        of_size = set_sizes == size
+        within = of_sets[..., of_size].softmax(-1)
+        weight_of_sets[..., of_size] = chance[..., size - 1 : size] * within
+    in_sets = ((members @ weight_of_sets) / sums) @ sets * likelihood
+    mixed = (members @ chance[..., -1:]) * u
+    mixed = mixed.scatter_add(-1, classes_of_row, in_sets)
+    return mixed / mixed.sum(-1, keepdim=True).clamp(min=TINY)
+
+
+def mixture_posterior(evidence: Tensor, members: Tensor) -> Tensor:
+    """Chances [B, G, C] of the cases of each group, by their log evidence [B, G, C].
+
+    Shares of the cases, the same for all groups, make the groups most likely.
+    """
+    likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
+    is_group = (members.sum(1) > 0).unsqueeze(-1)  # tasks with fewer groups have empty columns
+    shares = torch.full_like(likely[:, :1], 1 / likely.shape[-1])
+    for _ in range(MIXTURE_STEPS):
+        own = likely * shares
+        own = own / own.sum(-1, keepdim=True)
+        shares = (own * is_group).sum(1, keepdim=True) / is_group.sum(1, keepdim=True)
+        shares = shares.clamp(min=1e-100)
+    own = likely * shares
+    return own / own.sum(-1, keepdim=True)
 
 
 def concentration_by_pairs(t: Tensor, members: Tensor) -> Tensor:
@@ -582,17 +663,7 @@ def concentration_by_pairs(t: Tensor, members: Tensor) -> Tensor:
         pair = (1 - c + c * together).clamp(min=TINY).log() * same
         of_row = pair.sum(-1) / (2 * partners)
         evidence.append((members.mT @ of_row.unsqueeze(-1)).squeeze(-1))
-    evidence = torch.stack(evidence, -1)  # [B, G, 17]
-    likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
-    is_group = (members.sum(1) > 0).unsqueeze(-1)  # tasks with fewer groups have empty columns
-    shares = torch.full_like(likely[:, :1], 1 / len(CHANCES))
-    for _ in range(MIXTURE_STEPS):
-        own = likely * shares
-        own = own / own.sum(-1, keepdim=True)
-        shares = (own * is_group).sum(1, keepdim=True) / is_group.sum(1, keepdim=True)
-        shares = shares.clamp(min=1e-100)
-    own = likely * shares
-    chance = (own * chances).sum(-1) / own.sum(-1)
+    chance = (mixture_posterior(torch.stack(evidence, -1), members) * chances).sum(-1)
     chance = chance.clamp(LEAST, 1 - LEAST)
     return (1 - chance) / (chance * K)
 
@@ -638,7 +709,7 @@ def correlation_inside_groups(
 
 
 def claimed(u: Tensor, counts: Tensor) -> Tensor:
-    """(15) Probabilities of a class with n labelled rows count n / (n + 1); no label changes.
+    """(16) Probabilities of a class with n labelled rows count n / (n + 1); no label changes.
 
     Rounds confirm each other, the more, the fewer labelled rows hold them.
     """
