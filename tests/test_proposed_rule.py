@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import itertools
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,7 +123,7 @@ def test_tasks_of_a_batch_do_not_meet() -> None:
     one = task()
     both = rule.classify(one)
     # Proportions end when all tasks of the batch are steady, up to this tolerance.
-    torch.testing.assert_close(rule.classify(one.part(1, 2)), both[1:], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(rule.classify(one.part(1, 2)), both[1:], rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,49 @@ def test_rows_of_a_real_group_are_alike(offset: float, low: float, high: float) 
     u = torch.nn.functional.one_hot(one.truth, one.num_classes).double()
     alike = rule.correlation_inside_groups(batch, rows, learned.calibration.mixture, members, u)
     assert low <= alike.mean() <= high
+
+
+def test_sets_of_classes_are_those_of_all_subsets() -> None:
+    """Two groups of four classes, against a loop over all subsets, with proportions ruled out."""
+    random = torch.Generator().manual_seed(3)
+    K, sizes = 4, [3, 5]
+    logits = torch.randn(1, 8, K, generator=random).double()
+    number = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    members = torch.nn.functional.one_hot(number)[None].double()
+    weight = torch.tensor([[0.5, 0.8]]).double()
+    flat = logits.softmax(-1)
+    found = rule.few_classes(logits, flat, members, torch.full((1, 2), 1e3).double(), weight)
+
+    likely = torch.zeros(2, 5).double()  # of 1, 2, 3 or 4 classes, or any proportions
+    of_sets: list[dict[tuple[int, ...], float]] = [{}, {}]
+    for g in range(2):
+        rows = flat[0, number == g] * K
+        for size in range(1, K + 1):
+            for chosen in itertools.combinations(range(K), size):
+                mean = rows[:, list(chosen)].mean(-1)
+                evidence = float(weight[0, g] * mean.log().sum())
+                of_sets[g][chosen] = math.exp(evidence) / math.comb(K, size)
+                likely[g, size - 1] += of_sets[g][chosen]
+        # With so large a concentration all classes are equally common.
+        likely[g, 4] = 1.0
+    shares = torch.full((5,), 0.2).double()
+    for _ in range(20):
+        chance = likely * shares
+        chance = chance / chance.sum(-1, keepdim=True)
+        shares = chance.mean(0)
+    chance = likely * shares
+
+    for g in range(2):
+        rows = flat[0, number == g]
+        expected = chance[g, 4] * rows
+        for chosen, probability in of_sets[g].items():
+            restricted = torch.zeros_like(rows)
+            restricted[:, list(chosen)] = rows[:, list(chosen)]
+            restricted = restricted / restricted.sum(-1, keepdim=True)
+            expected = expected + shares[len(chosen) - 1] * probability * restricted
+        expected = expected / expected.sum(-1, keepdim=True)
+        assert len(rows) == sizes[g]
+        torch.testing.assert_close(found[0, number == g], expected, rtol=0, atol=2e-3)
 
 
 def test_labelled_groups_are_left_out_whole() -> None:
