@@ -21,7 +21,7 @@ from ..solution import Solution
 from ..solvers.groups import mean_proportions
 from ..task import without_autocast
 from . import fitted, inputs
-from .columns import Array, is_frame
+from .columns import ROWS, Array, is_frame
 from .fitted import Examples, Fitted, FittedAdaptive, FittedNames, array, chosen_device, to_tensor
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
@@ -71,6 +71,9 @@ class BatchClassifier:
         proportions of their own, as in `paddle_ext.adaptive`.
     share : bool
         Whether the groups of a batch learn from each other, as in `paddle_ext.adaptive`.
+    rows : {"auto", "table", "embeddings"}
+        What rows are, as in `paddle_ext.PaddleClassifier`: the same labelled rows decide alike
+        there and here.
     prior : array [K] or mapping of class to weight, optional
         What is known of the class proportions of every batch, as in `paddle_ext.adapt`.
     remember : bool
@@ -86,6 +89,8 @@ class BatchClassifier:
     ----------
     classes : array [K]
         The possible labels.
+    rows : {"table", "embeddings"}
+        What the rows were taken for.
 
     Notes
     -----
@@ -113,6 +118,7 @@ class BatchClassifier:
     """
 
     classes: Array
+    rows: str
 
     def __init__(
         self,
@@ -124,6 +130,7 @@ class BatchClassifier:
         column: str = "embedding",
         keep_embedding: bool = False,
         prefix: str = "",
+        rows: str = "auto",
         label_noise: float | str = 0.0,
         prior: Any = None,
         group: str | None = None,
@@ -152,16 +159,21 @@ class BatchClassifier:
         # A GPU need not exist here: another machine may compute.
         named = re.fullmatch(r"auto|cuda(:\d+)?", str(device))
         self._device = str(device if named else check.device(device))
+        check.choice("rows", rows, ROWS)
+        if rows == "table" and prototypes is not None:
+            raise check.ArgumentValueError(
+                "rows", "must be 'auto' or 'embeddings' with prototypes, got 'table'"
+            )
         text = None if prototypes is None else inputs.checked_prototypes(prototypes)
-        rows = support_rows(support, text)
-        given = () if labels is None and len(rows) == 0 else labels
+        given_rows = support_rows(support, text)
+        given = () if labels is None and len(given_rows) == 0 else labels
         K = None if text is None else len(text)
-        self.classes, places = inputs.classes_and_places(given, len(rows), names, K)
+        self.classes, places = inputs.classes_and_places(given, len(given_rows), names, K)
         self._options["prior"] = inputs.prior_weights(prior, self.classes)
-        self._width, self._labelled = rows.shape[1], len(rows)
+        self._width, self._labelled = given_rows.shape[1], len(given_rows)
         # Copies, because the caller's arrays may change.
         examples = Examples(
-            torch.from_numpy(rows.copy()),
+            torch.from_numpy(given_rows.copy()),
             torch.from_numpy(places),
             len(self.classes),
             names=None if text is None else torch.from_numpy(text.copy()),
@@ -169,7 +181,8 @@ class BatchClassifier:
         self._fitted: Fitted = FittedNames(examples)
         self._here: tuple[torch.device, Fitted] | None = None
         with torch.inference_mode(), without_autocast():
-            self._columns, examples, _ = fitted.in_columns(examples, None)
+            self._columns, examples, _ = fitted.in_columns(examples, None, rows=rows)
+            self.rows = self._columns.rows
             if text is None:
                 # No batch was seen, so there are no proportions to keep.
                 no_dual = examples.support.new_zeros(examples.num_classes)

@@ -144,12 +144,20 @@ class Fit(NamedTuple):
 
 
 def in_columns(
-    examples: Examples, query: Tensor | None, **asked: Any
+    examples: Examples, query: Tensor | None, *, rows: str = "auto", made_of: Tensor | None = None
 ) -> tuple[Columns, Examples, Tensor | None]:
-    """Prepare columns as `asked` of `columns_for`; rows that have names are embeddings."""
+    """Prepare columns, with the options of `columns_for`; rows that have names are embeddings.
+
+    The labelled rows alone decide whether rows are a table, so that the same ones always decide
+    alike: the unlabelled rows of one batch are not there in another. In a table they still help to
+    say how much each column varies.
+    """
     if examples.names is not None:
         return Columns(), examples, query
-    columns = columns_for(examples.support, examples.labels, examples.num_classes, query, **asked)
+    labelled = examples.support, examples.labels, examples.num_classes
+    columns = columns_for(*labelled, rows=rows, made_of=made_of)
+    if query is not None and columns.rows == "table":
+        columns = columns_for(*labelled, query, rows="table", made_of=made_of)
     examples = replace(
         examples,
         support=columns.applied_to(examples.support),

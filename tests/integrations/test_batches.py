@@ -322,6 +322,12 @@ def test_bad_batches(given: Any, message: str) -> None:
         ((None, None), {"prototypes": SUPPORT[:1]}, r"prototypes must have at least two"),
         ((None, None, NAMES), {"prototypes": SUPPORT[:5]}, r"as there are prototypes, 5, got 8"),
         ((SUPPORT, PLACES), {"prototypes": SUPPORT[:8, :3]}, r"support must have 3 features"),
+        ((SUPPORT, PLACES), {"rows": "matrix"}, r"rows must be .*, got 'matrix'"),
+        (
+            (SUPPORT, PLACES),
+            {"prototypes": SUPPORT[:8], "rows": "table"},
+            r"rows must be 'auto' or 'embeddings' with prototypes, got 'table'",
+        ),
         ((SUPPORT, PLACES), {"column": 3}, r"column must be a string, got int"),
         ((SUPPORT, PLACES), {"column": None}, r"column must be a string, got None"),
         ((SUPPORT, PLACES), {"prefix": None}, r"prefix must be a string, got None"),

@@ -103,6 +103,36 @@ def test_a_saved_table_classifies_alike() -> None:
     assert (loaded(X)["label"] == truth).mean() > 0.95
 
 
+def few_of_many_columns(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Few labelled rows, whose columns seem to vary otherwise than those of all rows do."""
+    random = np.random.default_rng(seed)
+    K, D, shots = (int(random.integers(*ends)) for ends in ((2, 8), (2, 64), (1, 5)))
+    centres = random.normal(size=(K, D)) * random.gamma(1, 1, size=D)
+    truth = np.concatenate([np.arange(K).repeat(shots), random.integers(0, K, 60)])
+    X = centres[truth] + random.normal(size=D) * random.choice([0, 0.5])
+    X += random.normal(size=X.shape)
+    return X, np.where(np.arange(len(X)) < K * shots, truth, -1)
+
+
+@pytest.mark.parametrize("seed", [6, 9, 18, 21, 35, 38])
+def test_both_estimators_decide_alike(seed: int) -> None:
+    """Whether rows are a table depends on the labelled ones, not on who asks or on the batch."""
+    X, y = few_of_many_columns(seed)
+    batches = BatchClassifier(X[y >= 0], y[y >= 0], device="cpu")
+    for n in (len(X), len(X) - 50):
+        assert PaddleClassifier(device="cpu").fit(X[:n], y[:n]).rows_ == batches.rows
+    assert pickle.loads(pickle.dumps(batches)).rows == batches.rows
+
+
+@pytest.mark.parametrize("rows", ["table", "embeddings"])
+def test_both_estimators_can_be_given_what_rows_are(rows: str) -> None:
+    X, y = few_of_many_columns(6)
+    batches = BatchClassifier(X[y >= 0], y[y >= 0], rows=rows, device="cpu")
+    model = PaddleClassifier(rows=rows, device="cpu").fit(X[y >= 0], y[y >= 0])
+    assert batches.rows == model.rows_ == rows
+    assert batches(X[y < 0])["label"].tolist() == model.predict_batch(X[y < 0]).tolist()
+
+
 def test_wine() -> None:
     """Unit-norm rows have 73 %: one of 13 columns hides the others."""
     X, truth = load_wine(return_X_y=True)
