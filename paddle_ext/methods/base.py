@@ -53,6 +53,13 @@ def fields_of(one: object) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
 
 
+def attributes_of(one: object) -> set[str]:
+    """The names of what an object holds, in slots too."""
+    slots = [getattr(base, "__slots__", ()) for base in type(one).__mro__]
+    names = {name for own in slots for name in ([own] if isinstance(own, str) else own)}
+    return {name for name in names | {*getattr(one, "__dict__", ())} if hasattr(one, name)}
+
+
 class Display(NamedTuple):
     """How tables and figures show a method."""
 

@@ -4,6 +4,8 @@ import importlib
 import inspect
 import operator
 import re
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from .. import check
 from ..task import Task
-from .base import PRESETS, Display, Method, fields_of, known_methods
+from .base import PRESETS, Display, Method, attributes_of, fields_of, known_methods
 
 T = TypeVar("T")
 
@@ -27,6 +29,8 @@ class Option(NamedTuple):
 
 def register(cls: type[T]) -> type[T]:
     """Register your own method by its name; a class decorator.
+
+    A class defined again, as by a notebook cell that is run twice, replaces itself.
 
     Parameters
     ----------
@@ -59,8 +63,12 @@ def register(cls: type[T]) -> type[T]:
     tensor([1])
     """
     method = as_method_class(cls)
-    if method.name in known_methods:
-        raise ValueError(f"name must not be taken by another method, got {method.name!r}")
+    taken_by = known_methods.get(method.name, method)
+    if place_of(taken_by) != place_of(method):
+        raise ValueError(
+            f"name must not be taken by another method, got {method.name!r}, the name of "
+            f"{place_of(taken_by)}: set another `name` in the class"
+        )
     if not set(method.presets) <= set(PRESETS):
         raise ValueError(
             f"presets of {method.name!r} must be among {PRESETS}, got {tuple(method.presets)}"
@@ -70,6 +78,11 @@ def register(cls: type[T]) -> type[T]:
         raise TypeError(f"display of {method.name!r} must be a Display, got {check.kind(display)}")
     known_methods[method.name] = method
     return cls
+
+
+def place_of(cls: type) -> str:
+    """Where a class is defined, which a class defined again shares."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def as_method_class(cls: object) -> type[Method]:
@@ -86,6 +99,7 @@ def as_method_class(cls: object) -> type[Method]:
         what = "solve(task) or predict(support, support_labels, query)"
         raise TypeError(f"cls must have {what}, got {cls.__name__}, which has neither")
     own: dict[str, object] = {"name": name, "__doc__": cls.__doc__, "__module__": cls.__module__}
+    own["__qualname__"] = cls.__qualname__
     # `Method.predict` checks and batches, whatever the class has.
     if "predict" in vars(cls) or not callable(getattr(cls, "solve", None)):
         own["predict"] = Method.predict
@@ -107,11 +121,8 @@ def as_method(one: object) -> Method | None:
     if inspect.isclass(one) or not has_protocol(one):
         return None
     made = object.__new__(as_method_class(type(one)))
-    slots = [getattr(base, "__slots__", ()) for base in type(one).__mro__]
-    names = {name for own in slots for name in ([own] if isinstance(own, str) else own)}
-    for name in names | {*getattr(one, "__dict__", ())}:
-        if hasattr(one, name):
-            object.__setattr__(made, name, getattr(one, name))
+    for name in attributes_of(one):
+        object.__setattr__(made, name, getattr(one, name))
     return made
 
 
@@ -161,6 +172,19 @@ def load(place: str) -> type[Method] | Method:
             f"{place!r}, which is a {type(imported).__name__}"
         )
     return method
+
+
+def own_method(name: str) -> str | Method:
+    """Register a method given as MODULE:CLASS and return its name; other names are unchanged."""
+    if ":" not in name:
+        return name
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # as for a script
+        sys.path.insert(0, folder)
+    loaded = load(name)
+    if isinstance(loaded, type):
+        register(loaded)
+    return loaded.name if isinstance(loaded, type) else loaded
 
 
 def available(*, named: bool = True) -> tuple[str, ...]:

@@ -404,9 +404,31 @@ def test_a_method_is_a_value(name: str) -> None:
         setattr(method, field, getattr(method, field))
 
 
+def run_cell(default: float) -> None:
+    """The cell of a notebook that defines and registers a method."""
+
+    @methods.register
+    @dataclass(frozen=True)
+    class InACell(NearestRow):
+        power: float = default
+
+
+def test_a_class_defined_again_replaces_itself() -> None:
+    for power in (1.0, 2.0):
+        run_cell(power)
+        assert methods.create("in_a_cell").power == power
+    methods.register(methods.Paddle)
+    assert type(methods.create("paddle")) is methods.Paddle
+
+
 def test_register_rejects_existing_names() -> None:
-    with pytest.raises(ValueError, match="another method, got 'paddle'"):
-        methods.register(methods.Paddle)
+    class Other(NearestRow):
+        name = "paddle"
+
+    message = r"another method, got 'paddle', the name of paddle_ext\.methods\.paddle\.Paddle: set"
+    with pytest.raises(ValueError, match=message):
+        methods.register(Other)
+    assert type(methods.create("paddle")) is methods.Paddle
 
     class Nameless(methods.Paddle):
         name = "nameless"

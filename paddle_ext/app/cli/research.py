@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -304,6 +303,7 @@ def check_figure(option: str, path: Path | None) -> None:
 
 def chosen_methods(compared: o.Compared, tuned: Path | None = None) -> dict[str, Method]:
     """The methods; --option overrides --tuned, which overrides --preset."""
+    from ...methods.registry import own_method
     from ...research.evaluate import chosen_methods as by_name
 
     names: Any = "all" if compared.methods == ("all",) else [*map(own_method, compared.methods)]
@@ -316,24 +316,6 @@ def chosen_methods(compared: o.Compared, tuned: Path | None = None) -> dict[str,
     for name, options in o.method_options(compared.option, chosen).items():
         chosen[name] = replace(chosen[name], **options)  # type: ignore[type-var]
     return chosen
-
-
-def own_method(name: str) -> str | Method:
-    """Register a method given as MODULE:CLASS and return its name; other names are unchanged."""
-    if ":" not in name:
-        return name
-    from ...methods.base import known_methods
-    from ...methods.registry import load, register
-
-    folder = str(Path.cwd())
-    if folder not in sys.path:  # as for a script
-        sys.path.insert(0, folder)
-    loaded = load(name)
-    if not isinstance(loaded, type):
-        return loaded
-    if str(known_methods.get(loaded.name)) != str(loaded):
-        register(loaded)  # which refuses the name of another method
-    return loaded.name
 
 
 def show_evaluation(evaluation: Evaluation, figure: Path | None) -> None:
