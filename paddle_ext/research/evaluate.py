@@ -7,7 +7,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,9 +20,11 @@ from ..large.sources import with_index
 from ..methods import Method, create
 from ..methods.base import PRESETS, fields_of, known_methods
 from ..methods.registry import as_method
+from ..methods.sources import source_digest
 from ..native import devices
 from ..native.load import version
 from ..progress import Progress
+from ..text import several
 from .data.bank import ROWS_AT_ONCE, FeatureBank
 from .results import Evaluation, Result
 from .sampler import TaskBatch, TaskSampler
@@ -33,7 +35,9 @@ Setting: TypeAlias = tuple[str, int | None, int]  # the label of a method, shots
 Runs: TypeAlias = dict[Setting, tuple[Method, TaskSampler]]
 
 FILE = "evaluation.json"
-CLASSES = "classes"  # the note that tells two methods with the same label and options apart
+# The note that tells two methods with the same label and options apart: the class of each, and the
+# digest of its source if it is one's own; None if that is unknown, and its results are not kept.
+CLASSES = "classes"
 # Tasks drawn at once: the same on any device and with any memory. Fewer would not keep a GPU busy.
 BLOCK_TASKS = 500
 # GiB of a batch. More gains nothing on the CPU, and less lets slow methods report progress more
@@ -104,7 +108,10 @@ def evaluate(
     output : path, optional
         A folder for ``evaluation.json``, which gets each result as it is finished.
     resume : bool
-        Keep the results of the same evaluation in `output`; False starts over.
+        Keep the results of the same evaluation in `output`; False starts over. A method of your own
+        is evaluated again if the source of its class changed, or what that imports, except for
+        installed libraries. It is always evaluated again if its class is of a notebook or a
+        function, or has attributes that are not fields of a dataclass.
 
     Returns
     -------
@@ -168,7 +175,7 @@ def evaluate(
             "prototypes": digest(prototypes),
             "n_query": first.n_query,
             "num_classes": first.num_classes,
-            CLASSES: {label: type(method).__qualname__ for label, method in chosen.items()},
+            CLASSES: {label: class_and_source(method) for label, method in chosen.items()},
         }
     where = computing_device(device, bank)
     settings = name, first.sampling, first.alpha, first.seed, machine_line(where)
@@ -179,9 +186,11 @@ def evaluate(
         for label, method in chosen.items()
     }
     results: dict[Setting, Result] = {}
+    lines: list[str] = []
     if folder is not None and resume and (folder / FILE).exists():
         earlier = finished_results(folder, evaluation, runs, n_tasks)
         results = {(one.method, one.shots, one.k_eff): one for one in earlier}
+        lines = kept_lines(chosen, results.keys() & runs.keys(), classes_in(notes))
         classes = classes_in(earlier.notes) | classes_in(notes)
         evaluation = replace(evaluation, notes=notes | {CLASSES: classes})
     if folder is not None:
@@ -190,6 +199,8 @@ def evaluate(
     on_device = DeviceBank(bank, where, memory, prototypes)
     on_gpu = torch.cuda.device(where) if where.type == "cuda" else contextlib.nullcontext()
     with on_gpu, Progress("evaluating", n_tasks * len(todo), show=progress) as shown:
+        for line in lines:
+            shown.line(line)
         warm_up(todo, on_device)
         for setting, run in todo.items():
             results[setting] = result_of(setting[0], *run, n_tasks, on_device, shown)
@@ -219,16 +230,42 @@ def finished_results(folder: Path, now: Evaluation, runs: Runs, n_tasks: int) ->
             f"{', another '.join(different)}",
             or_pass="resume=False",
         )
-    classes, now_classes = classes_in(there), classes_in(here)
+    classes = classes_in(there)
+    changed = {
+        label
+        for label, code in classes_in(here).items()
+        if code is None or code != classes.get(label)
+    }
 
     def holds(one: Result) -> bool:
-        if now_classes.get(one.method, classes.get(one.method)) != classes.get(one.method):
+        if one.method in changed:
             return False
         setting = one.method, one.shots, one.k_eff
         method = runs[setting][0] if setting in runs else None
         return method is None or (one.n_tasks, one.options) == (n_tasks, options_of(method))
 
     return replace(earlier, results=tuple(filter(holds, earlier)))
+
+
+def class_and_source(method: Method) -> str | None:
+    """What identifies the code of a method; None if nothing does."""
+    source = source_digest(method)
+    return None if source is None else f"{type(method).__qualname__} {source}".strip()
+
+
+def kept_lines(
+    chosen: Mapping[str, Method], kept: Collection[Setting], classes: Mapping[str, object]
+) -> list[str]:
+    """Sentences on methods of one's own: what an earlier run computed, and what no run can keep."""
+    kept_labels = {label for label, *_ in kept}
+    own = [label for label in chosen if label in kept_labels and source_digest(chosen[label])]
+    unknown = [label for label in chosen if classes.get(label) is None]
+    lines = []
+    if own:
+        lines.append(f"kept from an earlier run with the same source: {several(own, 5)}")
+    if unknown:
+        lines.append(f"computed again, because the source may have changed: {several(unknown, 5)}")
+    return lines
 
 
 def classes_in(notes: Mapping[str, object]) -> dict[str, object]:

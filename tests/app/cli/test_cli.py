@@ -176,6 +176,32 @@ def test_own_method(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert message in result.words()
 
 
+def test_an_edited_method_is_evaluated_again(
+    bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same command, in a folder that has its earlier results."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    words = ["evaluate", bank, "--methods", "edited_method:Mine", "--output", tmp_path / "runs"]
+    words += ["--shots", 2, "--k-eff", 2, "--n-query", 8, "--n-tasks", 20, "--device", "cpu"]
+    source = "import torch\nclass Mine:\n    def predict(self, support, labels, query):\n"
+    source += "        return labels[torch.cdist(query, support).{}(1)]\n"
+    accuracies = []
+    for choice in ("argmax", "argmin"):  # the farthest row, the nearest row
+        path = tmp_path / "edited_method.py"
+        path.write_text(source.format(choice))
+        os.utime(path, (path.stat().st_mtime - 86_400,) * 2)
+        sys.modules.pop("edited_method", None)
+        result = run(*words)
+        assert result.exit_code == 0, result.output
+        assert "kept from" not in result.stderr
+        (found,) = paddle_ext.Evaluation.load(tmp_path / "runs" / "evaluation.json")
+        accuracies.append(found.accuracy)
+    assert accuracies[1] > accuracies[0] + 50
+    assert "kept from an earlier run with the same source: mine" in run(*words).stderr
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 
