@@ -1,4 +1,4 @@
-"""The meaning of a label in a file: one rule for every format.
+"""The meaning of a label, in every file and every function: one rule.
 
 A label is a name or an integer. A missing label is empty, -1, or what programs and people write for
 missing values: see `NO_LABEL`. Case matters, so that a class may be called "none".
@@ -7,7 +7,7 @@ missing values: see `NO_LABEL`. Case matters, so that a class may be called "non
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from . import check
-from .text import without_controls
+from .text import plural, without_controls
 
 NO_LABEL = frozenset(
-    ("", "-1", "NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")
+    ("", "-1", "NA", "NaN", "nan", "NaT", "<NA>", "None", "NULL", "null", "n/a", "N/A", "#N/A")
 ) | {"?", "-", "unknown", "Unknown", "UNKNOWN"}
 MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
 SHORTEST_MISSPELT = 4  # letters of a name that may be a misspelling
@@ -37,6 +37,29 @@ def label_text(value: object) -> str:
         value = int(value)
     text = "" if value is None else str(value).strip()
     return "" if text in NO_LABEL else without_controls(text)
+
+
+def has_label(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which labels of an array are not missing, [N] bool: the rule of `label_text`."""
+    if labels.dtype.kind in "iuf":
+        return np.asarray(~(np.isnan(labels) | (labels == -1)))
+    if labels.dtype.kind in "mM":
+        return np.asarray(~np.isnat(labels))
+    return np.array([label_text(label) != "" for label in labels.tolist()], dtype=bool)
+
+
+def missing_word(value: object) -> str:
+    """The word of a missing label that could have been meant as a class; empty for others."""
+    word = value.strip() if isinstance(value, str) and not label_text(value) else ""
+    return "" if word == "-1" else word
+
+
+def missing_word_notes(words: Mapping[str, int], where: str) -> list[str]:
+    """What to tell the user about words that count as missing labels, with their rows."""
+    return [
+        f"{word!r} in {where} counts as a missing label: {plural(count, 'row')}"
+        for word, count in words.items()
+    ]
 
 
 def sorted_names(labels: Sequence[str]) -> list[str]:

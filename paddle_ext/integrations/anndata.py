@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from .. import check
+from ..labels import has_label
 from ..libraries import library
-from .inputs import labelled
 from .sklearn import PaddleClassifier
 
 SHARES = "label", "share", "low", "high"  # columns of a table, next to that of the groups
@@ -51,7 +51,7 @@ def label(
     model = PaddleClassifier(rows="embeddings")
     model.fit(rows, known, groups=asked)
     try:
-        unknown = pandas.array(model.strangers(rows) & ~labelled(known))
+        unknown = pandas.array(model.strangers(rows) & ~has_label(known))
     except ValueError:  # too few labelled cells
         unknown = pandas.array([None] * len(known), dtype="boolean")
     highest = model.label_distributions_.max(axis=1)

@@ -4,6 +4,7 @@ import difflib
 import math
 import numbers
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -16,7 +17,13 @@ from torch import Tensor
 from .. import check
 from ..adaptive_rule.label_noise import check_label_noise
 from ..groups import Groups, check_length, groups_and_things, groups_of
-from ..labels import check_one_each
+from ..labels import (
+    check_one_each,
+    has_label,
+    label_text,
+    missing_word,
+    missing_word_notes,
+)
 from ..limits import LARGEST_FEATURE_FLOAT32
 from ..methods.base import factor
 from ..prior import measures_of
@@ -128,23 +135,12 @@ def checked_options(
 
 
 def labelled(y: Array) -> npt.NDArray[np.bool_]:
-    """Which rows have a label: not -1, None or NaN."""
-    if y.dtype.kind == "O":
-        return np.array([not is_missing(label) for label in y], dtype=bool)
-    if y.dtype.kind in "iuf":
-        return np.asarray(~(np.isnan(y) | (y == -1)))
-    if y.dtype.kind in "mM":
-        return np.asarray(~np.isnat(y))
-    return np.ones(len(y), dtype=bool)
-
-
-def is_missing(label: object) -> bool:
-    # Comparisons with pandas.NA have no truth value, so it is recognised by its type.
-    if label is None or type(label).__name__ == "NAType":
-        return True
-    return bool(label != label) or (  # noqa: PLR0124 - detects NaN of any type
-        isinstance(label, numbers.Real) and label == -1
-    )
+    """Which rows of y have a label; warns of words that count as none, such as "unknown"."""
+    there = has_label(y)
+    words = Counter(word for label in y[~there].tolist() if (word := missing_word(label)))
+    for note in missing_word_notes(words, "y"):
+        warnings.warn(note, stacklevel=4)
+    return there
 
 
 def label_array(y: Any) -> Any:
@@ -162,7 +158,7 @@ def row_groups(given: Any, of_rows: npt.NDArray[np.bool_], name: str) -> Array |
     # NumPy would turn numbers into text in a list that contains both.
     column = np.array(given, dtype=object) if isinstance(given, list | tuple) else plain(given)
     check_length(column.shape, len(of_rows), name)
-    there = of_rows & labelled(column) if name == "same" else of_rows
+    there = of_rows & has_label(column) if name == "same" else of_rows
     if there.any():
         # The others get a value of these, so that an error names the row as the caller counts.
         first = column[there][:1]
@@ -186,7 +182,7 @@ def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) ->
 def things_of_their_own(same: Iterable[Any]) -> list[str]:
     """The names of things as text; each of the missing ones gets one of its own."""
     whole = (int(x) if isinstance(x, float) and x.is_integer() else x for x in same)
-    return [f"\0{i}" if is_missing(name) else str(name) for i, name in enumerate(whole)]
+    return [str(name) if label_text(name) else f"\0{i}" for i, name in enumerate(whole)]
 
 
 def prior_weights(prior: Any, classes: Array, groups: Groups | None = None) -> Array | None:
@@ -235,10 +231,6 @@ def sorted_classes(y: Array) -> tuple[Array, Places]:
     if len(y) == 0:
         raise ValueError("y must have labelled rows of at least two classes, got none")
     y = unwrapped("y", y)
-    if y.dtype.kind in "US" and (y == np.array("-1", dtype=y.dtype)).any():
-        raise ValueError(
-            "y must have None for an unlabelled row among text, got '-1', which would be a class"
-        )
     # scikit-learn's check_classification_targets warns about one label per class.
     if y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.round(y))).all():
         odd = y[~np.isfinite(y) | (y != np.round(y))][0]
@@ -368,16 +360,18 @@ def classes_and_places(
 
 
 def label_vector(name: str, value: Any) -> Array:
-    """Labels as a vector of text or int64; None, NaN and -1, which mean unlabelled, are errors."""
+    """Labels as a vector of text or int64; missing ones, such as None and "", are errors."""
     # NumPy would turn numbers into text in a list that contains both.
     labels = np.array(value, dtype=object) if isinstance(value, list | tuple) else plain(value)
     if labels.ndim != 1:
         raise check.ArgumentValueError(
             name, f"must have one dimension, got shape {list(labels.shape)}"
         )
-    if not labelled(labels).all():
-        odd = labels[~labelled(labels)][0]
-        raise check.ArgumentValueError(name, f"must be text or integers >= 0, got {odd}")
+    there = has_label(labels)
+    if not there.all():
+        odd = labels[~there].tolist()[0]
+        means = ", which means a missing label" if missing_word(odd) else ""
+        raise check.ArgumentValueError(name, f"must be text or integers >= 0, got {odd}{means}")
     labels = unwrapped(name, labels)
     if len(labels) and (labels.dtype.kind not in "OUbiu" or above_int64(labels)):
         odd = labels.max() if above_int64(labels) else labels[0]

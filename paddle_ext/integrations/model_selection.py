@@ -26,7 +26,7 @@ RowIndices = npt.NDArray[np.int64]
 class BatchSplit(splits.BaseShuffleSplit):  # type: ignore[misc, name-defined]
     """A splitter: a few labelled rows of every class, and a batch with some of the classes.
 
-    Rows without a label (-1, None, NaN) are in neither part.
+    Rows without a label (-1, None, NaN, "") are in neither part.
 
     Parameters
     ----------

@@ -137,9 +137,10 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Notes
     -----
-    Unlabelled is -1 in numbers, as in `sklearn.semi_supervised`, so -1 cannot be a class; among
-    objects and in pandas columns also None, NaN and pandas.NA. If all rows are labelled, the
-    prototypes are the class means and the proportions those of the labels.
+    Unlabelled is -1, as in `sklearn.semi_supervised`, so -1 cannot be a class; NaN, None and
+    pandas.NA; and text that means a missing label in files too, such as "", "-1", "NA" and
+    "unknown": `paddle_ext/labels.py` lists it. A warning names such words. If all rows are
+    labelled, the prototypes are the class means and the proportions those of the labels.
 
     Rows are made unit-norm if they are embeddings, and the columns of a table standardised: how
     `fit` decides is in docs/estimator.md.
@@ -216,8 +217,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Numbers; float32 is kept, anything else becomes float64. A table may have gaps (NaN,
             None, pandas.NA) and, in a DataFrame, categories: text, objects, pandas.Categorical.
         y : array or Series [n]
-            A label for each row, or -1, None or NaN for an unlabelled one. At least two classes,
-            unless there are `prototypes`; then there may be no label at all, or no `y`.
+            A label for each row, or -1, None, NaN or "" for an unlabelled one. At least two
+            classes, unless there are `prototypes`; then there may be no label at all, or no `y`.
         sample_weight : array [n], optional
             Weight of each labelled row in its class, without `prototypes`: between 1e-30 and 1e30,
             or 0, which ignores the row, though it keeps its label. Weights of

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,9 @@ from estimator_batch import CLASSES, adapted, batch
 from sklearn import config_context
 
 from paddle_ext import PaddleClassifier
+from paddle_ext.app.classify import Settings
+from paddle_ext.app.read.opening import open_data
+from paddle_ext.research.data.bank import FeatureBank
 
 
 def forms(y: np.ndarray) -> dict[str, Any]:
@@ -65,13 +70,53 @@ def test_bad_labels(labels: Any, message: str) -> None:
         PaddleClassifier().fit(np.random.default_rng(0).normal(size=(6, 3)), labels)
 
 
-def test_text_with_a_number_that_means_unlabelled() -> None:
-    """NumPy would turn all of it into text, and -1 into a class."""
-    X = np.eye(3)
-    with pytest.raises(ValueError, match=r"^y must have None for an unlabelled row among text"):
-        PaddleClassifier().fit(X, ["up", "right", -1])
-    model = PaddleClassifier().fit(X, np.array(["up", "right", -1], dtype=object))
+@pytest.mark.parametrize("kind", ["list", "text", "objects", "column", "column of text"])
+def test_text_that_means_unlabelled(kind: str) -> None:
+    """NumPy and pandas turn -1 among text into "-1"; it is no class in any of these."""
+    pandas = pytest.importorskip("pandas")
+    y = ["up", "right", "-1"]
+    given = {
+        "list": ["up", "right", -1],
+        "text": np.array(y),
+        "objects": np.array(y, dtype=object),
+        "column": pandas.Series(y, dtype=object),
+        "column of text": pandas.Series(y, dtype="string"),
+    }
+    model = PaddleClassifier().fit(np.eye(3), given[kind])
     assert model.classes_.tolist() == ["right", "up"]
+
+
+WORDS = ("", "-1", "nan", "NaT", "NA", "<NA>", "None", "null", "n/a", "?", "-", "unknown", "none")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_means_the_same_to_the_estimator_the_command_and_a_bank(
+    word: str, tmp_path: Path
+) -> None:
+    """Only "none" is a class; where a word could have been one, the user is told."""
+    X, y = np.eye(6, 4, dtype=np.float32), np.array(["ash", "ash", "elm", "elm", word, word])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        classes = PaddleClassifier(device="cpu").fit(X, y).classes_.tolist()
+    assert classes == (["ash", "elm", "none"] if word == "none" else ["ash", "elm"])
+    said = [str(one.message) for one in warned]
+    quiet = word in ("", "-1", "none")
+    assert said == ([] if quiet else [f"{word!r} in y counts as a missing label: 2 rows"])
+
+    np.savez(tmp_path / "rows.npz", features=X, labels=y)
+    assert FeatureBank.load(tmp_path / "rows.npz").class_names == tuple(classes)
+    table = [f"{label},{a},{b}" for label, (a, b) in zip(y, X[:, :2].tolist(), strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["label,a,b", *table]) + "\n")
+    opened = open_data(tmp_path / "rows.csv", None, Settings(device="cpu"))
+    assert sorted(set(opened.examples.truth or [])) == classes
+
+
+def test_nan_among_text_in_an_array_is_no_class() -> None:
+    """NumPy writes it as text."""
+    y = np.array(["ash", "elm", float("nan")])
+    with pytest.warns(UserWarning, match="'nan' in y counts as a missing label: 1 row$"):
+        model = PaddleClassifier().fit(np.eye(3), y)
+    assert model.classes_.tolist() == ["ash", "elm"]
 
 
 @pytest.mark.parametrize(

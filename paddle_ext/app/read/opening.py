@@ -17,7 +17,7 @@ from ... import check
 from ...decoding import require_pillow
 from ...feature_cache import digest, written_digest
 from ...groups import groups_and_things
-from ...labels import numbered
+from ...labels import missing_word_notes, numbered
 from ...text import plural, several, without_controls
 from ..settings import DEFAULT_NETWORK, Columns, Settings, refuse_unused
 from . import arrays, names, tables
@@ -420,11 +420,7 @@ def labelled_rows(table: Table, columns: Columns, chosen: FeatureColumns | None)
 
 def missing_label_notes(rows: TableSamples) -> list[str]:
     """Words that count as missing labels: a class could have such a name."""
-    return [
-        f"{word!r} in column {rows.columns.label!r} counts as a missing label: "
-        f"{plural(count, 'row')}"
-        for word, count in rows.gap_words.items()
-    ]
+    return missing_word_notes(rows.gap_words, f"column {rows.columns.label!r}")
 
 
 def chosen_features(

@@ -23,7 +23,7 @@ from ... import check, parquet
 from ...feature_cache import digest, written_digest
 from ...files import current_version, first_line, open_regular, require_unchanged
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
-from ...labels import label_text
+from ...labels import label_text, missing_word
 from ...parquet import pyarrow
 from ...text import plain_cell, plural, several, without_controls
 from ..settings import Columns
@@ -427,8 +427,8 @@ class TableSamples:
 
     def label(self, value: object) -> str:
         text = label_text(cell_value(value))
-        if not text and isinstance(value, str) and value.strip() not in ("", "-1"):
-            self.gap_words[value.strip()] += 1
+        if word := missing_word(value):
+            self.gap_words[word] += 1
         if text and isinstance(value, str) and value != value.strip():
             self.padded[value] += 1
         return text
