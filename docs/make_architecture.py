@@ -14,6 +14,7 @@ LAYERS = {
     ("app", "#fde9c9"): {
         "app/cli": "the command paddle-ext",
         "app/classify.py": "its public names",
+        "app/stream.py": "files to predictions in one file",
         "app/run.py": "files to predictions and a page",
         "app/write": "tables, the page, sorted images",
         "app/outcome.py": "what a run found, what to check",

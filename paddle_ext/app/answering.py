@@ -18,7 +18,7 @@ from ..integrations.fitted import Examples, counted_once, learned
 from ..libraries import library
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import Familiar, familiar
-from ..prevalence import RATE, with_certain
+from ..prevalence import RATE, Prevalence, with_certain
 from ..prior import measures_of
 from ..progress import Progress
 from ..rows import unit_rows
@@ -60,14 +60,12 @@ def answer(
     """
     place = check.device(device)
     samples: list[Batch] = []  # without features
-    novelty, strangers, count = strangeness_of(labelled, place), list[tuple[Tensor, ...]](), 0
-    hidden = 0.5 if novelty is None else float(novelty.model.hidden)
+    shares, strangers, count = Shares(labelled, place), list[tuple[Tensor, ...]](), 0
     best: list[tuple[Tensor, ...]] = []
     nodes, sure = list[str](), list[Tensor]()  # of the nodes that samples are rolled up to
     K = len(labelled.class_names)
     certain = torch.zeros(K + 1, dtype=torch.float64) if certain is None else certain
     present = certain[:K] > 0
-    sums = torch.zeros(10, K + 1, dtype=torch.float64)
     group_sums = dict[str, Tensor]()
     for together, rows, solution in classified(labelled, batches, place, **options):
         for part in together:
@@ -76,25 +74,22 @@ def answer(
         u = solution.probabilities.flatten(0, -2)
         likeliest = most_probable(u, solution.labels.flatten(), LIKELIEST)
         columns = [u.gather(-1, likeliest), likeliest, solution.doubt().flatten()]
-        strangeness = torch.full_like(columns[-1], math.nan)
-        if novelty is not None:
-            columns.append(novelty.of(rows.flatten(0, 1), solution.labels.flatten()))
-            strange = (columns[-1] > 1 - RATE).nonzero().view(-1)
-            strangers.append((rows.flatten(0, 1)[strange], columns[-1][strange], strange + count))
-            strangeness = columns[-1] = columns[-1].float()
+        novelty = shares.novelty(rows, solution)
+        if shares.known is not None:
+            flat = novelty.flatten()
+            strange = (flat > 1 - RATE).nonzero().view(-1)
+            strangers.append((rows.flatten(0, 1)[strange], flat[strange], strange + count))
+            columns.append(flat.float())
         count += len(u)
         best.append(tuple(x.cpu() for x in columns))
         present |= solution.over_all().present().view(-1, K).any(0).cpu()
-        own = solution.class_sums(strangeness.view_as(solution.labels), hidden).cpu()
-        sums += own.sum(0)
+        own = shares.add(solution, novelty)
         if solution.groups is not None:
             group_sums |= zip(solution.groups.names, own, strict=True)
         if hierarchy is not None:
             one = hierarchy.roll_up(solution.probabilities, CONFIDENCE)
             nodes += [str(name or "") for name in one.names()]
             sure.append(one.probability.masked_fill(one.node < 0, math.nan).flatten().cpu())
-    if novelty is None and not certain[K]:
-        sums = sums[:4, :K]  # nothing is known of samples of no known class
     values, classes, doubts, *rest = (torch.cat(column) for column in zip(*best, strict=True))
     whole = concatenated(samples)
     return Answers(
@@ -111,7 +106,7 @@ def answer(
         novelty=rest[0] if rest else None,
         nodes=nodes if sure else None,
         node_probability=torch.cat(sure) if sure else None,
-        prevalence=with_certain(sums, certain),
+        prevalence=shares.prevalence(certain),
         alike=groups_of_strangers(strangers, labelled, place),
         digests=whole.digests(),
         likeliest=torch.nn.functional.pad(classes, (0, LIKELIEST - classes.shape[1]), value=-1),
@@ -243,6 +238,34 @@ def strangeness_of(labelled: Labelled, device: torch.device) -> Strangeness | No
     if model is None or RATE * (len(model.ordinary) + 1) < 1:
         return None
     return Strangeness(model, place)
+
+
+class Shares:
+    """The samples of each class, and of no known class, in the batches so far."""
+
+    def __init__(self, labelled: Labelled, place: torch.device) -> None:
+        self.K, self.known = len(labelled.class_names), strangeness_of(labelled, place)
+        self.hidden = 0.5 if self.known is None else float(self.known.model.hidden)
+        self.sums = torch.zeros(10, self.K + 1, dtype=torch.float64)
+
+    def novelty(self, rows: Tensor, solution: Solution) -> Tensor:
+        """Of rows [B, n, D]; NaN where nothing is known of samples of no known class."""
+        if self.known is None:
+            return torch.full_like(solution.probabilities[..., 0], math.nan)
+        novelty = self.known.of(rows.flatten(0, 1), solution.labels.flatten())
+        return novelty.view_as(solution.labels)
+
+    def add(self, solution: Solution, novelty: Tensor) -> Tensor:
+        """Count these samples; returns the sums of each batch, or of each group."""
+        own = solution.class_sums(novelty.float(), self.hidden).cpu()
+        self.sums += own.sum(0)
+        return own
+
+    def prevalence(self, certain: Tensor) -> Prevalence:
+        """The shares, with `certain` [K + 1] samples that a person has labelled."""
+        if self.known is None and not certain[self.K]:
+            return with_certain(self.sums[:4, : self.K], certain)  # no share of no known class
+        return with_certain(self.sums, certain)
 
 
 def check_batch(part: Batch, D: int, labelled: str, source: str) -> None:

@@ -5,8 +5,9 @@ it writes a table and a page. `stream` handles a Parquet file of any size.
 """
 
 from .answers import Answers
-from .run import Report, StreamReport, classify, stream, streams
+from .run import Report, classify
 from .settings import Columns, Settings
+from .stream import StreamReport, stream, streams
 
 __all__ = [
     "Answers",

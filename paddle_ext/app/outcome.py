@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..labels import numbered, sorted_names
+from ..limits import FEWEST_TO_CALIBRATE, SEVERAL
 from ..presence import Suggestions
 from ..presence.labels import doubt_of_labels
-from ..prevalence import RATE, with_certain
+from ..prevalence import RATE, Prevalence, with_certain
+from ..solution import calibrates, outweigh_names
 from ..text import plural, several
 from .answering import things_of
 from .answers import NO_CLASS, Answers
@@ -26,6 +28,10 @@ MOST_NAMED = 5  # samples or classes in a line of the terminal
 DOUBTFUL = 0.5  # samples of at least this doubt are to be checked
 SUSPECT = 0.9  # a label of at least this doubt is likely wrong
 NORMAL = 1.645  # quantile of the 90 % interval
+MOST_ABOVE_EXPECTED = 0.1  # of the mean probability, above the expected accuracy
+# From this share of strangers on, for sure, samples may be of another source: 55 to 95 of 100 such
+# batches reach it, and none like the labelled samples (docs/presence.md).
+MANY_STRANGERS = 0.2
 
 
 # --- predictions to check -------------------------------------------------------------------------
@@ -150,6 +156,10 @@ class LabelledCheck:
         rows: list[int] = self.doubt.argsort(descending=True, stable=True).tolist()
         return rows
 
+    def shown(self, row: int) -> str:
+        """The sample as a person knows it: its file, its text, or its row."""
+        return self.labelled.texts[row] or str(row)
+
     def label(self, row: int) -> str:
         return self.labelled.class_names[int(self.labelled.labels[row])]
 
@@ -232,6 +242,102 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     return LabelledCheck(labelled, first, classes[suggestion], doubt)
 
 
+def suspects(checked: LabelledCheck | None) -> list[int]:
+    """Labelled samples whose label is doubtful, unless the user has said what they are."""
+    if checked is None:
+        return []
+    sure = checked.labelled.trusted
+    wrong = (checked.doubt > SUSPECT) & (checked.suggestion != checked.labelled.labels)
+    return [row for row in checked.order() if wrong[row] and (sure is None or not sure[row])]
+
+
+# --- what a user must know before relying on the results ------------------------------------------
+
+
+def about_claim(claimed: float, expected: Expected | None) -> list[str]:
+    """A note where the probabilities claim much more than the labelled samples let one expect."""
+    if expected is None or not claimed - expected.share > MOST_ABOVE_EXPECTED:
+        return []
+    note = (
+        f"the mean probability is {100 * claimed:.0f} %, but the expected accuracy of single "
+        f"samples {100 * expected.share:.0f} %: check some predictions before you rely on the "
+        "probabilities"
+    )
+    return [note]
+
+
+def about_trust(labelled: Labelled) -> list[str]:
+    """A note where labelled samples are too few to calibrate the probabilities."""
+    counts, named = labelled.shots(), labelled.prototypes is not None
+    if calibrates(counts, named):
+        return []
+    several = counts >= SEVERAL
+    if named and not outweigh_names(counts):
+        why = (
+            "they rest on class names, and three labelled samples of every class would calibrate "
+            "them"
+        )
+    elif 2 * several.sum() <= len(counts):
+        why = f"half of the classes or more have fewer than {SEVERAL} labelled samples"
+    else:
+        samples = plural(int(counts[several].sum()), "labelled sample")
+        why = (
+            f"they are calibrated on {samples}, and need {FEWEST_TO_CALIBRATE}, of classes with "
+            f"{SEVERAL} or more"
+        )
+    return [f"do not trust the probabilities: {why}"]
+
+
+def about_strangers(prevalence: Prevalence, labelled: Labelled) -> list[str]:
+    """A note where many samples are of no known class, for sure."""
+    low, K = prevalence.low, len(labelled.class_names)
+    if len(low) == K or low[K] < MANY_STRANGERS:
+        return []
+    note = (
+        f"at least {100 * low[K]:.0f} % of the samples are unlike the labelled ones: of no known "
+        "class, or all samples are from another source, and then probabilities are too high"
+    )
+    return [note]
+
+
+def about_unjudged(counts: Tensor, labelled: Labelled, *, strangers: bool) -> list[str]:
+    """A note where nothing can be said about strangers among these numbers [K] of predictions.
+
+    `strangers` is whether any class has enough labelled samples for that.
+    """
+    total = int(counts.sum())
+    if not total:
+        return []
+    if not strangers:
+        note = (
+            f"{math.ceil(1 / RATE) - 1} labelled samples, of classes with two or more, are "
+            "needed to say which samples are of unknown classes"
+        )
+        return [note]
+    shots = labelled.shots()
+    lonely = [k for k in counts.nonzero().view(-1).tolist() if shots[k] < 2]
+    names = several([labelled.class_names[k] for k in lonely], MOST_NAMED)
+    have = "has" if len(lonely) == 1 else "have"
+    note = (
+        f"{names} {have} fewer than two labelled samples, so nothing can be said about whether "
+        f"what is predicted as such ({plural(total, 'sample')}) is of an unknown class"
+    )
+    return [note]
+
+
+def about_groups(source: Source) -> list[str]:
+    """How many groups and things there are."""
+    notes = []
+    if (tied := source.labelled.tied) is not None:
+        of_all = plural(len(tied.of_row), "labelled sample")
+        notes.append(f"labelled things: {len(tied.names):,} in {of_all}, each counted once")
+    if source.same is not None:
+        notes.append(f"things: {len(set(source.same)):,}, each with one label, and counted once")
+    if source.groups is not None:
+        notes.append(f"groups: {len(set(source.groups)):,}, each classified as one batch")
+    return notes
+
+
 # --- all of it ------------------------------------------------------------------------------------
 
 
@@ -266,39 +372,17 @@ class Outcome:
         own = self.answers.labels[self.answers.predicted()]
         return self.accuracy.of_batch(torch.bincount(own, minlength=len(self.accuracy.right)))
 
-    def better_together(self) -> str:
-        """What to add to the expected accuracy of single samples if the batch helps them."""
-        if self.answers.groups is not None:
-            return "; in groups usually more"
-        few = 2 * int(self.answers.present.sum()) <= len(self.answers.class_names)
-        return "; among so few of the classes usually more" if few else ""
+    def about_claim(self) -> list[str]:
+        """See `about_claim`, of the predictions."""
+        own = self.answers.probability[self.answers.predicted()]
+        return about_claim(float(own.mean()), self.expected()) if len(own) else []
 
-    def suspects(self) -> list[int]:
-        """Labelled samples whose label looks wrong, unless the user has said what they are."""
-        checked, sure = self.checked, self.source.labelled.trusted
-        if checked is None:
-            return []
-        wrong = (checked.doubt > SUSPECT) & (checked.suggestion != checked.labelled.labels)
-        return [row for row in checked.order() if wrong[row] and (sure is None or not sure[row])]
-
-    def about_strangers(self) -> str:
-        """For which samples nothing can be said about unknown classes; empty if for none."""
-        answers, shots = self.answers, self.source.labelled.shots()
-        unjudged = answers.unjudged()
-        if not len(unjudged):
-            return ""
-        if answers.novelty is None:
-            return (
-                f"{math.ceil(1 / RATE) - 1} labelled samples, of classes with two or more, are "
-                "needed to say which samples are of unknown classes"
-            )
-        lonely = [k for k in sorted(set(answers.labels[unjudged].tolist())) if shots[k] < 2]
-        names = several([answers.class_names[k] for k in lonely], MOST_NAMED)
-        have = "has" if len(lonely) == 1 else "have"
-        return (
-            f"{names} {have} fewer than two labelled samples, so nothing can be said about whether "
-            f"what is predicted as such ({plural(len(unjudged), 'sample')}) is of an unknown class"
-        )
+    def about_unjudged(self) -> list[str]:
+        """See `about_unjudged`, of the predictions."""
+        answers, labelled = self.answers, self.source.labelled
+        unjudged = answers.labels[answers.unjudged()]
+        counts = torch.bincount(unjudged, minlength=len(answers.class_names))
+        return about_unjudged(counts, labelled, strangers=answers.novelty is not None)
 
 
 def reasons_to_label(answers: Answers, chosen: Suggestions) -> dict[int, str]:

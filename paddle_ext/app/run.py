@@ -1,59 +1,51 @@
-"""From files, folders or one table to predictions: in a folder, with a page, or in one file."""
+"""From files, folders or one table to predictions, as tables and a page in a folder."""
 
 import time
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import check
-from ..files import ahead, check_writable
-from ..limits import FEWEST_TO_CALIBRATE, SEVERAL
-from ..parquet import pyarrow
+from ..files import check_writable
 from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
-from ..solution import Solution, calibrates, outweigh_names
 from ..text import plural
-from .answering import Prior, answer, classified
-from .answers import UNKNOWN, Answers, inserted, label_counts, without_prediction
+from .answering import Prior, answer
+from .answers import Answers, inserted, label_counts, without_prediction
 from .corrections import (
     CORRECTED_FILE,
     HEADER,
     Corrected,
     DataNames,
     corrected_source,
-    is_ours,
     read_files,
 )
 from .label_studio import interface_of, write_tasks
-from .outcome import Outcome, check_labelled, expected_accuracy, reasons_to_label
+from .outcome import (
+    Outcome,
+    about_groups,
+    about_strangers,
+    about_trust,
+    check_labelled,
+    expected_accuracy,
+    reasons_to_label,
+)
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
 from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
 from .read.opening import Source, classes_of, encode, open_data
-from .read.samples import Batch, Changed, Labelled, WithText, concatenated, has_text, matched_names
-from .read.tables import TableSamples
-from .settings import TABLES_OF_CLASSES, Settings, refuse_unused
+from .read.samples import Batch, Changed, WithText
+from .settings import TABLES_OF_CLASSES, Settings
 from .write import tables
 from .write.page import write_page
 from .write.sorting import check_sort_into, sort_into
 
 ALWAYS = ("answers.csv", "answers.html", "classes.csv")  # are written
 LABELLED, SUGGESTIONS, GROUPS = "labelled.csv", "suggestions.csv", "groups.csv"
-ONLY_WITH_A_FOLDER = (
-    *("save", "corrected", "final", "sort_into", "label_studio", "parents", "prior", "suggest"),
-)
-# From this share of strangers on, for sure, samples may be of another source: 55 to 95 of 100 such
-# batches reach it, and none like the labelled samples (docs/presence.md).
-MANY_STRANGERS = 0.2
-ADDED = ("label", "probability", "doubt")  # columns of one file
 
 
 @dataclass(frozen=True)
@@ -162,23 +154,18 @@ def classify(
         notes += more
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
-    if (tied := source.labelled.tied) is not None:
-        of_all = plural(len(tied.of_row), "labelled sample")
-        notes.append(f"labelled things: {len(tied.names):,} in {of_all}, each counted once")
-    if source.same is not None:
-        notes.append(f"things: {len(set(source.same)):,}, each with one label, and counted once")
-    if answers.groups is not None:
-        notes.append(f"groups: {len(set(answers.groups)):,}, each classified as one batch")
+    notes += about_groups(source)
     checked = check_labelled(source.labelled, device)
     made = {SUGGESTIONS: settings.suggest, GROUPS: answers.groups, LABELLED: checked}
     # Older ones stay, because labels may be written to them.
     older = [folder / name for name, by in made.items() if by is None and (folder / name).exists()]
     notes += [f"{path} is of an earlier run, and was not written now" for path in older]
     accuracy = expected_accuracy(checked, len(corrected.used))
-    notes += [*trust_notes(source.labelled), *about_source(answers)]
-    source.notes = [*dict.fromkeys(source.notes), *notes]
     suggested = suggestions(answers, source, features, settings)
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
+    notes += [*outcome.about_claim(), *about_trust(source.labelled)]
+    notes += about_strangers(answers.prevalence, source.labelled)
+    source.notes = [*dict.fromkeys(source.notes), *notes]
     title = page_title(new or first, answers, source.kind)
     return write_all(folder, outcome, settings, title, began)
 
@@ -286,41 +273,6 @@ def suggestions(
     return reasons_to_label(answers, own)
 
 
-def trust_notes(labelled: Labelled) -> list[str]:
-    counts, named = labelled.shots(), labelled.prototypes is not None
-    if calibrates(counts, named):
-        return []
-    several = counts >= SEVERAL
-    if named and not outweigh_names(counts):
-        why = (
-            ": they rest on class names, and may be 15 points too high; three labelled samples of "
-            "every class calibrate them"
-        )
-    elif 2 * several.sum() <= len(counts):
-        why = (
-            ": they may be 15 points too high, because half of the classes or more have fewer than "
-            f"{SEVERAL} labelled samples"
-        )
-    else:
-        samples = plural(int(counts[several].sum()), "labelled sample")
-        why = (
-            f", calibrated on {samples}: they may be off by 15 points with fewer than "
-            f"{FEWEST_TO_CALIBRATE} of classes with {SEVERAL} or more"
-        )
-    return [f"do not trust the probabilities{why}"]
-
-
-def about_source(answers: Answers) -> list[str]:
-    low, K = answers.prevalence.low, len(answers.class_names)
-    if len(low) == K or low[K] < MANY_STRANGERS:
-        return []
-    note = (
-        f"at least {100 * low[K]:.0f} % of the samples are unlike the labelled ones: of no known "
-        "class, or all samples are from another source, and then probabilities are too high"
-    )
-    return [note]
-
-
 def page_title(path: Path, answers: Answers, kind: str) -> str:
     """Title of the page: what was classified, and the result, as 'june: 1 image, 1 class'."""
     thing = {"pictures": "image", "texts": "text", "rows": "sample"}[kind]
@@ -356,151 +308,3 @@ def check_targets(folder: Path, settings: Settings, inputs: list[Path]) -> None:
                 raise check.ArgumentValueError(
                     argument, f"must not be a file of {other}, got {target}"
                 )
-
-
-# --- one file, with few samples in memory ---------------------------------------------------------
-
-
-@dataclass
-class StreamReport:
-    """The result of `stream`."""
-
-    class_names: tuple[str, ...]
-    output: Path
-    notes: list[str]  # for the user
-    unreadable: dict[str, str] = field(default_factory=dict)  # files, and why
-    right: int = 0  # correctly labelled samples, if true classes are known
-    judged: int = 0  # samples with a true class
-    seconds: float = 0.0
-    counts: Tensor = field(init=False)  # [K] int64, samples of each class
-
-    def __post_init__(self) -> None:
-        self.counts = torch.zeros(len(self.class_names), dtype=torch.int64)
-        self.sums = torch.zeros(len(self.class_names), dtype=torch.float64)
-        self.names = np.array(self.class_names, dtype=object)
-
-    def __len__(self) -> int:
-        return int(self.counts.sum())
-
-    @property
-    def probability(self) -> Tensor:
-        """The mean probability of the samples of each class, [K]; 0 where there are none."""
-        return self.sums / self.counts.clamp(min=1)
-
-    def count(self, labels: Tensor, probability: Tensor, truth: list[str]) -> Any:
-        """Add samples [n] with the names of their true classes, if known; returns the predicted."""
-        self.counts += torch.bincount(labels, minlength=len(self.counts))
-        self.sums.index_add_(0, labels, probability.double())
-        names = self.names[labels.numpy()]
-        for name, true in zip(names, truth, strict=bool(truth)):
-            self.judged += bool(true)
-            self.right += name == true
-        return names
-
-
-def streams(output: str | Path) -> bool:
-    """Whether the output is one file instead of a folder."""
-    path = Path(output)
-    return path.suffix.lower() in tables.SUFFIXES and not path.is_dir()
-
-
-def stream(
-    labelled: str | Path,
-    unlabelled: str | Path | None,
-    output: str | Path,
-    settings: Settings | None = None,
-    *,
-    show: Callable[[list[Finding]], None] | None = None,
-) -> StreamReport:
-    """Classify data into one file, ``.parquet``, ``.csv`` or ``.xlsx``; otherwise as `classify`.
-
-    The output has the columns of a table except the features, or the names of the samples, followed
-    by ``label``, ``probability`` and ``doubt``. It gets its final name once it is complete.
-
-    Examples
-    --------
-    >>> stream("known.npz", "big.parquet", "answers.parquet")  # doctest: +SKIP
-    """
-    settings = settings or Settings()
-    began = time.perf_counter()
-    (first, new), target = existing(labelled, unlabelled), Path(output)
-    kept = target.name == CORRECTED_FILE and target.is_file() and is_ours(target)
-    tables.check_file("output", target, [*inputs_of(first, new, settings), *[target] * kept])
-    given = ((name, getattr(settings, name) or None) for name in ONLY_WITH_A_FOLDER)
-    refuse_unused(*((*option, False, "the output is a folder") for option in given))
-    device = check.device(settings.device)
-    source = open_data(first, new, settings)
-    samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
-    notes: list[str] = []
-    if isinstance(samples, TableSamples):
-        copied, notes = copied_columns(samples)
-        samples.copied = list(copied)
-    if show is not None:
-        show(check_input(source))
-    encode(source, device)
-    corrected_source(source, (), DataNames.of(first, new))
-    batches = iter(source.unlabelled)
-    notes = [*dict.fromkeys([*source.notes, *notes, *trust_notes(source.labelled)])]
-    report = StreamReport(source.labelled.class_names, target, notes, source.unreadable)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with closing(ahead(lambda: next(batches, None))) as read:
-        calls = classified(
-            source.labelled,
-            read,
-            device,
-            batch=settings.batch,
-            label_noise=settings.label_noise,
-            share=settings.share,
-            source=source.name,
-            total=source.total,
-            progress=settings.progress,
-        )
-        parts = (
-            answer_table(concatenated(group), solution, copied, report, texts=source.embeds_texts)
-            for group, _, solution in calls
-        )
-        report.notes += tables.write_file(target, parts)
-    report.seconds = time.perf_counter() - began
-    return report
-
-
-def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
-    """Output names of the copied columns, and messages for the user."""
-    table, columns, notes = samples.table, samples.columns, list[str]()
-    copied: dict[str, str] = {}
-    categories = () if samples.chosen is None else samples.chosen.categories
-    numbers = set(samples.features).difference(categories)
-    for name in table.names:
-        if name in numbers or name == columns.label:
-            continue
-        if name not in ADDED:
-            copied[name] = name
-        elif name == columns.truth and "truth" not in table.names:
-            copied[name] = "truth"
-        else:
-            notes.append(
-                f"the column {name!r} of {table.path} is not copied: the output has its own "
-                "column of that name"
-            )
-    return copied, notes
-
-
-def answer_table(
-    batch: Batch, solution: Solution, copied: dict[str, str], report: StreamReport, *, texts: bool
-) -> Any:
-    """Rows of the output as a pyarrow.Table, counted by `report`; without a text: unknown."""
-    arrow = pyarrow()
-    found = solution.probabilities.amax(-1), solution.labels, solution.doubt()
-    probability, labels, doubt = (x.flatten().cpu() for x in found)
-    there = np.array(has_text(batch.texts) if texts else [True] * len(batch.names))
-    names = np.full(len(there), UNKNOWN, dtype=object)
-    truth = list(compress(matched_names(batch.truth or [], report.class_names), there))
-    names[there] = report.count(labels[there], probability[there], truth)
-    answers = (
-        arrow.array(names, arrow.string()),
-        arrow.array(probability.float().numpy(), mask=~there),
-        arrow.array(doubt.float().numpy(), mask=~there),
-    )
-    header = [*(copied.values() or ["row"]), *ADDED]
-    own = [arrow.array(batch.names)] if batch.copied is None else batch.copied.columns
-    return arrow.Table.from_arrays([*own, *answers], header)

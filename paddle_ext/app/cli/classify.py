@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..classify import Report, StreamReport
-    from ..outcome import Expected
+    from ..outcome import Expected, ExpectedAccuracy, LabelledCheck
     from ..read.input_check import Finding
 
 MOST_CLASSES, MOST_UNREADABLE = 25, 5  # in the terminal
@@ -120,6 +120,8 @@ def show_streamed(report: StreamReport) -> None:
     if report.judged:
         right = 100 * report.right / report.judged
         show.say(f"accuracy: {right:.2f} % of {report.judged} samples with a true label")
+    show_expected(report.expected, report.accuracy)
+    show_suspects(report.checked, "")
     show.say(f"written: {report.output}")
 
 
@@ -196,27 +198,42 @@ def show_trust(report: Report) -> None:
     from ..run import LABELLED
 
     answers, outcome = report.answers, report.outcome
-    error, expected = answers.calibration_error(), outcome.expected()
+    error = answers.calibration_error()
     if error is not None:
         mean = float(answers.probability[answers.predicted()].mean())
         show.say(
             f"calibration: probabilities are off by {100 * error:.1f} points on average; "
             f"their mean is {100 * mean:.1f} %"
         )
-    if expected is not None and outcome.accuracy is not None:
-        show.say(
-            f"expected accuracy of single samples of known classes: {percents(expected)}, from "
-            f"{expected.samples} labelled samples, each classified by the others"
-            f"{outcome.accuracy.caution}{outcome.better_together()}"
-        )
-    check, suspects = to_check(outcome.answers), outcome.suspects()
+    show_expected(outcome.expected(), outcome.accuracy)
+    check = to_check(outcome.answers)
     if check:
         words = to_check_words(check)
         show.say(f"to check: {plural(len(check), 'sample')}, see the page: {words}")
-    if outcome.about_strangers():
-        show.say(f"note: {outcome.about_strangers()}")
-    if suspects:
-        show.say(f"labels that look wrong: {len(suspects)}, see {report.table.with_name(LABELLED)}")
+    for note in outcome.about_unjudged():
+        show.say(f"note: {note}")
+    show_suspects(outcome.checked, f", in the order of {report.table.with_name(LABELLED)}")
+
+
+def show_expected(expected: Expected | None, accuracy: ExpectedAccuracy | None) -> None:
+    if expected is None or accuracy is None:
+        return
+    show.say(
+        f"expected accuracy of single samples of known classes: {percents(expected)}, from "
+        f"{expected.samples} labelled samples of the classes found, each classified by the others"
+        f"{accuracy.caution}"
+    )
+
+
+def show_suspects(checked: LabelledCheck | None, where: str) -> None:
+    """Print the labelled samples to look at first; their number would alarm, as many are right."""
+    from ..outcome import MOST_NAMED, suspects
+    from ..read.columns import shortened
+
+    rows = suspects(checked)
+    if checked is not None and rows:
+        names = several([shortened(checked.shown(row)) for row in rows], MOST_NAMED)
+        show.say(f"labels to look at first: {names}{where}")
 
 
 def percents(expected: Expected | None) -> str:

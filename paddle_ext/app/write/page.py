@@ -21,7 +21,7 @@ from ...prevalence import RATE
 from ...text import plural, without_controls
 from ..answers import NO_CLASS, UNKNOWN, Answers
 from ..corrections import HEADER
-from ..outcome import DOUBTFUL, Outcome, ToCheck, to_check, to_check_words
+from ..outcome import DOUBTFUL, Outcome, ToCheck, suspects, to_check, to_check_words
 from ..read.pictures import thumbnail
 
 HERE = Path(__file__).parent
@@ -139,6 +139,8 @@ class Shown:
         present = [k for k, n in enumerate(self.counts) if n]
         self.order = sorted(present, key=lambda k: (-self.counts[k], k))
         self.absent = [answers.class_names[k] for k, n in enumerate(self.counts) if not n]
+        intervals = (self.interval(k)[1] for k in self.order)
+        self.longest = max(1, *self.counts, *intervals)  # the width of all bars, in samples
         self.to_check = to_check(outcome.answers)
         self.check = self.to_check[: MOST_TO_CHECK[self.kind]]
         self.corrected = list(answers.corrected)[:MOST_CORRECTED]
@@ -147,7 +149,7 @@ class Shown:
         changed = [row for row, same in enumerate(self.kept) if not same]
         self.changed = changed[:MOST_CORRECTED]
         self.all_corrected = len(answers.corrected) + len(changed)
-        self.suspects = outcome.suspects()
+        self.suspects = suspects(outcome.checked)
         used = outcome.corrected.used
         self.suspected = {used[row]: row for row in self.suspects[:MOST_OF_A_CLASS]}
         suggested = (outcome.suggested or {}).items()
@@ -155,6 +157,11 @@ class Shown:
         self.rows_of_class = self.rows_of_classes(self.order[:MOST_CLASSES])
         self.labelled_of_class = self.labelled_of_classes()
         self.images = self.images_of_samples()
+
+    def interval(self, k: int) -> tuple[float, float]:
+        """The 90 % interval of the number of samples of a class."""
+        total, shares = len(self.answers) - len(self.answers.no_text), self.answers.prevalence
+        return total * float(shares.low[k]), total * float(shares.high[k])
 
     def rows_of_classes(self, order: list[int]) -> dict[int, list[int]]:
         """The rows shown for each class, most doubtful first, without those shown elsewhere."""

@@ -190,7 +190,7 @@ def write_labelled(path: Path, checked: LabelledCheck, shown: str, named: str | 
     """Write the check of the labelled samples, most doubtful first; `shown` is a column title."""
     doubt, own = decimals(checked.doubt), checked.labelled
     rows = (
-        (own.names[k], own.texts[k] or str(k), checked.label(k), doubt[k], checked.suggested(k))
+        (own.names[k], checked.shown(k), checked.label(k), doubt[k], checked.suggested(k))
         for k in checked.order()
     )
     wanted = [named is not None, True, True, True, True]

@@ -29,8 +29,8 @@ Arrays = dict[str, np.ndarray]
 
 
 BY_NAMES = (
-    "do not trust the probabilities: they rest on class names, and may be 15 points too high; "
-    "three labelled samples of every class calibrate them"
+    "do not trust the probabilities: they rest on class names, and three labelled samples of every "
+    "class would calibrate them"
 )
 
 

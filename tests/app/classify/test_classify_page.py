@@ -190,6 +190,14 @@ def test_doubtful_samples_are_in_one_list() -> None:
     assert '27 here; 3 in <a href="#to-check">the list to check</a>.' in first
 
 
+def test_intervals_end_within_their_track() -> None:
+    """Also where an interval reaches beyond the largest class."""
+    track = r'<b title="[^"]*" style="left:([\d.]+)%;width:([\d.]+)%">'
+    ends = [float(left) + float(width) for left, width in re.findall(track, made("rows"))]
+    assert len(ends) == 3
+    assert 99.8 < max(ends) < 100.2  # the longest fills the track
+
+
 def test_a_class_of_one_sample_is_unsure(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b,label\n1,2,x\n2,1,y\n1.1,2,\n")
     shown = said(tmp_path / "table.csv", "--output", tmp_path)

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classify_data import NAMES, STRANGE, embeddings, said, settings, strange_files, table
+from classify_data import NAMES, STRANGE, embeddings, run, said, settings, strange_files, table
 
+from paddle_ext.app import outcome
 from paddle_ext.app.answering import merged
 from paddle_ext.app.classify import Answers, classify
-from paddle_ext.app.outcome import ExpectedAccuracy, to_check
+from paddle_ext.app.outcome import Expected, ExpectedAccuracy, to_check
 from paddle_ext.prevalence import from_sums
 
 # --- one list -------------------------------------------------------------------------------------
@@ -116,6 +117,53 @@ def test_samples_of_another_source(files: tuple[Path, Path], tmp_path: Path) -> 
     report = classify(files[0], tmp_path / "away.npz", tmp_path / "b", settings())
     assert any(note in line for line in report.notes)
     assert note in report.page.read_text()
+
+
+def notes_of(*words: object) -> set[str]:
+    """The notes of the command, except those about files."""
+    return {line for line in run(*words).output.splitlines() if line.startswith("note: ")}
+
+
+@pytest.mark.parametrize("shots", [1, 2, 4])
+def test_one_file_says_what_a_folder_says(tmp_path: Path, shots: int) -> None:
+    """Samples of another source, few labels: the same notes, and the same expected accuracy."""
+    support, labels, query, _ = embeddings()
+    some = np.arange(len(labels)) % 4 < shots
+    np.savez(tmp_path / "known.npz", features=support[some], labels=NAMES[labels[some]])
+    away = np.random.default_rng(0).normal(size=query.shape[1])
+    np.savez(tmp_path / "away.npz", features=query + away)
+    files = tmp_path / "known.npz", tmp_path / "away.npz"
+    in_folder = notes_of(*files, "--output", tmp_path / "out")
+    assert in_folder
+    assert notes_of(*files, "--output", tmp_path / "answers.csv") == in_folder
+    if shots == 4:
+        assert any("are unlike the labelled ones" in note for note in in_folder)
+        told = said(*files, "--output", tmp_path / "answers.csv")
+        assert "expected accuracy of single samples of known classes: " in told
+        assert "labelled samples of the classes found, each classified by the others" in told
+
+
+def test_what_is_claimed_beyond_what_is_expected(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence with both numbers, on the terminal and the page, in a folder and one file."""
+    claim = r"the mean probability is (\d+) %, but the expected accuracy of single samples (\d+) %"
+    assert not re.search(claim, said(*files, "--output", tmp_path / "quiet"))
+    monkeypatch.setattr(outcome, "MOST_ABOVE_EXPECTED", -1)
+    told = said(*files, "--output", tmp_path / "out")
+    page = (tmp_path / "out" / "answers.html").read_text()
+    numbers = re.findall(claim, told)
+    assert len(numbers) == 1
+    assert f"({numbers[0][1]} % (" in told.replace("classes: ", "(")
+    assert re.findall(claim, page.replace("The mean", "the mean")) == numbers
+    assert re.findall(claim, said(*files, "--output", tmp_path / "answers.csv")) == numbers
+
+
+def test_a_claim_up_to_ten_points_above_is_not_told() -> None:
+    expected = Expected(0.8, 0.7, 0.9, 30)
+    assert outcome.about_claim(0.89, expected) == []
+    assert outcome.about_claim(0.99, None) == []
+    assert "is 91 %, but" in outcome.about_claim(0.91, expected)[0]
 
 
 def test_one_labelled_example_says_nothing(tmp_path: Path) -> None:

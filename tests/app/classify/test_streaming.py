@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from classify_data import NAMES, embeddings, picture_folders, settings, table
 
-from paddle_ext.app import run
+from paddle_ext.app import stream as module
 from paddle_ext.app.classify import Columns, classify, stream
 from paddle_ext.app.read import tables
 from paddle_ext.app.write import tables as written
@@ -209,7 +209,7 @@ def test_bad_arguments(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
         stream(known, tmp_path / "nothing.parquet", output, settings())
     with pytest.raises(ValueError, match="batch must be an integer"):
         stream(known, new, output, settings(batch=0))
-    for name in run.ONLY_WITH_A_FOLDER:
+    for name in module.ONLY_WITH_A_FOLDER:
         value = 3 if name == "suggest" else tmp_path / "x.npz"
         with pytest.raises(ValueError, match=f"{name} must be omitted unless the output is a f"):
             stream(known, new, output, settings(**{name: value}))
@@ -228,7 +228,7 @@ def test_interruption_leaves_no_half_file(
 ) -> None:
     known, new, output = files
     output.write_bytes(b"of before")
-    once, calls = run.answer_table, itertools.count()
+    once, calls = module.answer_table, itertools.count()
 
     def interrupted(*given: Any, **more: Any) -> Any:
         if next(calls) == 2:
@@ -236,7 +236,7 @@ def test_interruption_leaves_no_half_file(
         return once(*given, **more)
 
     monkeypatch.setattr(tables, "READ_AT_ONCE", 1)
-    monkeypatch.setattr(run, "answer_table", interrupted)
+    monkeypatch.setattr(module, "answer_table", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stream(*files, settings(batch=10))
     assert next(calls) == 3
