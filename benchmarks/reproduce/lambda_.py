@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +76,7 @@ def evaluate_lambdas(
             "lambda": accuracy_against_lambda(curves),
             "lambda-best": best_lambda_against_queries(results),
         },
-        {"evaluations": [asdict(evaluation) for evaluation in ordered]},
+        {"evaluations": [evaluation.as_fields() for evaluation in ordered]},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,7 +88,7 @@ def evaluation_report(
     """The report of an experiment that is one evaluation."""
     summary = f"{settings_line(evaluation, evaluation.bank)}; ± is half the 95 % confidence "
     summary += f"interval. Seconds: {evaluation.machine}."
-    data = {"evaluations": [asdict(evaluation)]}
+    data = {"evaluations": [evaluation.as_fields()]}
     return Report(experiment, title, summary, tables, figures, data)
 
 

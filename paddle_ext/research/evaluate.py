@@ -318,19 +318,21 @@ def result_of(
     shown: Progress,
 ) -> Result:
     """A method on all tasks of one setting."""
-    correct, squares, seconds = 0, 0, 0.0
+    by_task: list[int] = []
+    seconds = 0.0
     for start in range(0, n_tasks, BLOCK_TASKS):
         shots = "" if sampler.shots is None else f"{sampler.shots} shots, "
-        accuracy = f": {100 * correct / (start * sampler.n_query):.1f} %" if start else ""
+        accuracy = f": {100 * sum(by_task) / (start * sampler.n_query):.1f} %" if start else ""
         note = f"{label}, {shots}{sampler.k_eff} effective classes{accuracy}"
         shown.advance(0, note)  # a slow method is named before its first result
         tasks = sampler.batch(start, min(BLOCK_TASKS, n_tasks - start)).to(bank.device)
         for right, taken in bank.counts(method, sampler, tasks):
-            correct, squares = correct + int(right.sum()), squares + int(right.square().sum())
+            by_task += right.tolist()
             seconds += taken
             shown.advance(len(right), note)
     drawn = sampler.shots, sampler.k_eff, sampler.num_classes, sampler.n_query, n_tasks
-    return Result(label, options_of(method), *drawn, correct, squares, seconds)
+    squares = sum(count * count for count in by_task)
+    return Result(label, options_of(method), *drawn, sum(by_task), squares, seconds, tuple(by_task))
 
 
 class DeviceBank:

@@ -2,14 +2,25 @@
 
 import math
 import re
+from collections.abc import Collection
 from typing import TypeAlias
 
+from .. import check
 from ..methods.base import Display, known_methods
-from .results import Evaluation, Result
+from ..text import without_controls
+from .results import Evaluation, Result, difference
 
 MISSING = "–"
 EMPHASISED = ("adaptive", "paddle")  # methods in bold, and drawn on top
 Setting: TypeAlias = tuple[int | None, int]  # shots and k_eff, of a column
+
+# Characters that LaTeX gives a meaning, or has in formulas only. A bracket or a star at the
+# beginning of a line would be an option of the line break before it.
+LATEX = {sign: f"\\{sign}" for sign in "{}$%&#_"}
+LATEX |= {sign: f"{{{sign}}}" for sign in "[]*"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "−": "$-$", "–": "--"}
+LATEX |= {"α": r"$\alpha$", "λ": r"$\lambda$"}  # in the titles of methods
 
 
 def base_name(label: str) -> str:
@@ -46,6 +57,77 @@ def rows(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     return ["method", *(setting_title(one, settings) for one in settings), "ms/task"], cells
 
 
+def best_cells(evaluation: Evaluation) -> set[tuple[int, int]]:
+    """The row and the column of the best accuracy of each setting, as rounded in the table."""
+    best = set()
+    for column, setting in enumerate(settings_of(evaluation), start=1):
+        shown = {
+            result.method: round(result.accuracy, 1)
+            for result in evaluation
+            if (result.shots, result.k_eff) == setting
+        }
+        for row, method in enumerate(evaluation.methods):
+            if shown.get(method) == max(shown.values()):
+                best.add((row, column))
+    return best
+
+
+def differences(evaluation: Evaluation, against: str) -> tuple[list[str], list[list[str]]]:
+    """The header and the cells of a table of paired differences, in points.
+
+    All methods see the same tasks, so the interval is of the difference within each task: it is
+    narrower than those of the two accuracies suggest.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+    against : str
+        The method that every other one is compared with.
+
+    Examples
+    --------
+    >>> import torch, paddle_ext
+    >>> labels = torch.arange(20).repeat_interleave(60)
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> features = torch.eye(20)[labels] + torch.rand(1200, 20, generator=generator)
+    >>> bank = paddle_ext.FeatureBank(features, labels)
+    >>> methods = ["simpleshot", "adaptive"]
+    >>> found = paddle_ext.evaluate(bank, methods, shots=1, n_tasks=50, progress=False)
+    >>> header, cells = differences(found, "simpleshot")
+    >>> header, cells[0][0]
+    (['difference', '1-shot'], 'Adaptive - SimpleShot')
+    """
+    check.choice("against", against, evaluation.methods)
+    results = {(result.method, result.shots, result.k_eff): result for result in evaluation}
+    settings = settings_of(evaluation)
+    cells = []
+    for method in evaluation.methods:
+        if method == against:
+            continue
+        texts = []
+        for setting in settings:
+            ours, theirs = results.get((method, *setting)), results.get((against, *setting))
+            texts.append(difference_text(ours, theirs) if ours and theirs else MISSING)
+        cells.append([f"{title_of(method)} - {title_of(against)}", *texts])
+    return ["difference", *(setting_title(one, settings) for one in settings)], cells
+
+
+def difference_text(ours: Result, theirs: Result) -> str:
+    """A paired difference and its interval: "+1.2 (0.8 to 1.6)"."""
+    found = difference(ours, theirs)
+    if found is None:
+        return MISSING
+    points = f"{rounded(found.points):+.1f}"
+    if math.isnan(found.interval):
+        return points
+    return f"{points} ({rounded(found.low):.1f} to {rounded(found.high):.1f})"
+
+
+def rounded(points: float) -> float:
+    """To one digit, without a negative zero."""
+    return round(points, 1) + 0.0
+
+
 def markdown(evaluation: Evaluation) -> str:
     """A table in Markdown, with the best accuracy of each setting in bold; ends with a new line.
 
@@ -59,15 +141,8 @@ def markdown(evaluation: Evaluation) -> str:
     | PADDLE | **80.0 ± 2.3** | 2.5 |
     """
     header, cells = rows(evaluation)
-    for column, setting in enumerate(settings_of(evaluation), start=1):
-        shown = {  # as rounded in the table
-            result.method: round(result.accuracy, 1)
-            for result in evaluation
-            if (result.shots, result.k_eff) == setting
-        }
-        for row, method in zip(cells, evaluation.methods, strict=True):
-            if shown.get(method) == max(shown.values()):
-                row[column] = f"**{row[column]}**"
+    for row, column in best_cells(evaluation):
+        cells[row][column] = f"**{cells[row][column]}**"
     return markdown_table(header, cells)
 
 
@@ -77,6 +152,45 @@ def markdown_table(header: list[str], cells: list[list[str]]) -> str:
     text = [f"| {' | '.join(line)} |" for line in lines]
     text.insert(1, f"|{'---|' * len(header)}")
     return "\n".join(text) + "\n"
+
+
+def latex(evaluation: Evaluation) -> str:
+    r"""A table in LaTeX, with the best accuracy of each setting in bold; ends with a new line.
+
+    It is a ``tabular``, which needs no package.
+
+    Examples
+    --------
+    >>> from paddle_ext.research.results import Result
+    >>> result = Result("my_rule", {}, 5, 5, 20, 75, 100, 6000, 367_500, 0.25)
+    >>> print(latex(Evaluation((result,), "mini")), end="")
+    \begin{tabular}{lrr}
+    \hline
+    method & 5-shot & ms/task \\
+    \hline
+    my\_rule & \textbf{80.0 $\pm$ 2.3} & 2.5 \\
+    \hline
+    \end{tabular}
+    """
+    return latex_table(*rows(evaluation), bold=best_cells(evaluation))
+
+
+def latex_table(
+    header: list[str], cells: list[list[str]], *, bold: Collection[tuple[int, int]] = ()
+) -> str:
+    """Header and cells in LaTeX; `bold` has the rows and columns of cells; ends with a new line."""
+    lines = [[latex_text(cell) for cell in line] for line in cells]
+    for row, column in bold:
+        lines[row][column] = rf"\textbf{{{lines[row][column]}}}"
+    head = " & ".join(map(latex_text, header))
+    body = [rf"{' & '.join(line)} \\" for line in lines]
+    start, rule = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\hline"
+    return "\n".join([start, rule, rf"{head} \\", rule, *body, rule, r"\end{tabular}"]) + "\n"
+
+
+def latex_text(text: str) -> str:
+    """The text in LaTeX, with what has a meaning there escaped."""
+    return "".join(LATEX.get(sign, sign) for sign in " ".join(without_controls(text).split()))
 
 
 def settings_of(evaluation: Evaluation) -> list[Setting]:

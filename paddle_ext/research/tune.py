@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Tuning:
     def save(self, path: str | Path) -> None:
         """Write a JSON file; an interrupted call keeps the old one."""
         index = {name: self.curves.results.index(result) for name, result in self.best.items()}
-        contents = {"best": index, "options": self.options, "curves": asdict(self.curves)}
+        contents = {"best": index, "options": self.options, "curves": self.curves.as_fields()}
         write_json(Path(path), contents)
 
     @classmethod

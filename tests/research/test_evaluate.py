@@ -57,6 +57,8 @@ def test_task_by_task(num_classes: int | None) -> None:
         sampler = TaskSampler(bank.labels, shots=shots, k_eff=k_eff, **options)
         right = right_answers(bank, methods.create(name), sampler, 9)
         expected.append((name, shots, k_eff, 9, sum(right), sum(x * x for x in right)))
+        (own,) = found.select(name, shots=shots, k_eff=k_eff)
+        assert own.correct_by_task == tuple(right)
     assert counts(found) == expected
     assert (found.bank, found.sampling, found.alpha, found.seed) == ("small", "dirichlet", 0.5, 9)
     assert {(r.num_classes, r.n_query) for r in found} == {(num_classes or CLASSES, 10)}

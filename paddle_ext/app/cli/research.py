@@ -240,6 +240,11 @@ def evaluate(
     support: Annotated[str | None, o.about("Split to draw the support from.")] = None,
     query: Annotated[str | None, o.about("Split to draw the queries from.")] = None,
     output: Annotated[Path | None, o.about("Folder of results, used to resume.")] = None,
+    against: Annotated[
+        str | None,
+        o.about("Subtract this method task by task; default: the second one, if there are two."),
+    ] = None,
+    table: Annotated[Path | None, o.about("Tables: .md or .tex.")] = None,
     figure: Annotated[Path | None, o.about("Figure: .png, .webp, .svg or .pdf.")] = None,
 ) -> None:
     """Accuracy of methods, with 95 % confidence intervals, and milliseconds per task.
@@ -250,15 +255,27 @@ def evaluate(
     paddle-ext evaluate bank.npz --methods paddle,tim --shots 5,10,20 --output runs/a
     paddle-ext evaluate bank.npz --option paddle.scaling=auto --figure bars.png
     paddle-ext evaluate bank.npz --methods adaptive,my_module:MyMethod
+    paddle-ext evaluate bank.npz --against paddle --table results.tex
     paddle-ext evaluate inat.npz --shots all --support repr --query query
     """
+    from ...check import did_you_mean
     from ...research.evaluate import evaluate as run
 
     if k_eff is None:
         raise o.UsageError("--k-eff must be integers such as 2,5,10, got all")
     check_figure("--figure", figure)
+    check_table(table)
     compared = compared or o.Compared()
     chosen = chosen_methods(compared, tuned)
+    if against is None and len(chosen) == 2:
+        against = list(chosen)[1]
+    if against is not None and len(chosen) < 2:
+        raise o.UsageError(f"--against must come with two methods or more, got {', '.join(chosen)}")
+    if against is not None and against not in chosen:
+        raise o.UsageError(
+            f"--against must be a chosen method, {', '.join(chosen)}, got {against!r}"
+            f"{did_you_mean(against, chosen)}"
+        )
     features = load_bank(bank, compared.split)
     with show.on_interrupt(LOST if output is None else RESUMABLE.format(output)):
         evaluation = run(
@@ -276,7 +293,7 @@ def evaluate(
             output=output,
             **compared.run(),
         )
-    show_evaluation(evaluation, figure)
+    show_evaluation(evaluation, against, table, figure)
     if output is not None:
         show.say(f"written: {output / 'evaluation.json'}")
 
@@ -318,7 +335,20 @@ def chosen_methods(compared: o.Compared, tuned: Path | None = None) -> dict[str,
     return chosen
 
 
-def show_evaluation(evaluation: Evaluation, figure: Path | None) -> None:
+def check_table(path: Path | None) -> None:
+    """Reject a file of tables that could not be written, before any work."""
+    if path is None:
+        return
+    from ...files import check_writable
+
+    if path.suffix not in (".md", ".tex"):
+        raise o.UsageError(f"--table must end in .md or .tex, got {path}")
+    check_writable(path.parent)
+
+
+def show_evaluation(
+    evaluation: Evaluation, against: str | None, table: Path | None, figure: Path | None
+) -> None:
     from ...research import figures, tables
 
     header, cells = tables.rows(evaluation)
@@ -326,11 +356,33 @@ def show_evaluation(evaluation: Evaluation, figure: Path | None) -> None:
     title = tables.settings_line(evaluation, evaluation.bank)
     show.table(header, cells, title=title, emphasised=strong)
     show.say(f"accuracy in percent, ± 95 % confidence interval; {evaluation.machine}")
+    compared = None if against is None else tables.differences(evaluation, against)
+    if compared is not None:
+        show.table(*compared)
+        show.say("points between two methods on the same tasks, and its 95 % confidence interval")
+    if table is not None:
+        write_tables(evaluation, compared, table)
+        show.say(f"written: {table}")
     if figure is not None:
         several = len({result.k_eff for result in evaluation}) > 1
         draw = figures.accuracy_against_k_eff if several else figures.accuracy_bars
         draw(evaluation, path=figure)
         show.say(f"written: {figure}")
+
+
+def write_tables(
+    evaluation: Evaluation, compared: tuple[list[str], list[list[str]]] | None, path: Path
+) -> None:
+    """The accuracies, and the differences if there are any, in Markdown or LaTeX."""
+    from ...files import replacing
+    from ...research import tables
+
+    in_latex = path.suffix == ".tex"
+    texts = [tables.latex(evaluation) if in_latex else tables.markdown(evaluation)]
+    if compared is not None:
+        texts.append((tables.latex_table if in_latex else tables.markdown_table)(*compared))
+    with replacing(path) as temporary:
+        temporary.write_text("\n".join(texts), encoding="utf-8")
 
 
 def tune(

@@ -1,6 +1,7 @@
 """The command as a whole: spellings, help, errors, exit codes, info."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -200,6 +201,31 @@ def test_an_edited_method_is_evaluated_again(
         accuracies.append(found.accuracy)
     assert accuracies[1] > accuracies[0] + 50
     assert "kept from an earlier run with the same source: mine" in run(*words).stderr
+
+
+def test_differences_and_tables(bank: Path, tmp_path: Path) -> None:
+    """Two methods are compared task by task, more of them with the one that is named."""
+    words = ["--shots", 2, "--k-eff", 2, "--n-query", 8, "--n-tasks", 20, "--device", "cpu"]
+    shown = run("evaluate", bank, "--methods", "bd_cspn,paddle", *words).stdout
+    line = re.search(r"BD-CSPN - PADDLE +([+-]\d+\.\d \(-?\d+\.\d to -?\d+\.\d\))", shown)
+    assert line, shown
+    three = ["--methods", "bd_cspn,paddle,simpleshot", *words]
+    assert "BD-CSPN - " not in run("evaluate", bank, *three).stdout
+    for name, text in (
+        ("table.tex", r"BD-CSPN - PADDLE & "),
+        ("table.md", "| BD-CSPN - PADDLE | "),
+    ):
+        result = run("evaluate", bank, *three, "--against", "paddle", "--table", tmp_path / name)
+        assert "SimpleShot - PADDLE" in result.stdout
+        assert f"{text}{line[1]} " in (tmp_path / name).read_text()
+    for more, message in (
+        (["--against", "padle"], "simpleshot, got 'padle' (did you mean 'paddle'?)"),
+        (["--table", "table.csv"], "--table must end in .md or .tex, got table.csv"),
+        (["--methods", "paddle", "--against", "paddle"], "two methods or more, got paddle"),
+    ):
+        result = run("evaluate", bank, *(words if "--methods" in more else three), *more)
+        assert result.exit_code == 2
+        assert message in result.words()
 
 
 # --- errors --------------------------------------------------------------------------------------
