@@ -97,9 +97,9 @@ def power_of_two_above(x: Tensor) -> Tensor:
     return power_of_two(x.abs().amax((-2, -1), keepdim=True))
 
 
-def parts(count: int, row: int) -> Iterator[slice]:
-    """Slices of `count` rows with `row` numbers each; a slice has at most `PART` numbers."""
-    size = max(1, PART // max(1, row))
+def parts(count: int, row: int, most: int = PART) -> Iterator[slice]:
+    """Slices of `count` rows with `row` numbers each; a slice has at most `most` numbers."""
+    size = max(1, most // max(1, row))
     return (slice(start, start + size) for start in range(0, count, size))
 
 

@@ -12,7 +12,15 @@ from .. import check
 from ..adaptive_rule.learn import likelihood_of
 from ..adaptive_rule.likelihood import coordinates
 from ..methods import Prediction
-from ..rows import class_means, computing_dtype, evenly_spread, parts, squared_distances, unit_rows
+from ..rows import (
+    PART,
+    class_means,
+    computing_dtype,
+    evenly_spread,
+    parts,
+    products,
+    unit_rows,
+)
 from ..solution import Solution
 from ..task import without_autocast
 
@@ -21,6 +29,7 @@ NO_SPREAD = 1e-6  # a smaller deviation is rounding
 SAME_SCORE = 1e-5  # and so is a smaller difference of scores, as a share of the largest
 SPREAD_SHARE = 0.25  # the deviation expected a priori, as a share of the mean
 PRIOR_ROWS = 8  # weight of a prior, in rows
+IN_CACHE = 2**21  # how many numbers the CPU judges at once, to stay in its cache
 FOLDS = 5  # groups of classes, each left out in turn to simulate strangers
 NO_PEERS = "support_labels must have a class of two rows or more, got one of each"
 
@@ -170,8 +179,10 @@ class KnownClasses:
         labelled rows of these classes, and each is left out of its class mean.
         """
         x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0]
-        distances = squared_distances(x * self.root, self.means)
-        alike = unit @ self.unit_means.mT
+        # The mean of the class means is near 0, so nothing cancels.
+        squares = (x.square() @ self.root.square()).unsqueeze(1) + self.means.square().sum(1)
+        distances = (squares - 2 * products(x, self.means * self.root)).clamp(min=0)
+        alike = products(unit, self.unit_means)
         if own is not None:
             at, n = own.unsqueeze(1), self.shots[own].unsqueeze(1)
             distances = distances.scatter(1, at, distances.gather(1, at) * (n + 1) / (n - 1))
@@ -181,9 +192,11 @@ class KnownClasses:
         distances = distances * (self.shots / (self.shots + 1))  # the mean of n rows errs by 1/n
         # A classifier prefers classes with many rows, so a class with fewer may be the true one:
         # the distance is to the nearest of the label's class and all that have fewer rows.
-        others = self.shots >= self.shots[labels].unsqueeze(1)
-        others = others.scatter(1, labels.unsqueeze(1), False)
-        nearest = distances.masked_fill(others, torch.inf).amin(1)
+        at = labels.unsqueeze(1)
+        nearest = distances.gather(1, at).squeeze(1)
+        if (self.shots != self.shots[0]).any():
+            others = (self.shots >= self.shots[at]).scatter(1, at, False)
+            nearest = distances.masked_fill(others, torch.inf).amin(1)
         doubt = 1 - logits.softmax(1).amax(1)
         return torch.stack([nearest, 1 - alike.amax(1), doubt], dim=1).double()
 
@@ -198,12 +211,21 @@ class Familiar(KnownClasses):
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
         """Novelty of rows [n, D] with these labels, by default the most probable; float64."""
+        row = 3 * rows.shape[-1] + 5 * len(self.means)
         found = []
-        for part in parts(len(rows), 3 * rows.shape[-1] + 5 * len(self.means)):
-            # Unit-norm first: float64 values may be too large for the dtype of the means.
-            unit = unit_rows(rows[part].double()).to(self.means.dtype)
+        for part in parts(len(rows), row, IN_CACHE if rows.is_cpu else PART):
+            unit = unit_as(rows[part], self.means.dtype)
             found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
         return rank(self.ordinary, torch.cat(found))
+
+
+def unit_as(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Unit-norm rows [n, D] in this dtype."""
+    if rows.dtype is dtype:
+        nothing = rows.new_zeros(1, rows.shape[1])
+        return coordinates(rows.unsqueeze(0), nothing)[0]
+    # Unit-norm first: float64 values may be too large.
+    return unit_rows(rows.double()).to(dtype)
 
 
 def check_rate(rate: float, shots: Tensor) -> None:
