@@ -9,8 +9,9 @@ others. The file in the output folder keeps all corrections.
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, islice
 from pathlib import Path
@@ -20,13 +21,15 @@ from .. import check
 from ..text import plain_cell, plural
 from .answering import check_batch
 from .answers import UNKNOWN, corrected_label
-from .label_studio import read_label_studio
+from .label_studio import is_export, read_label_studio
 from .read.formats import given_rows, table_rows
 from .read.opening import Source, classes_of, row_notes
 from .read.samples import Batch, Changed, Key, Labelled, concatenated, no_samples, selected_from
 
 CORRECTED_FILE = "corrected.csv"  # in the output folder
 HEADER = ("name", "label", "data", "digest")
+PREDICTED = "predicted"  # the source of a label that no person gave, in ``answers.csv``
+ANSWERS_FILE = "answers.csv"
 MOST_NAMES_COMPARED = 10_000  # of samples, to suggest one for a name that no sample has
 MOST_BYTES_IN_MEMORY = 2**30  # of features that are kept after the search for corrected samples
 
@@ -41,18 +44,25 @@ class CorrectionFile(NamedTuple):
     path: Path
     corrections: Corrections
     asked: bool  # by the user; otherwise it is the one in the output folder
+    predictions: int = 0  # rows that were left out, because no person gave their label
 
 
 def read_corrections(path: Path) -> Corrections:
-    """Labels by sample, from the export of the page or of Label Studio, or an ``answers.csv``."""
-    if path.suffix == ".json" and path.is_file():
-        return read_label_studio(path)
+    """The corrections in a file, of any kind that `correction_file` reads."""
+    return correction_file(path, asked=True).corrections
+
+
+def correction_file(path: Path, *, asked: bool) -> CorrectionFile:
+    """Labels by sample, from the export of the page or of Label Studio, or an ``answers.csv``.
+
+    The last has a label in each row. Only those that a person gave are corrections.
+    """
+    if path.suffix.lower() == ".json" and path.is_file():
+        return CorrectionFile(path, read_label_studio(path), asked)
     rows = given_rows(path, "corrected", "with a column label")
     header = [plain_cell(cell).strip() for cell in rows[0]] if rows else []
-    if "annotation_id" in header:
-        raise check.ArgumentValueError(
-            "corrected", f"must be exported by Label Studio as JSON, got a table in {path}"
-        )
+    if is_export(header):
+        return CorrectionFile(path, read_label_studio(path, [header, *rows[1:]]), asked)
     if "label" not in header[1:]:
         listed = ", ".join(header) or "no column"
         raise check.ArgumentValueError(
@@ -60,8 +70,10 @@ def read_corrections(path: Path) -> Corrections:
             f"must have names in its first column and then a column 'label', got {path} with "
             f"{listed}{check.did_you_mean('label', header)}",
         )
-    columns = {name: header.index(name, 1) for name in HEADER[1:] if name in header[1:]}
+    wanted = (*HEADER[1:], "prediction", "source")
+    columns = {name: header.index(name, 1) for name in wanted if name in header[1:]}
     corrections: Corrections = {}
+    predictions = 0
     for number, row in enumerate(rows[1:], start=2):
         if len(row) <= max(columns.values()):
             if any(row):
@@ -70,6 +82,9 @@ def read_corrections(path: Path) -> Corrections:
                 )
             continue
         cells = {name: plain_cell(row[column]) for name, column in columns.items()}
+        if is_prediction(cells):
+            predictions += 1
+            continue
         key = Key(plain_cell(row[0]), cells.get("data", ""), cells.get("digest", ""))
         label = corrected_label(cells["label"])
         if corrections.setdefault(key, label) != label:
@@ -78,7 +93,15 @@ def read_corrections(path: Path) -> Corrections:
                 f"must have one label for each sample, got {corrections[key]!r} and {label!r} for "
                 f"{key.name!r}",
             )
-    return corrections
+    return CorrectionFile(path, corrections, asked, predictions)
+
+
+def is_prediction(cells: Mapping[str, str]) -> bool:
+    """Whether the label of a row, by its columns, is only the predicted one."""
+    if "prediction" not in cells or cells.get("source", "").strip() not in ("", PREDICTED):
+        return False
+    label, predicted = (corrected_label(cells[name]) for name in ("label", "prediction"))
+    return label == predicted or (not predicted and label.casefold() == UNKNOWN)
 
 
 def read_files(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile], list[str]]:
@@ -87,7 +110,7 @@ def read_files(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile
     same = [path.exists() and own.exists() and path.samefile(own) for path in asked]
     if own.is_file() and not any(same):
         if is_ours(own):
-            files.append(CorrectionFile(own, read_corrections(own), asked=False))
+            files.append(correction_file(own, asked=False))
         elif asked:
             raise check.ArgumentValueError(
                 "output",
@@ -101,10 +124,17 @@ def read_files(folder: Path, asked: Sequence[Path]) -> tuple[list[CorrectionFile
                 "if it has corrected labels, give it as --corrected"
             )
     for path in asked:
-        corrections = read_corrections(path)
+        file = correction_file(path, asked=True)
+        corrections = file.corrections
         if not any(corrections.values()) and not any(key.data for key in corrections):
+            if file.predictions:
+                raise check.ArgumentValueError(
+                    "corrected",
+                    f"must have a label that a person gave, got only predictions in {path}: change "
+                    "labels, or confirm them by another word than 'predicted' in column 'source'",
+                )
             raise check.ArgumentValueError("corrected", f"must have a label, got none in {path}")
-        files.append(CorrectionFile(path, corrections, asked=True))
+        files.append(file)
     return files, notes
 
 
@@ -115,6 +145,58 @@ def is_ours(path: Path) -> bool:
     except (UnicodeError, csv.Error):
         return False
     return bool(rows) and tuple(rows[0]) == HEADER
+
+
+def keep_edited_answers(folder: Path, asked: Sequence[Path]) -> list[str]:
+    """Copy an ``answers.csv`` that a person edited, before it is replaced; a note says so.
+
+    It is not copied if it is one of the files `asked` for: its labels are then kept as corrections.
+    """
+    path = folder / ANSWERS_FILE
+    if not path.is_file() or any(file.exists() and file.samefile(path) for file in asked):
+        return []
+    edited = edited_labels(path)
+    if not edited:
+        return []
+    copy, number = path.with_name("answers-edited.csv"), 1
+    while copy.exists():
+        number += 1
+        copy = path.with_name(f"answers-edited-{number}.csv")
+    shutil.copyfile(path, copy)
+    note = (
+        f"{path} had {plural(edited, 'label')} changed by hand, and was replaced; the edited file "
+        f"is now {copy}: give it as --corrected to use its labels"
+    )
+    return [note]
+
+
+def edited_labels(path: Path) -> int:
+    """How many labels of an ``answers.csv`` a person changed after it was written."""
+    try:
+        rows = table_rows(path)
+    except (UnicodeError, csv.Error):
+        return 0
+    header = rows[0] if rows else []
+    if not {"label", "prediction", "source"} <= {*header[1:]}:
+        return 0
+
+    # A corrected label that was edited again is not the correction, unless that is newer.
+    own, corrected = path.with_name(CORRECTED_FILE), defaultdict[str, set[str]](set)
+    if own.is_file() and own.stat().st_mtime <= path.stat().st_mtime and is_ours(own):
+        for key, label in read_corrections(own).items():
+            corrected[key.name].add(label)
+
+    edited = 0
+    for row in rows[1:]:
+        if len(row) < len(header):
+            continue
+        texts = [plain_cell(cell) for cell in row]
+        name, cells = texts[0], dict(zip(header, texts, strict=False))
+        if cells["source"] == PREDICTED:
+            edited += not is_prediction(cells)
+        elif name in corrected:
+            edited += corrected_label(cells["label"]) not in corrected[name]
+    return edited
 
 
 # --- what they change ----------------------------------------------------------------------------
@@ -229,6 +311,9 @@ def resolved(
             corrections |= dict.fromkeys(keys, label)
         more = f", {by_name:,} of them by name alone" if by_name else ""
         more += f" ({elsewhere:,} more of samples that are not in these data)" if elsewhere else ""
+        if file.predictions:
+            rest = "others are" if file.predictions > 1 else "other is"
+            more += f" (the {file.predictions:,} {rest} only predicted there, and not taken)"
         counts.append(f"{used:,} from {file.path}{more}")
     label_of = {key: label for key, label in corrections.items() if label}
     labels = Counter(label for key, label in label_of.items() if key in here)

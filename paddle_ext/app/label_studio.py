@@ -7,7 +7,8 @@ https://labelstud.io/guide/export
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -82,10 +83,14 @@ def interface_of(path: Path) -> Path:
     return path.with_suffix(".xml")
 
 
-def read_label_studio(path: Path) -> dict[Key, str]:
-    """The last label of each sample in an export as JSON; skipped tasks have none."""
+def read_label_studio(path: Path, rows: Sequence[Sequence[str]] = ()) -> dict[Key, str]:
+    """The last label of each sample in an export; skipped tasks have none.
+
+    `rows` are those of an export as a table; without them it is JSON.
+    """
     labels: dict[Key, str] = {}
-    for one in sorted(records(path), key=lambda one: str(one.get("updated_at") or "")):
+    found = records_of_table(rows) if rows else records(path)
+    for one in sorted(found, key=lambda one: str(one.get("updated_at") or "")):
         choices, name = one["choices"], one.get("name")
         if choices in (None, []) or one.get("was_cancelled"):
             continue
@@ -111,6 +116,25 @@ def records(path: Path) -> Iterator[Mapping[str, Any]]:
                         yield {**annotation, **data, "choices": result["value"].get("choices")}
     except (AttributeError, KeyError, TypeError):  # lists and objects of another shape
         raise bad_export(path, "must be an export of Label Studio", "something else") from None
+
+
+def is_export(header: Sequence[str]) -> bool:
+    """Whether a table with these columns is an export of Label Studio."""
+    return "annotation_id" in header
+
+
+def records_of_table(rows: Sequence[Sequence[str]]) -> Iterator[Mapping[str, Any]]:
+    """The same of an export as CSV or TSV: a row for each annotation; one choice is plain text."""
+    header, *annotations = rows
+    for row in annotations:
+        one: dict[str, Any] = dict(zip(header, row, strict=False))
+        text = one.get(CONTROL, "")
+        choices = [text] if text else None
+        if text.startswith('{"choices"'):
+            with suppress(ValueError, AttributeError):
+                choices = json.loads(text).get("choices")
+        skipped = one.get("was_cancelled", "").casefold() == "true"
+        yield {**one, "choices": choices, "was_cancelled": skipped}
 
 
 def bad_export(path: Path, sentence: str, got: str) -> ValueError:

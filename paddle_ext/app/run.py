@@ -22,6 +22,7 @@ from .corrections import (
     Corrected,
     DataNames,
     corrected_source,
+    keep_edited_answers,
     read_files,
 )
 from .label_studio import interface_of, write_tasks
@@ -165,6 +166,7 @@ def classify(
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
     notes += [*outcome.about_claim(), *about_trust(source.labelled)]
     notes += about_strangers(answers.prevalence, source.labelled)
+    notes += keep_edited_answers(folder, settings.corrections)
     source.notes = [*dict.fromkeys(source.notes), *notes]
     title = page_title(new or first, answers, source.kind)
     return write_all(folder, outcome, settings, title, began)

@@ -124,8 +124,11 @@ def given_rows(path: Path, argument: str, what: str) -> list[list[str]]:
     """`table_rows` of a file that the user gave as `argument`; `what` it should have."""
     if not path.is_file():
         raise check.ArgumentValueError(
-            argument, f"must be a CSV file {what}, got {path}, which is not a file"
+            argument, f"must be a CSV or Excel file {what}, got {path}, which is not a file"
         )
+    if path.suffix.lower() == ".xlsx":
+        names, lines, _ = excel_rows(path)
+        return [names, *([cell_of_excel(cell) for cell in line] for line in lines)]
     try:
         return table_rows(path)
     except (UnicodeError, csv.Error) as error:
@@ -179,6 +182,12 @@ def excel_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
     names = ["" if cell is None else str(cell) for cell in lines[0]] if lines else []
     notes = [f"the sheet {title!r} of {path} was read, one of {sheets}"] if sheets > 1 else []
     return names, lines[1:], notes
+
+
+def cell_of_excel(cell: object) -> str:
+    """A cell as CSV would have it; whole numbers are stored as floats."""
+    whole = isinstance(cell, float) and cell.is_integer()
+    return "" if cell is None else str(int(cell) if whole else cell)  # type: ignore[call-overload]
 
 
 def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:

@@ -235,12 +235,69 @@ def test_corrections_are_not_taken_for_wrong_labels(tmp_path: Path) -> None:
 # --- files of corrections -------------------------------------------------------------------------
 
 
-def test_an_edited_answers_file_has_corrections(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_unedited_answers_file_has_no_corrections(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     report = classify(*files, tmp_path / "a", settings())
     rows = table(report.table)[:5]
     write_table(tmp_path / "edited.csv", {name: [row[name] for row in rows] for name in rows[0]})
-    again = classify(*files, tmp_path / "b", settings(corrected=[tmp_path / "edited.csv"]))
-    assert list(again.answers.corrected) == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match=r"got only predictions in .*: change labels, or confirm"):
+        classify(*files, tmp_path / "b", settings(corrected=[tmp_path / "edited.csv"]))
+
+
+def edited(answers: Path, path: Path, labels: dict[int, str], **columns: dict[int, str]) -> Path:
+    """The table of an earlier run, with other labels in some rows."""
+    rows = table(answers)
+    for name, cells in {"label": labels, **columns}.items():
+        for row, cell in cells.items():
+            rows[row][name] = cell
+    return write_table(path, {name: [row[name] for row in rows] for name in rows[0]})
+
+
+def test_predictions_in_an_edited_answers_file_are_no_truth(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Only changed labels are taken, and those that the source says a person gave."""
+    first = classify(*files, tmp_path / "a", settings())
+    path = edited(first.table, tmp_path / "a.csv", {3: "ginkgo"}, source={5: "me"})
+    report = classify(*files, tmp_path / "b", settings(corrected=path))
+    assert report.answers.corrected == {3: "ginkgo", 5: first.answers.prediction(5)}
+    assert [row["name"] for row in table(tmp_path / "b" / "corrected.csv")] == ["3", "5"]
+    said = [note for note in report.notes if note.startswith("corrected labels: 2: 2 from")]
+    assert "(the 38 others are only predicted there, and not taken)" in said[0]
+    # Given back whole, the new table says the same.
+    again = classify(*files, tmp_path / "c", settings(corrected=report.table))
+    assert again.answers.corrected == report.answers.corrected
+
+
+def test_an_edited_answers_file_is_kept(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """The same command writes its own, and says where the edits are; also of corrected labels."""
+    out, kept = tmp_path / "out", tmp_path / "out" / "answers-edited.csv"
+    report = classify(*files, out, settings())
+    assert "answers-edited.csv" not in said(*files, "--output", out)  # nothing was edited
+    edited(report.table, report.table, {3: "ginkgo"})
+    told = said(*files, "--output", out)
+    assert "had 1 label changed by hand, and was replaced; the edited file is now" in told
+    assert table(kept)[3]["label"] == "ginkgo"
+    assert table(out / "answers.csv")[3]["source"] == "predicted"
+    assert "corrected labels: 1: 1 from" in said(*files, "--output", out, "--corrected", kept)
+    edited(report.table, report.table, {3: "elm"})
+    assert "had 1 label changed by hand" in said(*files, "--output", out)
+    assert table(out / "answers-edited-2.csv")[3]["label"] == "elm"
+    edited(report.table, report.table, {7: "fir"})
+    told = said(*files, "--output", out, "--corrected", report.table)  # so nothing is lost
+    assert "changed by hand" not in told
+    assert table(report.table)[7]["label"] == "fir"
+
+
+def test_corrections_from_excel(files: tuple[Path, Path], tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for line in (["row", "label"], [3, "ginkgo"], [4.0, "fir"], [5, None]):
+        book.active.append(line)
+    book.save(tmp_path / "edited.xlsx")
+    report = classify(*files, tmp_path, settings(corrected=tmp_path / "edited.xlsx"))
+    assert report.answers.corrected == {3: "ginkgo", 4: "fir"}
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,27 @@ def test_labels_come_back(tmp_path: Path) -> None:
     told = refused(*words, "--corrected", export(tmp_path / "export.json", several))
     assert "--corrected must have one label for each sample, got" in told
     assert "for 'K30' in" in told
-    (tmp_path / "export.csv").write_text("annotation_id,label,name\n1,elm,K30\n")
-    told = refused(*words, "--corrected", tmp_path / "export.csv")
-    assert "--corrected must be exported by Label Studio as JSON" in told
+
+
+# The same as CSV: columns are sorted by name, and there is a row for each annotation.
+EXPORTED_TABLE = """"annotation_id","annotator","label","name","text","updated_at","was_cancelled"
+3,"a@b","elm","K30","text of K30","2026-05-01T10:00:03Z","False"
+1,"a@b","ash","K30","text of K30","2026-05-01T10:00:01Z","False"
+2,"a@b","elm","K31","text of K31","2026-05-01T10:00:02Z","True"
+4,"a@b","oak, red","K33","text of K33","2026-05-01T10:00:04Z","False"
+5,"a@b","","K34","text of K34","2026-05-01T10:00:05Z","False"
+"""
+
+
+def test_labels_come_back_as_a_table(tmp_path: Path) -> None:
+    words, path = texts(tmp_path), tmp_path / "export.csv"
+    path.write_text(EXPORTED_TABLE)
+    said(*words, "--corrected", path)
+    kept = table(tmp_path / "corrected.csv")
+    assert {row["name"]: row["label"] for row in kept} == EXPECTED
+    two = '"{""choices"": [""elm"", ""ash""]}"'
+    path.write_text(f"annotation_id,label,name\n1,{two},K30\n")
+    assert "must have one label for each sample, got" in refused(*words, "--corrected", path)
 
 
 def test_choices_that_mean_no_label(tmp_path: Path) -> None:
