@@ -69,33 +69,34 @@ def test_a_row_left_out_is_as_if_it_had_not_been_there() -> None:
             counts.append(float(len(of_class)))
             covariance += (of_class - of_class.mean(0)).T @ (of_class - of_class.mean(0))
         inverse = metric.ridge[0, 0] * torch.linalg.inv(covariance) / left.lengths[0]
-        w, x = torch.stack(means), rows[i]
+        mass = torch.tensor(counts, dtype=torch.float64) + model.prior_rows[0, 0]
+        m = torch.stack(means) * (torch.tensor(counts) / mass).unsqueeze(-1)
+        x = rows[i]
         expected = model.distances(
             (x @ inverse @ x).view(1, 1, 1),
-            (w @ inverse @ x).view(1, 1, -1),
-            ((w @ inverse) * w).sum(-1).view(1, 1, -1),
-            torch.tensor(counts, dtype=torch.float64).view(1, 1, -1),
+            (m @ inverse @ x).view(1, 1, -1),
+            ((m @ inverse) * m).sum(-1).view(1, 1, -1),
+            mass.view(1, 1, -1),
         )
         torch.testing.assert_close(found[i], expected[0, 0], rtol=1e-9, atol=1e-9)
 
 
 def test_predictive_density_is_gaussian() -> None:
     """Without corrections, the distance is -2 log density of the model, up to a constant."""
-    D, n, psi = 6, 3, 0.7
+    D, n, prior_rows = 6, 3, 1.4
     rows = torch.randn(n, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = torch.ones(D, dtype=torch.float64)
-    model = rule.Model(torch.full((1, 1, 1), float(D)), torch.full((1, 1, 1), psi))
-    w = rows.mean(0)
-    arguments = [value.view(1, 1, 1) for value in (x @ x, x @ w, w @ w)]
-    count = torch.full((1, 1, 1), float(n), dtype=torch.float64)
+    model = rule.Model(torch.full((1, 1, 1), float(D)), torch.full((1, 1, 1), prior_rows))
+    mean = rows.sum(0) / (n + prior_rows)
+    products = [value.view(1, 1, 1) for value in (x @ x, x @ mean, mean @ mean)]
+    before = torch.full((1, 1, 1), prior_rows, dtype=torch.float64)
     # Queries that were absorbed count in full, labelled rows by half: all of these are absorbed.
-    found = model.distances(*arguments, count, torch.zeros_like(count))
+    found = model.distances(*products, before + n, before)
 
-    mean = n * psi / (1 + n * psi) * w
-    spread = 1 + psi / (1 + n * psi)
+    spread = torch.tensor(1 + 1 / (n + prior_rows))
     density = torch.distributions.Normal(mean, spread**0.5).log_prob(x).sum()
     constant = D * torch.tensor(2 * torch.pi).log()
-    of_labels = (rule.DETERMINANT - 1) * D * torch.tensor(1 + psi).log()
+    of_labels = (rule.DETERMINANT - 1) * D * torch.tensor(1 + 1 / prior_rows).log()
     expected = -2 * density - constant + of_labels
     torch.testing.assert_close(found.squeeze(), expected.double(), rtol=1e-6, atol=1e-6)
 

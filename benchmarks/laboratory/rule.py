@@ -1,10 +1,11 @@
 """The proposed rule, in batched torch: from labelled rows and a batch to probabilities.
 
-One model: the mean of class k is drawn from N(0, psi W) and its rows from N(mean, W), where W is
-the covariance inside classes. A labelled row is a row whose class is known; a query is a row whose
-class is not. Everything else follows from the predictive density of a row, given the rows that a
-class has so far, with two corrections for features that are not Gaussian: one factor on all
-distances (the sharpness) and one bias for each class (hubs), both from labelled rows left out.
+One model: the mean of class k is drawn from N(0, C / n0) and its rows from N(mean, C), where C is
+the covariance inside classes: as if n0 rows at the centre were labelled. A labelled row is a row
+whose class is known; a query is a row whose class is not. Everything else follows from the
+predictive density of a row, given the rows that a class has so far, with two corrections for
+features that are not Gaussian: one factor on all distances (the sharpness) and one bias for each
+class (hubs), both from labelled rows left out.
 
 Letters: B tasks, S labelled rows, Q queries, K classes, D features, G groups, F folds. n_k is the
 number of rows of class k. Numbers in parentheses are the equations of docs/proposed.md.
@@ -177,29 +178,34 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Model:
-    """(4) Row ~ N(mean, W) with a mean ~ N(0, psi W); V is the variance inside classes."""
+    """(4) Row ~ N(mean, C) and mean ~ N(0, C / n0), as if n0 rows at the centre were labelled."""
 
-    variance: Tensor  # [B, 1, 1] V, in squared length
-    psi: Tensor  # [B, 1, 1]
+    variance: Tensor  # [B, 1, 1] V inside classes, in squared length
+    prior_rows: Tensor  # [B, 1, 1] n0
 
-    def predictive_variance(self, n: Tensor) -> Tensor:
-        """Of a row of a class with n rows, in units of W."""
-        return 1 + self.psi / (1 + n * self.psi)
+    def prototypes(self, labelled: Labelled) -> Prototypes:
+        """The means of the labelled rows of each class and its n0 rows."""
+        counts = labelled.counts.unsqueeze(-1)
+        mass = counts + self.prior_rows
+        return Prototypes(labelled.means * counts / mass, mass.mT)
 
     def distances(
-        self, xx: Tensor, xw: Tensor, ww: Tensor, n: Tensor, labelled_counts: Tensor | None = None
+        self, xx: Tensor, xm: Tensor, mm: Tensor, mass: Tensor, labelled_mass: Tensor | None = None
     ) -> Tensor:
-        """(5) -2/f times the log predictive density of row x, given the n rows of a class.
+        """(5) -2/f times the log predictive density of row x, given a prototype m of so many rows.
 
-        w is the mean of these rows. `labelled_counts` is how many are labelled, if not all.
+        `labelled_mass` is that without the rows of a batch, if there are some.
         """
-        shrink = n * self.psi / (1 + n * self.psi)
-        spread = self.predictive_variance(n)
-        spread_of_labels = spread
-        if labelled_counts is not None:
-            spread_of_labels = self.predictive_variance(labelled_counts)
+        spread = 1 + 1 / mass
+        spread_of_labels = spread if labelled_mass is None else 1 + 1 / labelled_mass
         determinant = DETERMINANT * spread_of_labels.log() + (spread / spread_of_labels).log()
-        return (xx - 2 * shrink * xw + shrink.square() * ww) / spread + self.variance * determinant
+        return (xx - 2 * xm + mm) / spread + self.variance * determinant
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    rows: Tensor  # [B, K, D]
+    mass: Tensor  # [B, 1, K] n + n0: of how many rows each is the mean
 
 
 def model_of(labelled: Labelled, metric: Metric) -> Model:
@@ -212,7 +218,7 @@ def model_of(labelled: Labelled, metric: Metric) -> Model:
     variance = degrees * seen + PRIOR_DEGREES * VARIANCE_INSIDE * squares
     variance = variance / (degrees + PRIOR_DEGREES)
     inside = (variance / squares).clamp(0.02, 0.98)
-    return Model(variance.unsqueeze(-1), ((1 - inside) / inside).unsqueeze(-1))
+    return Model(variance.unsqueeze(-1), (inside / (1 - inside)).unsqueeze(-1))
 
 
 # --- labelled rows left out -----------------------------------------------------------------------
@@ -228,15 +234,12 @@ class LeftOut:
 
 
 def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
-    """(6) Each row without itself, in its class mean and in the metric, in closed form."""
-    rows, means = metric.see(labelled.rows), metric.see(labelled.means)
+    """(6) Each row without itself, in its prototype and in the metric, in closed form."""
+    prototypes = model.prototypes(labelled)
+    rows, means = metric.see(labelled.rows), metric.see(prototypes.rows)
     member = labelled.members.bool()
     n = labelled.counts_of_rows
-    others = (n - 1).clamp(min=1)
-    offsets = Rows(
-        metric.offsets,
-        rows.projected - labelled.members @ means.projected,
-    )
+    offsets = metric.see(labelled.rows - labelled.members @ labelled.means)
 
     def of_own(x: Tensor) -> Tensor:
         return x.gather(2, labelled.labels.unsqueeze(-1)).squeeze(-1)
@@ -244,45 +247,44 @@ def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
     def put_own(x: Tensor, value: Tensor) -> Tensor:
         return torch.where(member, value.unsqueeze(-1), x)
 
-    # Products of row x, its offset v and the class means w, in both metrics.
+    # Products of row x, its offset v and the prototypes m, in both metrics.
     xx = rows.squares()
-    xw = rows.products(means)
-    vw = offsets.products(means)
-    ww = means.squares()
+    xm = rows.products(means)
+    vm = offsets.products(means)[1]
+    mm = means.squares()
     vv = offsets.squares()
-    xv = (rows.scaled * offsets.scaled).sum(-1)
-    xv_full = xv - (rows.projected * offsets.projected).sum(-1)
+    xv = (rows.scaled * offsets.scaled).sum(-1) - (rows.projected * offsets.projected).sum(-1)
 
     # Without row i the metric gains the rank-one term  gain (A v)(A v)'.
     # The offset of a row from the mean of the others is v n / (n - 1).
-    cut = n / others / metric.ridge.squeeze(-1)
+    cut = n / (n - 1).clamp(min=1) / metric.ridge.squeeze(-1)
     gain = cut / (1 - cut * vv[1]).clamp(min=1e-3)
     column = gain.unsqueeze(-1)
-    xx_full = xx[1] + gain * xv_full.square()
-    xw_full = xw[1] + column * xv_full.unsqueeze(-1) * vw[1]
-    ww_full = ww[1].unsqueeze(1) + column * vw[1].square()
-    vw_full = vw[1] * (1 + gain * vv[1]).unsqueeze(-1)
-    xv_full = xv_full * (1 + gain * vv[1])
+    xx_full = xx[1] + gain * xv.square()
+    xm_full = xm[1] + column * xv.unsqueeze(-1) * vm
+    mm_full = mm[1].unsqueeze(1) + column * vm.square()
     vv_full = vv[1] * (1 + gain * vv[1])
 
-    weights = labelled.weights * (n / others).square()
+    weights = labelled.weights * (n / (n - 1).clamp(min=1)).square()
     length = (weights * vv_full).sum(1) / (weights * vv[0]).sum(1).clamp(min=TINY)
     length = torch.where(labelled.weights.sum(1) > 0, length.clamp(min=1e-9), 1.0)
 
-    counts = put_own(labelled.counts.unsqueeze(1).expand_as(xw[0]), others)
+    mass = prototypes.mass.expand_as(xm_full)
+    own_mass = of_own(mass)
+    rest = own_mass - labelled.members.sum(-1)
+    mass_left = put_own(mass, rest)
     found = []
     for share in MIXTURES:
         mixture = Mixture(torch.full_like(length, share), length)
-        row = mixture.of((xx[0], xx_full)).unsqueeze(-1)
-        cross = mixture.of((xw[0], xw_full))
-        mean = mixture.of((ww[0].unsqueeze(1).expand_as(ww_full), ww_full))
-        # The own mean without the row is  w - v / (n - 1).
-        v_cross = of_own(mixture.of((vw[0], vw_full)))
-        v_square = mixture.of((vv[0], vv_full))
-        own_cross = of_own(cross) - mixture.of((xv, xv_full)) / others
-        own_mean = of_own(mean) - 2 * v_cross / others + v_square / others.square()
-        cross, mean = put_own(cross, own_cross), put_own(mean, own_mean)
-        found.append(model.distances(row, cross, mean, counts))
+        row = mixture.of((xx[0], xx_full))
+        cross = mixture.of((xm[0], xm_full))
+        square = mixture.of((mm[0].unsqueeze(1).expand_as(mm_full), mm_full))
+        # The own prototype without the row is  (mass m - x) / (mass - 1).
+        own_cross = (own_mass * of_own(cross) - row) / rest
+        own_square = own_mass.square() * of_own(square) - 2 * own_mass * of_own(cross) + row
+        square = put_own(square, own_square / rest.square())
+        cross = put_own(cross, own_cross)
+        found.append(model.distances(row.unsqueeze(-1), cross, square, mass_left))
     return LeftOut(torch.stack(found), length, labelled.weights)
 
 
@@ -307,23 +309,24 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
             counts=members.sum(1),
         )
         metric = metric_of(rest)
-        rows, means = metric.see(rest.rows), metric.see(rest.means)
+        own_model = Model(model.variance[b : b + 1], model.prior_rows[b : b + 1])
+        prototypes = own_model.prototypes(rest)
+        rows, means = metric.see(rest.rows), metric.see(prototypes.rows)
         xx = rows.squares()
-        xw = rows.products(means)
-        ww = means.squares()
+        xm = rows.products(means)
+        mm = means.squares()
         left = of_fold.double()
         plain_length = (xx[0] * left).sum()
         length = (xx[1] * left).sum().clamp(min=1e-9) / plain_length.clamp(min=TINY)
         length = torch.where(plain_length > TINY, length, 1.0)
-        own_model = Model(model.variance[b : b + 1], model.psi[b : b + 1])
         found = []
         for share in MIXTURES:
             mixture = Mixture(left.new_full((folds,), share), length.expand(folds))
             to_classes = own_model.distances(
                 mixture.of(xx).unsqueeze(-1),
-                mixture.of(xw),
-                mixture.of(ww).unsqueeze(1),
-                rest.counts.unsqueeze(1),
+                mixture.of(xm),
+                mixture.of(mm).unsqueeze(1),
+                prototypes.mass,
             )
             found.append((to_classes * left.unsqueeze(-1)).sum(0))
 
@@ -494,15 +497,18 @@ class Batch:
 
     gram: Tensor  # [B, Q, Q] products of the queries
     squares: Tensor  # [B, Q, 1]
-    cross: Tensor  # [B, Q, K] with the class means
-    mean_squares: Tensor  # [B, 1, K] of the class means
-    counts: Tensor  # [B, 1, K] labelled rows
+    cross: Tensor  # [B, Q, K] with the prototypes
+    prototype_squares: Tensor  # [B, 1, K]
+    mass: Tensor  # [B, 1, K] of the prototypes
+    labelled_counts: Tensor  # [B, K]
     half: Tensor  # [B, 1, 1] half of the sharpness
     bias: Tensor  # [B, 1, K]
     model: Model
 
     def first_logits(self) -> Tensor:
-        distances = self.model.distances(self.squares, self.cross, self.mean_squares, self.counts)
+        distances = self.model.distances(
+            self.squares, self.cross, self.prototype_squares, self.mass
+        )
         return self.bias - self.half * distances
 
     def absorbed_logits(self, weights: Tensor) -> Tensor:
@@ -511,14 +517,14 @@ class Batch:
         Each query without itself.
         """
         inner = self.gram @ weights
-        x_sum = self.counts * self.cross + inner  # x . sum of the rows of class k
-        square = self.counts.square() * self.mean_squares
-        square = square + (weights * (inner + 2 * self.counts * self.cross)).sum(1, keepdim=True)
-        mass = self.counts + weights.sum(1, keepdim=True) - weights
+        x_sum = self.mass * self.cross + inner  # x . the sum of the rows of a prototype
+        square = self.mass.square() * self.prototype_squares
+        square = square + (weights * (inner + 2 * self.mass * self.cross)).sum(1, keepdim=True)
+        mass = self.mass + weights.sum(1, keepdim=True) - weights
         own = weights * self.squares
         cross = (x_sum - own) / mass
-        mean_square = (square - 2 * weights * x_sum + weights * own) / mass.square()
-        distances = self.model.distances(self.squares, cross, mean_square, mass, self.counts)
+        square = (square - 2 * weights * x_sum + weights * own) / mass.square()
+        distances = self.model.distances(self.squares, cross, square, mass, self.mass)
         return self.bias - self.half * distances
 
 
@@ -528,7 +534,7 @@ def rounds_of_a_batch(batch: Batch, labelled_rows: int) -> Tensor:
     Q = logits.shape[1]
     weight = labelled_rows / (labelled_rows + Q)
     absorbing = 2 * labelled_rows / (2 * labelled_rows + Q)
-    first = first_proportions(logits, weight, batch.counts.squeeze(1))
+    first = first_proportions(logits, weight, batch.labelled_counts)
     u = first.probabilities
     a = first.concentration
     for _ in range(ROUNDS):
@@ -677,14 +683,14 @@ def correlation_inside_groups(
     error, and the group says less about its rows. Rows of a class share the error of its mean in
     any case, which pairs of different groups show.
     """
-    xw, ww = batch.cross, batch.mean_squares
-    residual = (batch.squares - 2 * xw + ww).clamp(min=0)  # |x - w|^2
+    xm, mm = batch.cross, batch.prototype_squares
+    residual = (batch.squares - 2 * xm + mm).clamp(min=0)  # |x - m|^2
     usual = (u * residual).sum((1, 2)) / u.shape[1]
     itself = (u.square() * residual).sum((1, 2))
     number_itself = u.square().sum((1, 2))
 
     def pairs(of: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum over pairs of rows of u u' (x - w).(x' - w), and of u u'."""
+        """Sum over pairs of rows of u u' (x - m).(x' - m), and of u u'."""
 
         def squared_sums(x: Tensor) -> Tensor:
             return torch.einsum("bqg,bqk,bqd->bgkd", of, u, x).square().sum(-1)
@@ -692,7 +698,7 @@ def correlation_inside_groups(
         plain = squared_sums(rows.scaled)
         sums = mixture.of((plain, plain - squared_sums(rows.projected)))
         mass = of.mT @ u
-        sums = sums - 2 * mass * (of.mT @ (u * xw)) + mass.square() * ww
+        sums = sums - 2 * mass * (of.mT @ (u * xm)) + mass.square() * mm
         return sums.sum((1, 2)) - itself, mass.square().sum((1, 2)) - number_itself
 
     within, number_within = pairs(members)
@@ -723,7 +729,7 @@ class Learned:
 
     labelled: Labelled
     metric: Metric
-    means: Rows  # of the classes
+    prototypes: Prototypes
     model: Model
     calibration: Calibration
 
@@ -737,20 +743,20 @@ def learn(tasks: Tasks, labelled: Labelled) -> Learned:
         left = leave_groups_out(labelled, groups, model)
     else:
         left = leave_rows_out(labelled, metric, model)
-    means = metric.see(labelled.means)
-    return Learned(labelled, metric, means, model, calibrate(labelled, left))
+    return Learned(labelled, metric, model.prototypes(labelled), model, calibrate(labelled, left))
 
 
 def batch_of(learned: Learned, rows: Rows) -> Batch:
     mixture = learned.calibration.mixture
-    means = learned.means
+    prototypes = learned.metric.see(learned.prototypes.rows)
     gram = mixture.of(rows.products(rows))
     return Batch(
         gram=gram,
         squares=gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-1),
-        cross=mixture.of(rows.products(means)),
-        mean_squares=mixture.of(means.squares()).unsqueeze(1),
-        counts=learned.labelled.counts.unsqueeze(1),
+        cross=mixture.of(rows.products(prototypes)),
+        prototype_squares=mixture.of(prototypes.squares()).unsqueeze(1),
+        mass=learned.prototypes.mass,
+        labelled_counts=learned.labelled.counts,
         half=learned.calibration.sharpness.view(-1, 1, 1) / 2,
         bias=learned.calibration.bias.unsqueeze(1),
         model=learned.model,
