@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from banks import gaussian_bank
+from torch import Tensor
 
 from paddle_ext import FeatureBank, TaskSampler, evaluate, methods, reference
 from paddle_ext.research.results import Result
@@ -46,7 +48,7 @@ def cells(report: Any, number: int = 0) -> dict[str, list[str]]:
 def test_table1(bank: FeatureBank, tmp_path: Path) -> None:
     chosen = {"methods": ["bd_cspn", "paddle"], "shots": (5, 10)}
     tasks = {"n_tasks": 6, "n_query": 20}
-    report = run("table1", bank, tmp_path, **chosen, **tasks)
+    report = run("table1", bank, tmp_path, dataset="mini", **chosen, **tasks)
     plain = evaluate(bank, **chosen, preset="mini", **tasks, **SMALL)
     table = cells(report)
     columns = ["5-shot", "paper", "difference", "10-shot", "paper", "difference", "ms/task"]
@@ -60,21 +62,74 @@ def test_table1(bank: FeatureBank, tmp_path: Path) -> None:
             assert published == f"{theirs:.1f}"
             assert float(difference) == pytest.approx(ours.accuracy - theirs, abs=0.051)
     # The same command resumes: not even the seconds are new.
-    again = run("table1", bank, tmp_path, **chosen, **tasks)
+    again = run("table1", bank, tmp_path, dataset="mini", **chosen, **tasks)
     assert again.markdown() == report.markdown()
     page, picture = tmp_path / "table1.md", tmp_path / "table1.png"
     assert report.save(tmp_path) == [tmp_path / "table1.json", page, picture]
     assert page.read_text() == report.markdown()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for other in ({"dataset": None}, {"k_eff": 3}):  # nothing was published for these
-        found = run("table1", bank, tmp_path / "o", **(chosen | {"shots": 5}), **tasks, **other)
-        assert cells(found)["method"] == ["5-shot", "ms/task"]
+    fewer = chosen | {"shots": 5, "dataset": "mini", "k_eff": 3}  # not in the paper
+    assert cells(run("table1", bank, tmp_path / "o", **fewer, **tasks))["method"] == [
+        "5-shot",
+        "ms/task",
+    ]
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "ablation", "keff", "dirichlet"])
+def test_a_bank_of_no_data_set_has_no_published_numbers(
+    name: str, bank: FeatureBank, tmp_path: Path
+) -> None:
+    """By default: the methods then have their default options, as in `evaluate`."""
+    given = {"methods": "paddle", "n_tasks": 2, "n_query": 20, "k_eff": 5}
+    given |= {"num_classes": 5} if name == "dirichlet" else {}
+    report = run(name, bank, tmp_path, **(given | ({} if name == "table2" else {"shots": 5})))
+    (table,) = report.tables
+    assert not {"paper", "difference"} & {*table.header, *(row[0] for row in table.rows)}
+    (result,) = report.data["evaluations"][0]["results"]
+    assert result["options"]["scaling"] == methods.create("paddle").scaling == "auto"
+
+
+@dataclass(frozen=True)
+class NearestRow:
+    """A method of one's own."""
+
+    power: float = 1.0
+
+    def predict(self, support: Tensor, support_labels: Tensor, query: Tensor) -> Tensor:
+        return support_labels[(torch.cdist(query, support) ** self.power).argmin(1)]
+
+
+class Paddle(NearestRow):
+    """Another method with the name of one."""
+
+
+paddle_of_mine = Paddle()
+
+
+def test_a_method_of_ones_own_next_to_the_published_ones(bank: FeatureBank, tmp_path: Path) -> None:
+    chosen = ["paper", f"{__name__}:NearestRow"]
+    options = {"nearest_row": {"power": 2.0}}
+    given = {"dataset": "mini", "n_tasks": 2, "n_query": 20, "options": options}
+    report = run("ablation", bank, tmp_path, methods=chosen, shots=5, **given)
+    table = cells(report)
+    published = [row[:2] for title, row in table.items() if title != "method"]
+    assert [theirs for _, theirs in published] == ["49.6", "63.2", "–"]
+    assert list(table)[-1] == "nearest_row"
+    assert report.data["evaluations"][0]["results"][2]["options"] == {"power": 2.0}
+    for name, message in (
+        (f"{__name__}:Paddle", "name must not be taken by another method, got 'paddle'"),
+        (f"{__name__}:paddle_of_mine", "methods must have names of their own, got "),
+        (f"{__name__}:Nothing", "name must be MODULE:CLASS"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run("ablation", bank, tmp_path, methods=name, shots=5, **given)
 
 
 def test_table2_and_ablation(bank: FeatureBank, tmp_path: Path) -> None:
     """i-Nat has one support for all tasks."""
     tasks = {"n_tasks": 4, "n_query": 20}
-    table = cells(run("table2", bank, tmp_path, methods=["simpleshot", "paddle"], **tasks))
+    chosen = {"dataset": "inat", "methods": ["simpleshot", "paddle"]}
+    table = cells(run("table2", bank, tmp_path, **chosen, **tasks))
     assert table["method"] == ["accuracy", "paper", "difference", "ms/task"]
     assert table["PADDLE"][1] == "84.3"
     assert table["SimpleShot"][1:3] == ["–", "–"]  # not in the paper
@@ -84,7 +139,7 @@ def test_table2_and_ablation(bank: FeatureBank, tmp_path: Path) -> None:
 
 def test_keff(bank: FeatureBank, tmp_path: Path) -> None:
     options = {"methods": ["simpleshot", "paddle"], "shots": (5, 10), "k_eff": (2, 5)}
-    report = run("keff", bank, tmp_path, **options, n_tasks=4, n_query=20)
+    report = run("keff", bank, tmp_path, dataset="mini", **options, n_tasks=4, n_query=20)
     table = cells(report, 1)  # 10 shots
     assert list(table) == ["K_eff", "SimpleShot", "PADDLE", "paper", "difference"]
     assert (table["K_eff"], table["paper"]) == (["2", "5"], ["85.1", "73.3"])
@@ -93,7 +148,7 @@ def test_keff(bank: FeatureBank, tmp_path: Path) -> None:
 def test_dirichlet(bank: FeatureBank, tmp_path: Path) -> None:
     """A table for each of four numbers of shots; the published numbers are of five candidates."""
     chosen, tasks = ["bd_cspn", "adaptive"], {"n_tasks": 4, "n_query": 20}
-    report = run("dirichlet", bank, tmp_path, methods=chosen, **tasks)
+    report = run("dirichlet", bank, tmp_path, dataset="mini", methods=chosen, **tasks)
     assert [one.title for one in report.tables] == ["1 shot", "5 shots", "10 shots", "20 shots"]
     draws = {"num_classes": 5, "k_eff": 5, "sampling": "dirichlet", "alpha": 2.0}
     plain = evaluate(bank, chosen, shots=(1, 5, 10, 20), **draws, **tasks, **SMALL)
@@ -104,9 +159,8 @@ def test_dirichlet(bank: FeatureBank, tmp_path: Path) -> None:
             f"{published}",
         ]
         assert table["Adaptive"][1:3] == ["–", "–"]
-    more = run(
-        "dirichlet", bank, tmp_path / "10", methods="bd_cspn", shots=5, num_classes=10, **tasks
-    )
+    ten = {"dataset": "mini", "methods": "bd_cspn", "shots": 5, "num_classes": 10}
+    more = run("dirichlet", bank, tmp_path / "10", **ten, **tasks)
     assert cells(more)["method"] == ["5-shot", "ms/task"]
 
 
@@ -213,6 +267,9 @@ def test_command(bank: FeatureBank, tmp_path: Path, capsys: pytest.CaptureFixtur
     words = ["table1", str(tmp_path / "mine.npz"), "--methods", "paddle", "--shots", "5"]
     words += ["--n-tasks", "3", "--n-query", "20", "--output", str(tmp_path / "out")]
     assert experiments.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "paper" not in shown
+    assert experiments.main([*words, "--dataset", "mini", "--fresh"]) == 0
     shown = capsys.readouterr().out
     assert "mine, 12 candidate classes, 5 present, 20 queries, 3 tasks" in shown
     assert "63.2" in shown

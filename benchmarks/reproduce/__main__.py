@@ -28,10 +28,12 @@ from paddle_ext.research.tune import Tuning
 
 EXAMPLES = """\
 examples:
-  python benchmarks/reproduce table1 mini-test.npz --output results/table1
+  python benchmarks/reproduce table1 mini-test.npz --dataset mini --output results/table1
   python benchmarks/reproduce table1 tiered-test.npz --dataset tiered --methods all
-  python benchmarks/reproduce keff mini-test.npz --methods paddle,tim --n-tasks 500
-  python benchmarks/reproduce dirichlet mini-test.npz --num-classes 5
+  python benchmarks/reproduce table1 mini-test.npz --dataset mini --methods paper,my_module:MyMethod
+  python benchmarks/reproduce table1 my-features.npz --methods paddle,tim,adaptive
+  python benchmarks/reproduce keff mini-test.npz --dataset mini --methods paddle,tim --n-tasks 500
+  python benchmarks/reproduce dirichlet mini-test.npz --dataset mini --num-classes 5
   python benchmarks/reproduce stata my-features.npz --names text.npz --n-tasks 40
   python benchmarks/reproduce any-batch my-features.npz --shots 1,5 --n-tasks 100
 """
@@ -44,8 +46,8 @@ EXPERIMENTS: dict[str, tuple[str, Callable[..., Report]]] = {
         partial(reproduce_table, "table1"),
     ),
     "table2": (
-        "i-Nat: one support for all tasks, 5 classes present",
-        partial(reproduce_table, "table2", dataset="inat", shots=None),
+        "one support for all tasks, as for i-Nat, 5 classes present",
+        partial(reproduce_table, "table2", shots=None),
     ),
     "ablation": (
         "PADDLE without and with the partition complexity",
@@ -107,9 +109,13 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("experiment", choices=EXPERIMENTS, metavar="EXPERIMENT")
     add("bank", type=Path, metavar="BANK", help="feature bank of the test classes")
-    add("--dataset", help="published numbers to show: mini, tiered, inat; or none")
+    add("--dataset", help="mini, tiered or inat, to show published numbers; default: none of them")
     add("--backbone", help="resnet18 or wrn28_10")
-    add("--methods", type=words_of, help="paper, all, or names such as paddle,tim")
+    add(
+        "--methods",
+        type=words_of,
+        help="paper, all, or names such as paddle,tim,my_module:MyMethod",
+    )
     add("--shots", type=numbers_of, help="labelled rows per class, such as 5,10,20")
     add("--k-eff", type=numbers_of, help="classes present per task, such as 2,5,10")
     add("--n-tasks", type=int, help="tasks per setting")

@@ -49,7 +49,7 @@ def reproduce_table(
     bank: FeatureBank,
     *,
     output: Path,
-    dataset: str | None = "mini",
+    dataset: str | None = None,
     backbone: str = "resnet18",
     methods: str | Sequence[str] = "paper",
     shots: int | Sequence[int] | None = paper.SHOTS,
@@ -63,23 +63,24 @@ def reproduce_table(
 ) -> Report:
     """Evaluate the methods of a table on a bank of test classes.
 
-    `dataset` and `backbone` select the presets of the methods and the published numbers; None: the
-    options of the paper without those for a data set, and nothing published. i-Nat has one support
-    for all tasks, whatever `shots` is. `k_eff` None means all candidates. `run` goes to `evaluate`.
+    `dataset` and `backbone` say where the bank is from, and select the presets of the methods and
+    the published numbers; None: any other bank, with the default options of the methods, and
+    nothing published. i-Nat, and any bank in `table2`, has one support for all tasks, whatever
+    `shots` is. `k_eff` None means all candidates. `run` goes to `evaluate`.
     """
     curves, dirichlet = experiment == "keff", experiment == "dirichlet"
     table = "table1" if curves else experiment
     if dataset is not None:
         check.choice("dataset", dataset, tuple(paper.NUMBERS[table]))
     check.choice("backbone", backbone, paper.BACKBONES)
-    if dataset == "inat":
+    if dataset == "inat" or table == "table2":
         shots, support, query = None, support or "repr", query or "query"
     k_eff = check.integer("num_classes", num_classes) if k_eff is None else k_eff
     if not curves:
         check.integer("k_eff", k_eff)
     if dirichlet:
         run |= {"sampling": "dirichlet", "alpha": 2.0}
-    preset = None if dirichlet else dataset or "paper"
+    preset = None if dirichlet else dataset
     evaluation = evaluate(
         bank,
         chosen_methods(methods, paper.methods(table), preset, options),

@@ -60,7 +60,7 @@ def measure_convergence(
     bank: FeatureBank,
     *,
     output: Path,  # nothing to resume
-    dataset: str | None = "mini",
+    dataset: str | None = None,
     shots: int = 20,
     k_eff: int = 5,
     n_query: int = 75,
@@ -95,7 +95,7 @@ def measure_convergence(
         paddle_curve(one, "PADDLE, torch", reference.solve, **paddle),
         pgd_curve(one, "PGD, torch", pgd),
     ]
-    alpha_tim = methods.create("alpha_tim", dataset or "paper")
+    alpha_tim = methods.create("alpha_tim", dataset)
     predicted = alpha_tim.predict(*one.inputs, num_classes=one.num_classes).labels
     about = f"{name}: " if name else ""
     about += f"task {task}, {one.num_classes} candidate classes, {shots} shots, {k_eff} present, "

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from paddle_ext import Evaluation, check, methods
+from paddle_ext.methods.registry import own_method
 from paddle_ext.research.evaluate import all_methods
 from paddle_ext.research.figures import distinct
 from paddle_ext.research.results import write_json
@@ -110,10 +111,20 @@ def chosen_methods(
 ) -> dict[str, methods.Method]:
     """Methods by name: "paper" are the published ones, "all" those that these tasks allow.
 
-    `options`, by method, take precedence over the preset.
+    A method of one's own is MODULE:CLASS. `options`, by method, take precedence over the preset.
     """
     groups = {"paper": tuple(published), "all": all_methods(named)}
-    names = groups.get(given, (given,)) if isinstance(given, str) else given
-    for name in names:
-        check.choice("methods", name, (*groups, *groups["all"]))
-    return {name: methods.create(name, preset, **(options or {}).get(name, {})) for name in names}
+    chosen: dict[str, methods.Method] = {}
+    for word in [given] if isinstance(given, str) else given:
+        for name in groups.get(word, (word,)):
+            method = own_method(name)
+            if isinstance(method, str):
+                check.choice("methods", method, (*groups, *all_methods(named)))
+                method = methods.create(method, preset, **(options or {}).get(method, {}))
+            elif method.name in methods.available():
+                raise ValueError(
+                    f"methods must have names of their own, got {name!r} with that of the method "
+                    f"{method.name!r}"
+                )
+            chosen[method.name] = method
+    return chosen
