@@ -23,7 +23,7 @@ from .limits import (
     MOST_TOP,
 )
 from .native import call
-from .native.devices import has_code_for
+from .native.devices import has_code_for, warn_once
 from .native.load import module as native
 
 SCALINGS = {"none": 0, "minmax": 1, "auto": 2}
@@ -232,7 +232,7 @@ def tensors(*given: Any) -> list[Any]:
 def as_tensor(x: Any) -> Any:
     """The tensor of an array of any library, or of a table; others unchanged."""
     if isinstance(x, Tensor):
-        return (x.detach() if x.requires_grad else x).resolve_neg()
+        return without_gradient(x).resolve_neg()
     if isinstance(x, np.ndarray):
         return of_array(x)
     if hasattr(x, "__dlpack__"):
@@ -241,6 +241,18 @@ def as_tensor(x: Any) -> Any:
         except (TypeError, ValueError, RuntimeError, BufferError):  # types that torch has not
             return x
     return of_array(x.to_numpy()) if hasattr(x, "to_numpy") else x
+
+
+def without_gradient(x: Tensor) -> Tensor:
+    """The tensor detached; a loss of our results would otherwise train nothing, without a word."""
+    if not x.requires_grad:
+        return x
+    if torch.is_grad_enabled():
+        warn_once(
+            "results of paddle_ext have no gradient, but were asked of a tensor that requires one: "
+            "pass tensor.detach(), or call under torch.no_grad(), if that is intended"
+        )
+    return x.detach()
 
 
 def of_array(x: np.ndarray[Any, Any]) -> Any:
