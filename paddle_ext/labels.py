@@ -8,7 +8,6 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ NO_LABEL = frozenset(
 ) | {"?", "-", "unknown", "Unknown", "UNKNOWN"}
 MOST_CLASSES = 2**24  # limit on integer labels, because arrays have an entry for each class
 SHORTEST_MISSPELT = 4  # letters of a name that may be a misspelling
+# And the most: a name of n letters has n neighbours of n - 1 letters, so memory grows as n squared.
+LONGEST_MISSPELT = 100
 MOST_LABEL = 2.0**62  # beyond it floating-point numbers do not fit in int64
 
 
@@ -116,7 +117,10 @@ def normalised(name: str) -> str:
 
 
 def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Pairs of names that may be one class, by reason; those that differ by a number are not."""
+    """Pairs of names that may be one class, by reason; those that differ by a number are not.
+
+    Of several that differ by one letter at the same place, each is paired with the first.
+    """
     plain: dict[str, list[str]] = defaultdict(list)
     for name in names:
         key = re.sub(r"[\s_]+|-(?!\d)", "", unicodedata.normalize("NFKC", name))
@@ -131,9 +135,14 @@ def alike(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     shorter: dict[tuple[str, str], set[str]] = defaultdict(set)  # keys without one letter or none
     for key in plain:
         word, digits = re.sub(r"\d", "", key), re.sub(r"\D", "", key)
-        for place in range(len(word) + 1 if len(word) >= SHORTEST_MISSPELT else 0):
+        if not SHORTEST_MISSPELT <= len(word) <= LONGEST_MISSPELT:
+            continue
+        for place in range(len(word) + 1):
             shorter[word[:place] + word[place + 1 :], digits].add(key)
-    near = {pair for keys in shorter.values() for pair in combinations(sorted(keys), 2)}
+    near = set[tuple[str, str]]()
+    for keys in shorter.values():
+        first, *others = sorted(keys)
+        near |= {(first, other) for other in others}
     if near:
         reasons["a letter"] = sorted((plain[one][0], plain[two][0]) for one, two in near)
     return reasons

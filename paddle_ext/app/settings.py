@@ -108,7 +108,8 @@ class Settings:
     """Share of wrong ones among the labels, or auto to estimate it; corrected ones are right."""
     corrected: Annotated[Sequence[Path], REVIEW] = ()
     """Corrected labels, as exported by the page or Label Studio, or those that you changed in an
-    answers.csv; several times: later ones win. They are kept in corrected.csv of the output folder, which every run reads."""
+    answers.csv; several times: later ones win. They are kept in corrected.csv of the output folder,
+    which every run reads."""
     final: Annotated[Path | None, REVIEW] = None
     """Write all samples with their labels, given, corrected or predicted."""
     sort_into: Annotated[Path | None, REVIEW] = None

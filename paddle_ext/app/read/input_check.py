@@ -56,7 +56,8 @@ def about_columns(rows: TableSamples, asked: Columns) -> Iterator[Finding]:
     table, chosen, others = rows.table, rows.chosen, rows.columns.others() | asked.others()
     for note in table.notes:
         yield Finding("file", note)
-    unused = [name for name in table.names if name not in {*others, *rows.features}]
+    used = {*others, *rows.features}
+    unused = [name for name in table.names if name not in used]
     if chosen is None:
         yield Finding("texts", f"column {rows.columns.text!r}")
     else:

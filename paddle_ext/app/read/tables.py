@@ -203,10 +203,11 @@ class Table(ABC):
             ids = {name: why_an_id(name, self.as_numbers(self.first[name])) for name in numeric}
             left_out = {name: why for name, why in ids.items() if why and len(numeric) > 1}
             names = [name for name in numeric if name not in left_out]
+            lists, unused = {*self.lists} - others, {*self.names} - {*numeric} - others
             for name in self.names:
-                if name in self.lists and name not in others:
+                if name in lists:
                     left_out[name] = "it has lists"
-                elif name not in {*numeric, *others}:
+                elif name in unused:
                     left_out[name] = why_no_feature(self.first[name])
         elif given in self.names:
             names = [given]
@@ -223,12 +224,11 @@ class Table(ABC):
         table = rows == "table" or (rows == "auto" and len(names) < EMBEDDING_COLUMNS)
         categories = set[str]()
         if table:
-            may_be = self.names if given is None else names
-            no_numbers = [name for name in may_be if name not in {*self.numeric, *self.lists}]
-            categories = {
-                name for name in no_numbers if looks_like_category(self.first[name])
-            } - others
-            names = [name for name in self.names if name in {*names, *categories}]
+            may_be = {*self.names} if given is None else {*names}
+            no_numbers = may_be - {*self.numeric, *self.lists} - others
+            categories = {name for name in no_numbers if looks_like_category(self.first[name])}
+            chosen = {*names, *categories}
+            names = [name for name in self.names if name in chosen]
             left_out = {name: why for name, why in left_out.items() if name not in categories}
         if not names:
             beginning = "" if given is None else f" starting with {given!r}"
@@ -377,8 +377,11 @@ class TableSamples:
         rows: Literal["all", "labelled", "unlabelled"],
     ) -> None:
         self.table, self.columns, self.chosen, self.rows = table, columns, chosen, rows
-        names = [] if chosen is None else chosen.names
-        self.features = [table.column(name, "features") for name in names]
+        self.features = [] if chosen is None else list(chosen.names)
+        there = {*table.names}
+        for name in self.features:
+            if name not in there:
+                table.column(name, "features")  # raises
         self.copied: list[str] | None = None  # columns to copy to the output
         self.width: int | None = None  # of a column of lists, once a row has been read
         self.gap_words: Counter[str] = Counter()  # words that counted as missing labels

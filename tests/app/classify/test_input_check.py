@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,6 +21,8 @@ from classify_data import (
 
 from paddle_ext.app.cli import show
 from paddle_ext.app.read import input_check
+from paddle_ext.app.read.tables import TableSamples, open_table
+from paddle_ext.app.settings import Columns
 
 SENTENCES = [f"please tell me about {word}" for word in ("cards", "cash", "rates", "fees", "loans")]
 
@@ -211,3 +214,34 @@ def test_arrays_and_equal_rows(tmp_path: Path) -> None:
 def test_many_classes_are_compared_quickly() -> None:
     names = [f"{word} {number}" for word in ("kind", "sort", "type") for number in range(5000)]
     assert input_check.alike([*names, "kid 7", "soort 8"]) == {"a letter": [("soort 8", "sort 8")]}
+
+
+def test_a_label_of_many_letters_is_checked_quickly(tmp_path: Path) -> None:
+    """Its neighbours of one letter less would be 40 gigabytes of text."""
+    long = "".join(np.random.default_rng(0).choice(list("abcdefgh"), 200_000).tolist())
+    rows = checked(texts(tmp_path / "a.csv", ["cat", "cats", long, long]), "--text", "message")
+    assert rows["labelled"] == "4 samples of 3 classes"
+    assert rows["classes with one example"].startswith("2: 'cat', 'cats'")
+
+
+def test_many_names_that_differ_by_one_letter_are_compared_quickly() -> None:
+    """Each is paired with the first; all pairs would be 200 million."""
+    names = [f"kind{chr(0x4E00 + number)}" for number in range(20_000)]
+    pairs = input_check.alike(names)["a letter"]
+    assert len(pairs) == 19_999
+    assert {first for first, _ in pairs} == {names[0]}
+
+
+def test_a_table_of_as_many_columns_as_excel_has_is_checked_quickly(tmp_path: Path) -> None:
+    """Minutes if each column were looked for among all others."""
+    names = [f"f{place}" for place in range(16_384)]
+    columns = {"label": ["a"], **{name: ["0.5"] for name in names}}
+    wide = open_table(write_table(tmp_path / "wide.csv", columns))
+    began, asked = time.process_time(), Columns()
+    samples = TableSamples(wide, asked, wide.feature_columns(None, {"label"}, "auto"), "all")
+    assert [one.what for one in input_check.about_columns(samples, asked)] == [
+        "features",
+        "columns not used",
+    ]
+    assert samples.features == names
+    assert time.process_time() - began < 10
