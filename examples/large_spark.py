@@ -17,7 +17,9 @@ from pyspark.sql.types import StructType
 
 from paddle_ext import BatchClassifier
 
-RESULT = "label string, probability float, doubt float"
+RESULT = (
+    "label string, probability float, doubt float, novelty float, strangers float, alarm boolean"
+)
 
 
 def by_map_in_pandas(rows: DataFrame, classifier: BatchClassifier) -> DataFrame:

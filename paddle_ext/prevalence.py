@@ -173,7 +173,7 @@ def without_strangers(
     )
     share = held / held.sum(-1, keepdim=True).clamp(min=1e-9)
     rows = 1 / (share.square() * inexact / Q).sum(-1, keepdim=True)
-    number = ((seen - RATE * n) / (1 - RATE)).clamp(min=0)
+    number = beyond_chance(seen, n)
     known = (n - number).clamp(min=0)
     spread = RATE * (1 - RATE) * known * (1 + known / (rows + 2))
     low = torch.minimum(seen - count_quantile(RATE * known, spread, Q, z), number).clamp(min=0)
@@ -192,6 +192,11 @@ def without_strangers(
     rest[2] = (rest[2] + real * (1 - real) * flagged[1]).clamp(min=0)  # below 0 by rounding
     ends = low.clamp(min=0), torch.minimum(high, Q)
     return torch.stack([*rest, inexact], -2), Prevalence._make(x / Q for x in (number, *ends))
+
+
+def beyond_chance(strange: Tensor, queries: Tensor | int) -> Tensor:
+    """How many of so many queries are of no known class, if so many look strange."""
+    return ((strange - RATE * queries) / (1 - RATE)).clamp(min=0)
 
 
 def with_certain(sums: Tensor, counts: Tensor) -> Prevalence:

@@ -17,15 +17,27 @@ from torch import Tensor
 
 from .. import check
 from ..groups import Groups, groups_of
+from ..presence.alarms import alarm_of
+from ..presence.unknown import Familiar, familiar
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
 from ..task import without_autocast
 from . import fitted, inputs
 from .columns import ROWS, Array, is_frame
-from .fitted import Examples, Fitted, FittedAdaptive, FittedNames, array, chosen_device, to_tensor
+from .fitted import (
+    Examples,
+    Fitted,
+    FittedAdaptive,
+    FittedNames,
+    array,
+    chosen_device,
+    moved,
+    to_tensor,
+)
 
 Frame: TypeAlias = Any  # a pandas.DataFrame; pandas is optional
 ANSWERS = ("label", "probability", "doubt")
+ALARMS = ("novelty", "strangers", "alarm")
 
 
 def joined(first: Frame, second: Frame) -> Frame:
@@ -65,7 +77,10 @@ class BatchClassifier:
     keep_embedding : bool
         Whether the result contains the embeddings too.
     prefix : str
-        Prefix of "label", "probability" and "doubt", in case a batch has such columns.
+        Prefix of the columns that the result adds, in case a batch has such columns.
+    alarms : bool
+        Whether the result says how unlike the labelled rows a batch is: adds ``novelty``,
+        ``strangers`` and ``alarm``, and warns. It takes about half as long as the labels do.
     group : str, optional
         Name of a column of groups in a batch, integers or strings: the rows of a group have
         proportions of their own, as in `paddle_ext.adaptive`.
@@ -100,6 +115,15 @@ class BatchClassifier:
     Everything is computed in single precision. Columns of a table are standardised by its labelled
     rows, as in `paddle_ext.PaddleClassifier`.
 
+    Then follow the `alarms`. ``novelty``, float32, is how unlike its class a row is, as in
+    `paddle_ext.presence.novelty`. The other two are the same for all rows of a batch:
+    ``strangers``, float32, is the share of the batch that is like no class beyond what chance
+    explains; ``alarm``, bool, is True if this is more than 0.3, or if more than half of the rows
+    are copies of one, in a batch of ten rows or more. Then there is also a
+    `paddle_ext.presence.UnfamiliarBatchWarning`, once for adjacent batches of one process. Novelty
+    needs a labelled row of every class, and two of one; without them it is NaN, and so is
+    ``strangers``.
+
     The same row may get another label in another batch, because the batch determines the class
     frequencies: docs/large.md says how large a batch should be, and what memory is worth.
 
@@ -112,7 +136,7 @@ class BatchClassifier:
     >>> batch = {"id": np.array([7, 8, 9]), "embedding": np.array([[0.2, 1], [0.1, 0.9], [1, 0.2]])}
     >>> answer = classifier(batch)
     >>> list(answer)
-    ['id', 'label', 'probability', 'doubt']
+    ['id', 'label', 'probability', 'doubt', 'novelty', 'strangers', 'alarm']
     >>> answer["label"].tolist()
     ['up', 'up', 'right']
     """
@@ -130,6 +154,7 @@ class BatchClassifier:
         column: str = "embedding",
         keep_embedding: bool = False,
         prefix: str = "",
+        alarms: bool = True,
         rows: str = "auto",
         label_noise: float | str = 0.0,
         prior: Any = None,
@@ -145,7 +170,9 @@ class BatchClassifier:
         for name, value in (("column", column), ("prefix", prefix), ("group", group)):
             if not isinstance(value, str) and not (name == "group" and value is None):
                 raise check.ArgumentTypeError(name, f"must be a string, got {check.kind(value)}")
-        self._column, self._added = column, [prefix + name for name in ANSWERS]
+        self._alarms = check.flag("alarms", alarms)
+        added = ANSWERS + ALARMS if alarms else ANSWERS
+        self._column, self._added = column, [prefix + name for name in added]
         self._keep_embedding = check.flag("keep_embedding", keep_embedding)
         self._remember = check.flag("remember", remember)
         if remember and prior is not None:
@@ -179,7 +206,10 @@ class BatchClassifier:
             names=None if text is None else torch.from_numpy(text.copy()),
         )
         self._fitted: Fitted = FittedNames(examples)
-        self._here: tuple[torch.device, Fitted] | None = None
+        self._familiar: Familiar | None = None
+        # What was moved to the device of a process, and whether its last batch raised an alarm.
+        self._here: tuple[torch.device, Fitted, Familiar | None] | None = None
+        self._alarmed = False
         with torch.inference_mode(), without_autocast():
             self._columns, examples, _ = fitted.in_columns(examples, None, rows=rows)
             self.rows = self._columns.rows
@@ -188,6 +218,10 @@ class BatchClassifier:
                 no_dual = examples.support.new_zeros(examples.num_classes)
                 learned_on = fitted.learned(examples, self._options)
                 self._fitted = FittedAdaptive(learned_on, no_dual).to("cpu")
+            if alarms and bool(examples.labels.bincount(minlength=len(self.classes)).all()):
+                self._familiar = familiar(
+                    examples.support, examples.labels, examples.num_classes, None
+                )
 
     def __repr__(self) -> str:
         names = ", names" if isinstance(self._fitted, FittedNames) else ""
@@ -195,7 +229,7 @@ class BatchClassifier:
         return f"BatchClassifier({len(self.classes)} classes, {self._width} features, {rows})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_here": None}  # tensors of this process
+        return self.__dict__ | {"_here": None, "_alarmed": False}  # of this process
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -281,30 +315,57 @@ class BatchClassifier:
 
     def _answers(self, embeddings: Any, name: str, groups: Any = None) -> dict[str, Array]:
         if inputs.length(embeddings) == 0:
-            probability, doubt = (np.empty(0, dtype=np.float32) for _ in range(2))
-            labels = self.classes[:0]
-        else:
-            query = inputs.vectors(name, embeddings, width=self._width)
-            with torch.inference_mode(), without_autocast():
-                rows = self._columns.applied_to(to_tensor(query, chosen_device(self._device)))
-                together = None
-                if groups is not None:
-                    called = f"batch[{self._group!r}]"
-                    together = groups_of(groups, len(rows), rows.device, called)
-                solve = self._solve_and_remember if self._remember else self._solve
-                solution = solve(rows, together)
-                highest, doubts = solution.probabilities.amax(-1), solution.doubt()
-            probability, doubt = array(highest), array(doubts)
-            labels = self.classes[array(solution.labels)]
-        return dict(zip(self._added, (labels, probability, doubt), strict=True))
+            columns = [self.classes[:0], *(np.empty(0, dtype=np.float32) for _ in range(4))]
+            columns = [*columns, np.empty(0, dtype=bool)][: len(self._added)]
+            return dict(zip(self._added, columns, strict=True))
+        query = inputs.vectors(name, embeddings, width=self._width)
+        with torch.inference_mode(), without_autocast():
+            rows = self._columns.applied_to(to_tensor(query, chosen_device(self._device)))
+            together = None
+            if groups is not None:
+                called = f"batch[{self._group!r}]"
+                together = groups_of(groups, len(rows), rows.device, called)
+            solve = self._solve_and_remember if self._remember else self._solve
+            solution = solve(rows, together)
+            highest, doubts = solution.probabilities.amax(-1), solution.doubt()
+            columns = [self.classes[array(solution.labels)], array(highest), array(doubts)]
+            if self._alarms:
+                columns += self._alarm_columns(rows, solution)
+        return dict(zip(self._added, columns, strict=True))
+
+    def _alarm_columns(self, rows: Tensor, solution: Solution) -> list[Array]:
+        """The novelty of the rows, and for each the share of strangers and whether to be alarmed.
+
+        Warns if there is an alarm, unless there was one in the last batch.
+        """
+        _, _, model = self._moved_to(rows.device)
+        novelty = None if model is None else model.novelty(rows, solution.labels)
+        alarm = alarm_of(rows, novelty)
+        alarmed = bool(alarm.reasons)
+        if alarmed and not self._alarmed:
+            alarm.warn(stacklevel=4)  # whoever called the classifier
+        self._alarmed = alarmed
+        n = len(rows)
+        strange = np.full(n, np.nan) if novelty is None else array(novelty)
+        return [
+            strange.astype(np.float32),
+            np.full(n, alarm.strangers, dtype=np.float32),
+            np.full(n, alarmed),
+        ]
+
+    def _moved_to(self, device: torch.device) -> tuple[torch.device, Fitted, Familiar | None]:
+        """What was learned, moved to a device once per process."""
+        if self._here is None or self._here[0] != device:
+            known = None if self._familiar is None else moved(self._familiar, device)
+            self._here = device, self._fitted.to(device), known
+        return self._here
 
     def _solve(self, rows: Tensor, groups: Groups | None, prior: Any = None) -> Solution:
         options = self._options | {"groups": groups}
         if prior is not None:
             options["prior"] = prior
-        if self._here is None or self._here[0] != rows.device:  # moved there once per process
-            self._here = rows.device, self._fitted.to(rows.device)
-        return self._here[1].solve(rows, options)
+        _, here, _ = self._moved_to(rows.device)
+        return here.solve(rows, options)
 
     def _solve_and_remember(self, rows: Tensor, groups: Groups | None) -> Solution:
         """Classify a batch with the memory as its prior, and add what the batch holds to it."""

@@ -4,6 +4,7 @@ and which samples to label next.
 A `Solution` itself says which classes are present and which labels are doubtful.
 """
 
+from .alarms import UnfamiliarBatchWarning
 from .hierarchy import RolledUp, roll_up
 from .labels import LabelDoubt, Suggestions, label_doubt, suggest
 from .unknown import hidden, novelty, strangers
@@ -12,6 +13,7 @@ __all__ = [
     "LabelDoubt",
     "RolledUp",
     "Suggestions",
+    "UnfamiliarBatchWarning",
     "hidden",
     "label_doubt",
     "novelty",

@@ -17,6 +17,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZE = 1000
+ADDED = ["label", "probability", "doubt", "novelty", "strangers", "alarm"]
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +64,13 @@ def assert_same(found: dict[str, np.ndarray], files: Path) -> None:
     usual = columns(files / "answers.parquet")
     for name in ("id", "label"):
         assert np.array_equal(found[name], usual[name]), name
-    for name in ("probability", "doubt"):
+    for name in ("probability", "doubt", "novelty", "strangers", "alarm"):
         np.testing.assert_allclose(found[name], usual[name], atol=1e-5)
 
 
 def test_plain_loop(files: Path) -> None:
     answers = columns(files / "answers.parquet")
-    assert list(answers) == ["id", "truth", "label", "probability", "doubt"]
+    assert list(answers) == ["id", "truth", *ADDED]
     assert answers["id"].tolist() == list(range(6000))
     assert np.mean(answers["label"] == answers["truth"]) > 0.95
 
@@ -81,7 +82,7 @@ def test_batches_of_the_loop(files: Path, capsys: pytest.CaptureFixture[str]) ->
     names = [str(files / f"{name}.parquet") for name in ("labelled", "some", "few")]
     runpy.run_path(str(EXAMPLES / "large_parquet.py"))["main"]([*names, "--size", "500"])
     assert capsys.readouterr().out.splitlines()[-1] == f"1030 rows in {names[-1]}"
-    assert list(columns(files / "few.parquet")) == ["id", "label", "probability", "doubt"]
+    assert list(columns(files / "few.parquet")) == ["id", *ADDED]
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_ray(place: str, files: Path, tmp_path: Path, short_folder: str) -> None
         RAY_USAGE_STATS_ENABLED="0",
     )
     found = columns(tmp_path / "answers")
-    assert list(found) == ["id", "truth", "label", "probability", "doubt"]
+    assert list(found) == ["id", "truth", *ADDED]
     assert_same(found, files)
 
 
@@ -124,5 +125,5 @@ def test_spark(options: tuple[str, ...], place: str, files: Path, tmp_path: Path
         PYSPARK_PYTHON=sys.executable,
     )
     found = columns(tmp_path / "answers")
-    assert list(found) == ["id", "label", "probability", "doubt"]
+    assert list(found) == ["id", *ADDED]
     assert_same(found, files)

@@ -10,8 +10,10 @@ import torch
 
 from paddle_ext import BatchClassifier, methods
 from paddle_ext.check import ArgumentError
+from paddle_ext.presence import UnfamiliarBatchWarning, novelty
 
 K, SHOTS, D = 8, 3, 24
+ADDED = ["label", "probability", "doubt", "novelty", "strangers", "alarm"]
 NAMES = [f"kind {k}" for k in reversed(range(K))]  # not sorted
 
 
@@ -66,12 +68,12 @@ def assert_answers(answer: dict[str, np.ndarray], prediction: Any) -> None:
 def test_is_the_method() -> None:
     given = batch()
     answer = classifier()(given)
-    assert list(answer) == ["id", "label", "probability", "doubt"]
+    assert list(answer) == ["id", *ADDED]
     assert answer["id"] is given["id"]
     assert_answers(answer, expected())
     assert np.mean(answer["label"] == np.array(NAMES)[TRUTH]) >= 0.9
     alone = classifier()(QUERY)  # as Spark's predict_batch_udf gives it
-    assert list(alone) == ["label", "probability", "doubt"]
+    assert list(alone) == ADDED
     assert_answers(alone, expected())
 
 
@@ -134,7 +136,9 @@ def test_large_batches_are_remembered() -> None:
     """They are solved in chunks, where only a prior has a bound."""
     random, K = np.random.default_rng(0), 300
     centres = random.normal(size=(K, 16)).astype(np.float32)
-    classify = BatchClassifier(centres.repeat(2, 0), np.arange(K).repeat(2), remember=True)
+    classify = BatchClassifier(
+        centres.repeat(2, 0), np.arange(K).repeat(2), remember=True, alarms=False
+    )
     for _ in range(3):
         truth = random.integers(0, 4, 300)
         found = classify(centres[truth] + 0.1 * random.normal(size=(300, 16)))
@@ -146,14 +150,14 @@ def test_frames() -> None:
     frame = pandas.DataFrame({"id": np.arange(40) + 100, "embedding": list(QUERY), "more": "x"})
     frame.index = frame.index + 7
     first, second = classifier().map_in_pandas(iter([frame[:25], frame[25:]]))
-    assert list(first.columns) == ["id", "more", "label", "probability", "doubt"]
+    assert list(first.columns) == ["id", "more", *ADDED]
     assert first.index.equals(frame.index[:25])
     assert list(frame.columns) == ["id", "embedding", "more"]
     for part, rows in ((first, QUERY[:25]), (second, QUERY[25:])):
         answer = classifier()(rows)
         assert all(np.array_equal(part[name].to_numpy(), answer[name]) for name in answer)
     empty = classifier()(pandas.DataFrame({"id": [], "embedding": []}))
-    assert list(empty.columns) == ["id", "label", "probability", "doubt"]
+    assert list(empty.columns) == ["id", *ADDED]
     assert len(empty) == 0
 
 
@@ -161,7 +165,7 @@ def test_columns_by_other_names() -> None:
     model = classifier(column="vector", keep_embedding=True, prefix="our_")
     given = {"vector": QUERY, "label": TRUTH, "doubt": TRUTH}
     answer = model(given)
-    assert list(answer) == ["vector", "label", "doubt", "our_label", "our_probability", "our_doubt"]
+    assert list(answer) == ["vector", "label", "doubt", *(f"our_{name}" for name in ADDED)]
     assert answer["vector"] is QUERY
     assert answer["our_label"].tolist() == classifier()(QUERY)["label"].tolist()
 
@@ -224,6 +228,89 @@ def test_empty(embedding: Any) -> None:
     for name, column in answer.items():
         assert len(column) == 0
         assert column.dtype == usual[name].dtype
+
+
+# --- alarms ---------------------------------------------------------------------------------------
+
+
+def broken_batches() -> dict[str, np.ndarray]:
+    """Batches as a broken encoder, a stuck sensor, or another encoder or source would send."""
+    random = np.random.default_rng(7)
+    rotation = np.linalg.qr(random.normal(size=(D, D)))[0]
+    return {
+        "zeros": np.zeros_like(QUERY),
+        "one row": QUERY[:1].repeat(40, 0),
+        "one row and its noise": QUERY[:1] * random.uniform(0.5, 2, (40, 1)),
+        "rotated": QUERY @ rotation,
+        "permuted": QUERY[:, random.permutation(D)],
+        "another source": random.normal(size=QUERY.shape),
+    }
+
+
+@pytest.mark.parametrize("kind", broken_batches())
+def test_an_unfamiliar_batch_raises_the_alarm(kind: str) -> None:
+    rows = broken_batches()[kind]
+    with pytest.warns(UnfamiliarBatchWarning, match=r"batch looks unlike the labelled rows: ") as w:
+        found = classifier()(rows)
+    assert len(w) == 1
+    assert w[0].filename == __file__
+    assert found["alarm"].all()
+    assert ("are copies of one" in str(w[0].message)) == (kind[:3] in ("zer", "one"))
+
+
+def test_an_ordinary_batch_raises_none() -> None:
+    """Warnings are errors here. Half of a batch may be copies, and few rows say nothing."""
+    model = classifier()
+    for rows in (QUERY, np.concatenate([QUERY[1:11], QUERY[:1].repeat(10, 0)]), QUERY[:9] * 0):
+        found = model(rows)
+        assert not found["alarm"].any()
+        assert found["alarm"].dtype == bool
+        assert found["novelty"].dtype == found["strangers"].dtype == np.float32
+
+
+def test_novelty_and_strangers_of_a_batch() -> None:
+    """Twelve of forty rows are of no class, which is just below an alarm."""
+    rows = QUERY.copy()
+    rows[:12] = broken_batches()["another source"][:12]
+    found = classifier()(rows)
+    given = (torch.from_numpy(x) for x in (SUPPORT, PLACES, rows))
+    support, labels, query = given
+    prediction = methods.create("adaptive").predict(support, labels, query)
+    usual = novelty(prediction, support, labels, query)
+    np.testing.assert_allclose(found["novelty"], usual.numpy(), atol=1e-5)
+    strange = (usual > 0.95).double().mean()
+    np.testing.assert_allclose(found["strangers"], (strange - 0.05) / 0.95, atol=1e-6)
+    assert 0.15 < found["strangers"][0] < 0.3
+
+
+def test_adjacent_batches_are_warned_of_once() -> None:
+    """And again after an ordinary batch, or in another process."""
+    model, zeros = classifier(), np.zeros_like(QUERY)
+    with pytest.warns(UnfamiliarBatchWarning) as warned:
+        alarmed = [model(rows)["alarm"].all() for rows in (zeros, zeros, QUERY, zeros)]
+    assert alarmed == [True, True, False, True]
+    assert len(warned) == 2
+    with pytest.warns(UnfamiliarBatchWarning):
+        pickle.loads(pickle.dumps(model))(zeros)
+
+
+def test_without_alarms() -> None:
+    found = classifier(alarms=False)(np.zeros_like(QUERY))
+    assert list(found) == ADDED[:3]
+
+
+def test_alarms_where_novelty_is_not_known() -> None:
+    """One labelled row of each class, or names alone, tell no spread; copies are found all the
+    same."""
+    for given in ((SUPPORT[::SHOTS], range(K)), (None, None)):
+        names = random_rows(np.arange(K), 5) if given[0] is None else None
+        model = BatchClassifier(*given, prototypes=names, device="cpu")
+        found = model(QUERY)
+        assert np.isnan(found["novelty"]).all()
+        assert np.isnan(found["strangers"]).all()
+        assert not found["alarm"].any()
+        with pytest.warns(UnfamiliarBatchWarning, match=r"^.*: 40 of 40 rows are copies of one"):
+            assert model(QUERY[:1].repeat(40, 0))["alarm"].all()
 
 
 # --- other processes ------------------------------------------------------------------------------
@@ -323,6 +410,7 @@ def test_bad_batches(given: Any, message: str) -> None:
         ((None, None), {"prototypes": SUPPORT[:1]}, r"prototypes must have at least two"),
         ((None, None, NAMES), {"prototypes": SUPPORT[:5]}, r"as there are prototypes, 5, got 8"),
         ((SUPPORT, PLACES), {"prototypes": SUPPORT[:8, :3]}, r"support must have 3 features"),
+        ((SUPPORT, PLACES), {"alarms": 1}, r"alarms must be True or False, got int"),
         ((SUPPORT, PLACES), {"rows": "matrix"}, r"rows must be .*, got 'matrix'"),
         (
             (SUPPORT, PLACES),

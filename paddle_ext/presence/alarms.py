@@ -1,0 +1,83 @@
+"""Alarms: a batch unlike the labelled rows, of which probabilities say nothing.
+
+An encoder that was exchanged, a sensor that is stuck, or data of another source still get a label
+each, often with a probability near 1. docs/presence.md has how often this is noticed, and how often
+it is said of an ordinary batch.
+"""
+
+import math
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..prevalence import RATE, beyond_chance
+from .unknown import unit_as
+
+FEWEST_ROWS = 10  # of a batch, for an alarm: fewer may be unusual or alike by chance
+MOST_STRANGERS = 0.3  # share of a batch that may look like no class, beyond what does by chance
+MOST_COPIES = 0.5  # share of a batch that may be copies of one row
+SAME_ROW = 1e-6  # a smaller difference of products of unit-norm rows is rounding
+
+
+class UnfamiliarBatchWarning(UserWarning):
+    """A batch looks unlike the labelled rows, so its labels and probabilities mean little."""
+
+
+class Alarm(NamedTuple):
+    """What there is to be alarmed about in a batch."""
+
+    rows: int
+    strange: int  # rows with a novelty above 0.95
+    strangers: float  # estimated share of rows of no known class; NaN if novelty is not known
+    copies: int  # rows that are copies of one row, itself included
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the batch looks unlike the labelled rows; none if it does not."""
+        found = list[str]()
+        if self.rows < FEWEST_ROWS:
+            return found
+        if self.copies > MOST_COPIES * self.rows:
+            found.append(
+                f"{self.copies} of {self.rows} rows are copies of one: is a sensor or the encoder "
+                "stuck?"
+            )
+        if self.strangers > MOST_STRANGERS:  # False for NaN
+            found.append(
+                f"{self.strange} of {self.rows} rows are like no class, where chance explains "
+                f"{100 * RATE:.0f} %: do they come from another source or encoder?"
+            )
+        return found
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn if there is a reason, on behalf of a caller so many calls above."""
+        if self.reasons:
+            what = "this batch looks unlike the labelled rows: " + " ".join(self.reasons)
+            warnings.warn(what, UnfamiliarBatchWarning, stacklevel=stacklevel + 1)
+
+
+def alarm_of(rows: Tensor, novelty: Tensor | None) -> Alarm:
+    """Look at the rows [n, D] of a batch, and at their novelty [n] if it is known."""
+    strange, strangers = 0, math.nan
+    if novelty is not None and len(rows):
+        seen = (novelty > 1 - RATE).sum(dtype=torch.float64)
+        strange, strangers = int(seen), float(beyond_chance(seen, len(rows))) / len(rows)
+    return Alarm(len(rows), strange, strangers, copies_of_one(rows))
+
+
+def copies_of_one(rows: Tensor) -> int:
+    """How many rows [n, D] point in one direction, up to rounding; the most of any direction.
+
+    Copies have the same product with any direction, and other rows hardly ever have with a random
+    one.
+    """
+    n, D = rows.shape
+    if n == 0:
+        return 0
+    random = torch.randn(D, generator=torch.Generator().manual_seed(0), dtype=rows.dtype)
+    direction = (random / D**0.5).to(rows.device)
+    places = (unit_as(rows, rows.dtype) @ direction).sort().values
+    behind = torch.searchsorted(places, places + SAME_ROW, right=True)
+    return int((behind - torch.arange(n, device=rows.device)).max())
