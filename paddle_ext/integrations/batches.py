@@ -48,7 +48,17 @@ def joined(first: Frame, second: Frame) -> Frame:
     kinds = [{*zip(x.columns, x.dtypes, strict=True)} for x in (first, second)]
     apart = {name for name, _ in kinds[0] ^ kinds[1]}
     both = (frame.astype(dict.fromkeys(apart, object)) for frame in (first, second))
-    return sys.modules["pandas"].concat(both)
+    whole = sys.modules["pandas"].concat(both)
+    in_pieces = {name: x.dtype for name, x in whole.items() if is_in_pieces(x.array)}
+    return whole.astype(dict.fromkeys(in_pieces, object)).astype(in_pieces)
+
+
+def is_in_pieces(column: Any) -> bool:
+    """Whether a column has several chunks in Arrow, as joined text has; Spark refuses these."""
+    to_arrow = getattr(column, "__arrow_array__", None)
+    if to_arrow is None or "pyarrow" not in sys.modules:
+        return False
+    return getattr(to_arrow(), "num_chunks", 1) > 1
 
 
 class BatchClassifier:

@@ -161,6 +161,23 @@ def test_frames() -> None:
     assert len(empty) == 0
 
 
+def test_text_of_a_group_that_frames_cut_is_in_one_piece() -> None:
+    """Spark turns each column into one Arrow array, and pandas joins text as several chunks."""
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    text = pandas.array(["a", "b", "b", "c"] * 10, dtype=pandas.StringDtype("pyarrow"))
+    frame = pandas.DataFrame({"place": text.take(np.argsort(text)), "embedding": list(QUERY)})
+    frame["count"] = pandas.array(range(40), dtype=pandas.ArrowDtype(pyarrow.int32()))
+    found = list(classifier(group="place").map_in_pandas(frame[k : k + 7] for k in range(0, 40, 7)))
+    for part in found:
+        for name in part:
+            assert isinstance(pyarrow.Array.from_pandas(part[name]), pyarrow.Array), name
+    whole = pandas.concat(found)
+    assert whole["place"].tolist() == frame["place"].tolist()
+    assert whole["count"].tolist() == list(range(40))
+    assert (whole.dtypes[["place", "count"]] == frame.dtypes[["place", "count"]]).all()
+
+
 def test_columns_by_other_names() -> None:
     model = classifier(column="vector", keep_embedding=True, prefix="our_")
     given = {"vector": QUERY, "label": TRUTH, "doubt": TRUTH}
