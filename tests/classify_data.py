@@ -61,9 +61,9 @@ def refused(*words: object) -> str:
     return " ".join(done.output.split())
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def table(path: Path, separator: str = ",") -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file, delimiter=separator))
 
 
 def column(path: Path, name: str) -> list[str]:

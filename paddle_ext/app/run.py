@@ -227,24 +227,25 @@ def write_all(
 ) -> Report:
     answers, corrected, source = outcome.answers, outcome.corrected, outcome.source
     folder.mkdir(parents=True, exist_ok=True)
-    texts = source.kind == "texts"
+    texts, style = source.kind == "texts", tables.CsvStyle.of(source)
     column = settings.columns.name or ("file" if source.kind == "pictures" else "row")
     written = [folder / name for name in ALWAYS]
     if settings.corrections:
         rows = ((key.name, label, *key[1:]) for key, label in corrected.corrections.items())
-        tables.write_csv(folder / CORRECTED_FILE, HEADER, rows)
-    tables.write_answers(written[0], answers, column, texts=texts)
-    tables.write_classes(written[2], answers, outcome.expected)
+        tables.CsvStyle().write(folder / CORRECTED_FILE, HEADER, rows, mark=False)
+    tables.write_answers(written[0], answers, column, style, texts=texts)
+    tables.write_classes(written[2], answers, outcome.expected, style)
     if outcome.by_group:
         written.append(folder / GROUPS)
-        tables.write_groups(written[-1], outcome.by_group)
+        tables.write_groups(written[-1], outcome.by_group, style)
     if outcome.checked is not None:
         shown = {"pictures": "file", "texts": "text", "rows": "sample"}[source.kind]
         written.append(folder / LABELLED)
-        tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name)
+        tables.write_labelled(written[-1], outcome.checked, shown, settings.columns.name, style)
     if outcome.suggested is not None:
         written.append(folder / SUGGESTIONS)
-        tables.write_suggestions(written[-1], answers, outcome.suggested, column, texts=texts)
+        reasons = outcome.suggested
+        tables.write_suggestions(written[-1], answers, reasons, column, style, texts=texts)
     if settings.label_studio is not None:
         written += write_tasks(settings.label_studio, answers, source, settings)
     if settings.save is not None:
@@ -253,7 +254,7 @@ def write_all(
         save_model(written[-1], source.labelled, *made_by)
     if settings.final is not None:
         written.append(settings.final)
-        tables.write_final(written[-1], answers, corrected, column, texts=texts)
+        tables.write_final(written[-1], answers, corrected, column, style, texts=texts)
     write_page(written[1], outcome, title, time.perf_counter() - began)
     if settings.sort_into is not None:
         written.append(settings.sort_into)

@@ -111,7 +111,7 @@ class Settings:
     answers.csv; several times: later ones win. They are kept in corrected.csv of the output folder,
     which every run reads."""
     final: Annotated[Path | None, REVIEW] = None
-    """Write all samples with their labels, given, corrected or predicted."""
+    """Write all samples with their labels, given, corrected or predicted: your table, filled in."""
     sort_into: Annotated[Path | None, REVIEW] = None
     """Copy the images into class folders in this new folder, and into unknown and doubtful."""
     label_studio: Annotated[Path | None, NO_OPTION] = None

@@ -33,12 +33,13 @@ from .outcome import (
     expected_accuracy,
 )
 from .read.input_check import Finding, check_input
-from .read.opening import encode, open_data
+from .read.opening import Source, encode, open_data
 from .read.samples import Batch, Labelled, concatenated, matched_names
 from .read.tables import TableSamples
 from .run import existing, inputs_of
 from .settings import Settings, refuse_unused
 from .write import tables
+from .write.own_table import PREDICTED, filled, own_cells, titles_of
 
 ADDED = ("label", "probability", "doubt")  # columns of the output
 ONLY_WITH_A_FOLDER = (
@@ -106,8 +107,10 @@ def stream(
 ) -> StreamReport:
     """Classify data into one file, ``.parquet``, ``.csv`` or ``.xlsx``; otherwise as `classify`.
 
-    The output has the columns of a table except the features, or the names of the samples, followed
-    by ``label``, ``probability`` and ``doubt``. It gets its final name once it is complete.
+    A table is written with all of its columns and rows and with its label column filled in; into
+    ``.parquet`` without features and labelled rows, so that it may have any size. Other data are
+    the names of the samples. The results are the last columns. The file gets its final name once it
+    is complete.
 
     Examples
     --------
@@ -124,7 +127,8 @@ def stream(
     source = open_data(first, new, settings)
     samples, copied = source.samples, {"name": "file" if source.kind == "pictures" else "row"}
     notes: list[str] = []
-    if isinstance(samples, TableSamples):
+    whole = isinstance(samples, TableSamples) and target.suffix != ".parquet"
+    if isinstance(samples, TableSamples) and not whole:
         copied, notes = copied_columns(samples)
         samples.copied = list(copied)
     if show is not None:
@@ -149,15 +153,20 @@ def stream(
             progress=settings.progress,
         )
 
-        def part(group: list[Batch], rows: Tensor, solution: Solution) -> Any:
+        def part(group: list[Batch], rows: Tensor, solution: Solution) -> tuple[Batch, Any]:
             batch = concatenated(group)
             there = source.usable(batch)
             novelty = shares.novelty(rows, solution)
             novelty.view(-1)[~torch.tensor(there)] = math.nan
             shares.add(solution, novelty)
-            return answer_table(batch, solution, copied, report, there)
+            return batch, found_table(batch, solution, report, there)
 
-        report.notes += tables.write_file(target, starmap(part, calls))
+        parts, style = starmap(part, calls), tables.CsvStyle.of(source)
+        if whole:
+            report.notes += write_whole(target, source, [found for _, found in parts], style)
+        else:
+            rows = (with_copies(batch, found, copied) for batch, found in parts)
+            report.notes += tables.write_file(target, rows, style)
     report.checked = check_labelled(labelled_samples, device)
     report.accuracy = expected_accuracy(report.checked, len(corrected.used))
     report.notes += what_to_know(report, labelled_samples, shares)
@@ -200,14 +209,8 @@ def copied_columns(samples: TableSamples) -> tuple[dict[str, str], list[str]]:
     return copied, notes
 
 
-def answer_table(
-    batch: Batch,
-    solution: Solution,
-    copied: dict[str, str],
-    report: StreamReport,
-    usable: list[bool],
-) -> Any:
-    """Rows of the output as a pyarrow.Table, counted by `report`; unknown if not `usable`."""
+def found_table(batch: Batch, solution: Solution, report: StreamReport, usable: list[bool]) -> Any:
+    """The results as a pyarrow.Table, counted by `report`; unknown if not `usable`."""
     arrow = pyarrow()
     found = solution.probabilities.amax(-1), solution.labels, solution.doubt()
     probability, labels, doubt = (x.flatten().cpu() for x in found)
@@ -220,6 +223,27 @@ def answer_table(
         arrow.array(probability.float().numpy(), mask=~there),
         arrow.array(doubt.float().numpy(), mask=~there),
     )
+    return arrow.table(answers, ADDED)
+
+
+def with_copies(batch: Batch, found: Any, copied: dict[str, str]) -> Any:
+    """The results, after the copied columns."""
     header = [*(copied.values() or ["row"]), *ADDED]
-    own = [arrow.array(batch.names)] if batch.copied is None else batch.copied.columns
-    return arrow.Table.from_arrays([*own, *answers], header)
+    own = [pyarrow().array(batch.names)] if batch.copied is None else batch.copied.columns
+    return pyarrow().Table.from_arrays([*own, *found.columns], header)
+
+
+def write_whole(
+    target: Path, source: Source, parts: list[Any], style: tables.CsvStyle
+) -> list[str]:
+    """Write the user's own table, filled in with the results; returns notes for the user."""
+    arrow, titles = pyarrow(), titles_of(source)
+    found = arrow.concat_tables(parts).combine_chunks()
+    label = found["label"]
+    prediction = arrow.array([None if name == UNKNOWN else name for name in label.to_pylist()])
+    found = found.append_column("prediction", [prediction.cast("string")])
+    found = found.append_column("source", [[PREDICTED] * len(label)])
+    cells, numbers = own_cells(source.rows), target.suffix != ".csv"
+    assert isinstance(source.samples, TableSamples)
+    rows = filled(source.samples, titles, found, cells=cells, numbers=numbers)
+    return tables.write_file(target, rows, style, titles.rounded)

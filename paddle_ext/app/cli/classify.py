@@ -42,8 +42,8 @@ def classify(
     output: Annotated[
         Path,
         o.about(
-            "Folder for answers.csv and answers.html; or one .parquet, .csv or .xlsx file, for "
-            "data of any size."
+            "Folder for answers.csv and answers.html; or one file: .xlsx or .csv, your table "
+            "filled in, or .parquet, for data of any size."
         ),
     ] = Path(),
     settings: Settings | None = None,

@@ -1,9 +1,12 @@
 """The predictions as tables for other programs: CSV, Parquet or Excel."""
 
+from __future__ import annotations
+
 import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from itertools import chain, compress
 from pathlib import Path
@@ -23,48 +26,90 @@ from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
 from ..read.arrays import ArraySamples
 from ..read.formats import excel_library
 from ..read.opening import Source
-from ..read.tables import TableSamples
+from ..read.tables import CsvTable, TableSamples
+from .own_table import (
+    CORRECTED,
+    FOUR_DIGITS,
+    GIVEN,
+    PREDICTED,
+    all_samples,
+    known,
+    titles_of,
+)
 
 SUFFIXES = (".parquet", ".csv", ".xlsx")
 ROW_GROUP_BYTES = 2**25  # of Parquet
 EXCEL_ROWS, EXCEL_CHARACTERS = 2**20, 32_767  # most of a sheet, and of a cell
-FOUR_DIGITS = ("probability", "doubt")  # columns of CSV
 
 
 # --- any table ----------------------------------------------------------------------------------
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[str]]) -> None:
-    """Write a CSV file; no name or text becomes a spreadsheet formula."""
-    with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(map(spreadsheet_cell, header))
-        lines.writerows(map(spreadsheet_cell, row) for row in rows)
+@dataclass(frozen=True)
+class CsvStyle:
+    """How CSV files are written, so that the user's spreadsheet opens them by a double click."""
+
+    separator: str = ","
+    point: str = "."  # of our numbers
+
+    @classmethod
+    def of(cls, source: Source) -> CsvStyle:
+        """That of the file that was read, if it has semicolons, as where commas are decimal."""
+        for samples in (source.samples, source.rows):
+            table = samples.table if isinstance(samples, TableSamples) else None
+            if isinstance(table, CsvTable) and table.separator == ";":
+                numbers = chain.from_iterable(table.first[name] for name in table.numeric)
+                return cls(";", "." if any("." in cell for cell in numbers) else ",")
+        return cls()
+
+    def number(self, value: float | None) -> str:
+        """Four digits; empty for none, or NaN."""
+        if value is None or math.isnan(value):
+            return ""
+        return f"{value:.4f}".replace(".", self.point)
+
+    def numbers(self, x: Tensor) -> list[str]:
+        return [self.number(value) for value in x.tolist()]
+
+    def write(
+        self, path: Path, header: Sequence[str], rows: Iterable[Iterable[str]], *, mark: bool = True
+    ) -> None:
+        """Write a CSV file; no name or text becomes a spreadsheet formula.
+
+        By the byte order mark Excel knows that it is in UTF-8.
+        """
+        encoding = "utf-8-sig" if mark else "utf-8"
+        with replacing(path) as new, new.open("w", newline="", encoding=encoding) as file:
+            lines = csv.writer(file, delimiter=self.separator)
+            lines.writerow(map(spreadsheet_cell, header))
+            lines.writerows(map(spreadsheet_cell, row) for row in rows)
 
 
-def decimals(x: Tensor) -> list[str]:
-    """Four digits; empty for NaN."""
-    return ["" if math.isnan(value) else f"{value:.4f}" for value in x.tolist()]
+def write_file(
+    path: Path, tables: Iterator[Any], style: CsvStyle, rounded: Sequence[str] = FOUR_DIGITS
+) -> list[str]:
+    """Write tables of pyarrow, one below the other; returns messages for the user.
 
-
-def write_file(path: Path, tables: Iterator[Any]) -> list[str]:
-    """Write tables of pyarrow, one below the other; returns messages for the user."""
+    Numbers in the columns `rounded` get a few digits.
+    """
     first = next(tables)
     tables = chain([first], tables)
     if path.suffix == ".csv":
-        write_csv(path, first.column_names, chain.from_iterable(map(csv_rows, tables)))
+        rows = chain.from_iterable(csv_rows(table, style, rounded) for table in tables)
+        style.write(path, first.column_names, rows)
         return []
     with replacing(path) as new:
-        write = write_excel if path.suffix == ".xlsx" else write_parquet
-        return write(new, first.schema, tables)
+        if path.suffix == ".xlsx":
+            return write_excel(new, first.schema, tables, rounded)
+        return write_parquet(new, first.schema, tables)
 
 
-def csv_rows(table: Any) -> Iterator[tuple[str, ...]]:
+def csv_rows(table: Any, style: CsvStyle, rounded: Sequence[str]) -> Iterator[tuple[str, ...]]:
     def texts(name: str) -> list[str]:
-        form = "{:.4f}" if name in FOUR_DIGITS else "{}"
-        return [
-            "" if value is None else form.format(value) for value in table.column(name).to_pylist()
-        ]
+        values = table.column(name).to_pylist()
+        if name in rounded:
+            return [style.number(value) for value in values]
+        return ["" if value is None else str(value) for value in values]
 
     return zip(*map(texts, table.column_names), strict=True)
 
@@ -85,7 +130,9 @@ def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
     return []
 
 
-def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
+def write_excel(
+    path: Path, schema: Any, tables: Iterable[Any], rounded: Sequence[str]
+) -> list[str]:
     book = excel_library().Workbook(write_only=True)
     sheet = book.create_sheet("answers")
     sheet.append([excel_cell(sheet, name) for name in schema.names])
@@ -97,7 +144,7 @@ def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
                 f"{path.name} must be a .csv or .parquet file for more than {EXCEL_ROWS - 1:,} "
                 "samples, the limit of Excel"
             )
-        columns = map(excel_column, table.column_names, table.columns)
+        columns = [excel_column(table[name], name in rounded) for name in table.column_names]
         for line in zip(*columns, strict=True):
             cut += sum(isinstance(cell, str) and len(cell) > EXCEL_CHARACTERS for cell in line)
             sheet.append([excel_cell(sheet, cell) for cell in line])
@@ -108,9 +155,9 @@ def write_excel(path: Path, schema: Any, tables: Iterable[Any]) -> list[str]:
     return [long] if cut else []
 
 
-def excel_column(name: str, column: Any) -> list[Any]:
+def excel_column(column: Any, rounded: bool) -> list[Any]:
     values = column.to_pylist()
-    return [x and round(x, 6) for x in values] if name in FOUR_DIGITS else values
+    return [x and round(x, 6) for x in values] if rounded else values
 
 
 def excel_cell(sheet: Any, value: Any) -> Any:
@@ -130,84 +177,96 @@ def excel_cell(sheet: Any, value: Any) -> Any:
 # --- tables of the output folder ----------------------------------------------------------------
 
 
-def write_answers(path: Path, answers: Answers, name_column: str, *, texts: bool) -> None:
+def write_answers(
+    path: Path, answers: Answers, name_column: str, style: CsvStyle, *, texts: bool
+) -> None:
     """Write one row per sample, in order; the first column, `name_column`, identifies them."""
     rows, names, own = range(len(answers)), answers.class_names, answers.corrected
     second = enumerate(answers.second.tolist())
-    node_sure = answers.node_probability
+    node_sure, numbers = answers.node_probability, style.numbers
     columns: list[tuple[str, Iterable[str] | None]] = [
         (name_column, answers.names),
         ("text", answers.texts if texts else None),
         ("label", map(answers.label, rows)),
         ("source", ("corrected" if row in own else "predicted" for row in rows)),
         ("prediction", map(answers.prediction, rows)),
-        ("probability", decimals(answers.probability)),
+        ("probability", numbers(answers.probability)),
         ("second", ("" if row in answers.no_text else names[k] for row, k in second)),
-        ("second_probability", decimals(answers.second_probability)),
-        ("doubt", decimals(answers.doubt)),
-        ("novelty", [""] * len(rows) if answers.novelty is None else decimals(answers.novelty)),
+        ("second_probability", numbers(answers.second_probability)),
+        ("doubt", numbers(answers.doubt)),
+        ("novelty", [""] * len(rows) if answers.novelty is None else numbers(answers.novelty)),
         ("check", reasons(answers)),
         ("group", answers.groups),
         ("node", answers.nodes),
-        ("node_probability", None if node_sure is None else decimals(node_sure)),
+        ("node_probability", None if node_sure is None else numbers(node_sure)),
         ("truth", answers.truth or None),
     ]
     header, cells = zip(*(pair for pair in columns if pair[1] is not None), strict=True)
-    write_csv(path, header, zip(*cells, strict=True))
+    style.write(path, header, zip(*cells, strict=True))
 
 
-def write_classes(path: Path, answers: Answers, expected: Callable[[int], Expected | None]) -> None:
+def write_classes(
+    path: Path, answers: Answers, expected: Callable[[int], Expected | None], style: CsvStyle
+) -> None:
     """Write the classes, the largest first: shares, and how many labelled samples are recognised.
 
     Both have 90 % intervals.
     """
     shares = answers.prevalence
-    counts, numbers = answers.counts().tolist(), [decimals(x) for x in shares]
+    counts, numbers = answers.counts().tolist(), [style.numbers(x) for x in shares]
 
     def row(k: int) -> list[str]:
         own = expected(k)
-        recognised = [""] * 3 if own is None else [f"{x:.4f}" for x in own[:3]]
+        recognised = [""] * 3 if own is None else [style.number(x) for x in own[:3]]
         return [answers.class_names[k], str(counts[k]), *(x[k] for x in numbers), *recognised]
 
     more, K = ("recognised", "recognised_low", "recognised_high"), len(counts)
     rows = list(map(row, shares.estimate[:K].argsort(descending=True, stable=True).tolist()))
     if len(shares.estimate) > K:
         rows.append([NO_CLASS, str(answers.unknown()), *(x[K] for x in numbers), *[""] * 3])
-    write_csv(path, ("class", "samples", "share", "low", "high", *more), rows)
+    style.write(path, ("class", "samples", "share", "low", "high", *more), rows)
 
 
-def write_groups(path: Path, where: dict[str, list[ClassInGroup]]) -> None:
+def write_groups(path: Path, where: dict[str, list[ClassInGroup]], style: CsvStyle) -> None:
     """Write what is where: a row for each class of each group."""
     rows = (
-        (name, *map(str, one[:2]), *map("{:.4f}".format, one[2:]))
+        (name, *map(str, one[:2]), *map(style.number, one[2:]))
         for name, classes in where.items()
         for one in classes
     )
-    write_csv(path, ("group", "class", "samples", "share", "low", "high"), rows)
+    style.write(path, ("group", "class", "samples", "share", "low", "high"), rows)
 
 
-def write_labelled(path: Path, checked: LabelledCheck, shown: str, named: str | None) -> None:
+def write_labelled(
+    path: Path, checked: LabelledCheck, shown: str, named: str | None, style: CsvStyle
+) -> None:
     """Write the check of the labelled samples, most doubtful first; `shown` is a column title."""
-    doubt, own = decimals(checked.doubt), checked.labelled
+    doubt, own = style.numbers(checked.doubt), checked.labelled
     rows = (
         (own.names[k], checked.shown(k), checked.label(k), doubt[k], checked.suggested(k))
         for k in checked.order()
     )
     wanted = [named is not None, True, True, True, True]
     header = compress((named or "", shown, "label", "doubt", "suggestion"), wanted)
-    write_csv(path, list(header), (compress(row, wanted) for row in rows))
+    style.write(path, list(header), (compress(row, wanted) for row in rows))
 
 
 def write_suggestions(
-    path: Path, answers: Answers, reasons: dict[int, str], name_column: str, *, texts: bool
+    path: Path,
+    answers: Answers,
+    reasons: dict[int, str],
+    name_column: str,
+    style: CsvStyle,
+    *,
+    texts: bool,
 ) -> None:
-    sure = decimals(answers.probability[[*reasons]])
+    sure = style.numbers(answers.probability[[*reasons]])
     rows = (
         (answers.names[row], *[answers.texts[row]] * texts, answers.prediction(row), number, why)
         for (row, why), number in zip(reasons.items(), sure, strict=True)
     )
     header = (name_column, *["text"] * texts, "label", "probability", "reason")
-    write_csv(path, header, rows)
+    style.write(path, header, rows)
 
 
 # --- all samples with their labels --------------------------------------------------------------
@@ -231,40 +290,46 @@ def check_no_input(argument: str, path: Path, inputs: Sequence[Path]) -> None:
 
 
 def write_final(
-    path: Path, answers: Answers, corrected: Corrected, name_column: str, *, texts: bool
+    path: Path,
+    answers: Answers,
+    corrected: Corrected,
+    name_column: str,
+    style: CsvStyle,
+    *,
+    texts: bool,
 ) -> None:
-    """Write every sample, in the order of the table, if it is one, or else labelled ones first."""
+    """Write every sample: the user's own table filled in, or else labelled samples first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     apart = corrected.data.labelled != corrected.data.new
+    if isinstance(corrected.source.samples, TableSamples):
+        titles = titles_of(corrected.source, *["data"] * apart)
+        whole = all_samples(corrected, answers, titles, numbers=path.suffix != ".csv")
+        write_file(path, iter([whole]), style, titles.rounded)
+        return
     rows = list(final_rows(answers, corrected))
     if not apart and corrected.source.kind != "pictures":
         rows = [rows[k] for k in np.argsort(places(corrected.source))]
     wanted = [apart, True, texts, True, True, True, True]
     names = ["data", name_column, "text", "label", "source", "prediction", "probability"]
     columns = [list(column) for column in compress(zip(*rows, strict=True), wanted)]
-    sure = [float(cell) if cell else None for cell in columns.pop()]
     header = list(compress(names, wanted))
-    write_file(path, iter([pyarrow().table([*columns, sure], header)]))
+    write_file(path, iter([pyarrow().table(columns, header)]), style)
 
 
 def places(source: Source) -> list[int]:
-    """Where the labelled samples and the others of one file are in it; ids may not be unique."""
-    samples, examples = source.samples, source.examples
-    if isinstance(samples, TableSamples):
-        labelled = source.rows.row_numbers() if source.rows and examples.names else []
-        return [*labelled, *samples.row_numbers()]
-    assert isinstance(samples, ArraySamples)
-    return [*map(int, examples.names), *samples.rows]
+    """Where the labelled samples and the others of one file of arrays are in it."""
+    assert isinstance(source.samples, ArraySamples)
+    return [*map(int, source.examples.names), *source.samples.rows]
 
 
-def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[str, ...]]:
+def final_rows(answers: Answers, corrected: Corrected) -> Iterator[tuple[Any, ...]]:
     """Labelled samples, then the others: the columns of `write_final`."""
     (labelled, new), examples = corrected.data, corrected.source.examples
     own = zip(examples.names, examples.texts, corrected.example_labels, strict=True)
     for (name, text, label), given in zip(own, examples.truth or [], strict=True):
-        source = "given" if label == given else "corrected"
-        yield labelled, name, text, label, source, "", ""
-    sure = decimals(answers.probability)
+        source = GIVEN if label == given else CORRECTED
+        yield labelled, name, text, label, source, "", None
+    sure = known(answers.probability).to_pylist()
     for row, (name, text) in enumerate(zip(answers.names, answers.texts, strict=True)):
-        source = "corrected" if row in answers.corrected else "predicted"
+        source = CORRECTED if row in answers.corrected else PREDICTED
         yield new, name, text, answers.label(row), source, answers.prediction(row), sure[row]

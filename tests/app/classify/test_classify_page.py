@@ -214,7 +214,7 @@ def test_formulas_and_escapes_stay_text(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("\n".join(["a,b,label,+who", *rows, ""]))
     options = ("--id", "+who", "--embedding", "a,b", "--output", tmp_path)
     done = said(tmp_path / "table.csv", *options)
-    with (tmp_path / "answers.csv").open(newline="", encoding="utf-8") as file:
+    with (tmp_path / "answers.csv").open(newline="", encoding="utf-8-sig") as file:
         header, first, second = csv.reader(file)
     assert (header[0], first[0], second[0]) == ("'+who", "'=3+4", "-7")
     assert {first[1], second[1]} <= {"'=HYPERLINK(1)", "'@y"}

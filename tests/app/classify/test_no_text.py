@@ -83,8 +83,9 @@ def test_one_file(tmp_path: Path, suffix: str) -> None:
     told = run(tmp_path, "--output", tmp_path / f"answers{suffix}")
     assert "2 samples, 2 of 2 classes found" in told
     if suffix == ".csv":
-        rows = table(tmp_path / "answers.csv")
+        rows = [row for row in table(tmp_path / "answers.csv") if row["source"] == "predicted"]
         assert [row["label"] for row in rows] == ["unknown", "first", "unknown", "second"]
+        assert [row["prediction"] for row in rows] == ["", "first", "", "second"]
         assert [bool(row["probability"]) for row in rows] == [False, True, False, True]
 
 

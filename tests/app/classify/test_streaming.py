@@ -228,7 +228,7 @@ def test_interruption_leaves_no_half_file(
 ) -> None:
     known, new, output = files
     output.write_bytes(b"of before")
-    once, calls = module.answer_table, itertools.count()
+    once, calls = module.found_table, itertools.count()
 
     def interrupted(*given: Any, **more: Any) -> Any:
         if next(calls) == 2:
@@ -236,7 +236,7 @@ def test_interruption_leaves_no_half_file(
         return once(*given, **more)
 
     monkeypatch.setattr(tables, "READ_AT_ONCE", 1)
-    monkeypatch.setattr(module, "answer_table", interrupted)
+    monkeypatch.setattr(module, "found_table", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stream(*files, settings(batch=10))
     assert next(calls) == 3

@@ -38,6 +38,7 @@ COLUMNS: dict[str, list[Any]] = {
     "label": [*NAMES[LABELS].tolist(), *[None] * 40],
 }
 KEPT = ["id", "day", "note", "mixed", "label", "probability", "doubt"]
+WHOLE = [*COLUMNS, "row", "source", "prediction", "probability", "doubt"]
 
 
 def write(path: Path, columns: dict[str, list[Any]] = COLUMNS) -> Path:
@@ -91,11 +92,19 @@ def test_every_format_is_read(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".xlsx", ".jsonl"])
 @pytest.mark.parametrize("target", ["all.csv", "all.xlsx", "all.parquet"])
 def test_one_file_of_every_format_is_written(tmp_path: Path, suffix: str, target: str) -> None:
-    """With the other columns of the table."""
+    """As the table that was read; Parquet without features and labelled rows."""
     output = tmp_path / target
     assert f"written: {output}" in said(write(tmp_path / f"table{suffix}"), "--output", output)
-    rows = read(output)
-    assert list(rows[0]) == KEPT
+    rows, names = read(output), KEPT if output.suffix == ".parquet" else WHOLE
+    assert list(rows[0]) == names
+    if names == WHOLE:
+        assert len(rows) == 64
+        assert column(rows, "label")[:24] == COLUMNS["label"][:24]
+        assert set(column(rows[:24], "source")) == {"given"}
+        assert set(column(rows[24:], "source")) == {"predicted"}
+        assert [int(row) for row in column(rows, "row")] == list(range(64))
+        assert [float(x) for x in column(rows, "f3")] == pytest.approx(COLUMNS["f3"])
+        rows = rows[24:]
     assert column(rows, "label") == NAMES[TRUTH].tolist()
     assert column(rows, "id") == COLUMNS["id"][24:]
     days = {str(day)[:10] for day in column(rows, "day")}
@@ -107,8 +116,9 @@ def test_one_file_of_every_format_is_written(tmp_path: Path, suffix: str, target
         assert isinstance(rows[0]["probability"], float)
     if output.suffix == ".xlsx":
         assert openpyxl.load_workbook(output).active["C2"].data_type == "s"  # not a formula
-        names, lines, _ = excel_rows(output)
-        assert (names, lines[0][2]) == (KEPT, "=1+24")
+        found, lines, _ = excel_rows(output)
+        assert (found, lines[24][2]) == (names, "=1+24")
+        assert isinstance(rows[0]["f3"], float)
     assert not (tmp_path / "answers.html").exists()
 
 
@@ -128,15 +138,15 @@ def test_numbers_in_excel_are_those_of_the_table(tmp_path: Path) -> None:
     columns = COLUMNS | {"p": tiny, "lat": exact}
     path = write(tmp_path / "table.csv", columns)
     said(path, "--embedding", "f", "--output", tmp_path / "all.xlsx")
-    found = read(tmp_path / "all.xlsx")  # of the rows without a label
-    assert [float(x) for x in column(found, "p")] == tiny[24:]
-    assert [float(x) for x in column(found, "lat")] == exact[24:]
+    found = read(tmp_path / "all.xlsx")
+    assert [float(x) for x in column(found, "p")] == tiny
+    assert [float(x) for x in column(found, "lat")] == exact
 
 
 def test_a_text_too_long_for_excel_is_cut_with_a_note(tmp_path: Path) -> None:
     columns = COLUMNS | {"note": ["x" * 40_000] * 64}
     told = said(write(tmp_path / "table.csv", columns), "--output", tmp_path / "all.xlsx")
-    assert "40 texts were cut to 32,767 characters, the limit of Excel" in told
+    assert "64 texts were cut to 32,767 characters, the limit of Excel" in told
     assert len(read(tmp_path / "all.xlsx")[0]["note"]) == 32_767
 
 
