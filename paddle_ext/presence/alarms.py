@@ -7,6 +7,7 @@ it is said of an ordinary batch.
 
 import math
 import warnings
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class Alarm(NamedTuple):
     rows: int
     strange: int  # rows with a novelty above 0.95
     strangers: float  # estimated share of rows of no known class; NaN if novelty is not known
-    copies: int  # rows that are copies of one row, itself included
+    copies: int  # rows that are copies of one row, itself included; 1 if the rows are too few
 
     @property
     def reasons(self) -> list[str]:
@@ -64,7 +65,8 @@ def alarm_of(rows: Tensor, novelty: Tensor | None) -> Alarm:
     if novelty is not None and len(rows):
         seen = (novelty > 1 - RATE).sum(dtype=torch.float64)
         strange, strangers = int(seen), float(beyond_chance(seen, len(rows))) / len(rows)
-    return Alarm(len(rows), strange, strangers, copies_of_one(rows))
+    copies = copies_of_one(rows) if len(rows) >= FEWEST_ROWS else 1
+    return Alarm(len(rows), strange, strangers, copies)
 
 
 def copies_of_one(rows: Tensor) -> int:
@@ -73,11 +75,15 @@ def copies_of_one(rows: Tensor) -> int:
     Copies have the same product with any direction, and other rows hardly ever have with a random
     one.
     """
-    n, D = rows.shape
-    if n == 0:
-        return 0
-    random = torch.randn(D, generator=torch.Generator().manual_seed(0), dtype=rows.dtype)
-    direction = (random / D**0.5).to(rows.device)
+    direction = random_direction(rows.shape[1]).to(rows)
     places = (unit_as(rows, rows.dtype) @ direction).sort().values
     behind = torch.searchsorted(places, places + SAME_ROW, right=True)
-    return int((behind - torch.arange(n, device=rows.device)).max())
+    return int((behind - torch.arange(len(rows), device=rows.device)).max())
+
+
+@lru_cache(maxsize=8)
+def random_direction(features: int) -> Tensor:
+    """The same in every call, [D] float64."""
+    always = torch.Generator().manual_seed(0)
+    random = torch.randn(features, generator=always, dtype=torch.float64, device="cpu")
+    return random / features**0.5
