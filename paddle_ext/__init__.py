@@ -39,6 +39,27 @@ if TYPE_CHECKING:
 
     __version__: str
 
+
+def _is_subinterpreter() -> bool:
+    """Whether this is not the main interpreter of the process."""
+    for name in (
+        "_interpreters",
+        "_xxsubinterpreters",
+    ):  # of Python 3.13 and later; of earlier ones
+        try:
+            interpreters = importlib.import_module(name)
+        except ImportError:
+            continue
+        return bool(interpreters.get_current() != interpreters.get_main())
+    return False
+
+
+if _is_subinterpreter():  # where `import torch` never returns
+    raise ImportError(
+        "paddle_ext needs torch, which cannot be loaded in a subinterpreter of Python: import it "
+        "in the main one; with mod_wsgi, set WSGIApplicationGroup %{GLOBAL}"
+    )
+
 # Public names are loaded from these modules on first use, because torch and everything above it
 # take seconds to import.
 _MODULES = {
