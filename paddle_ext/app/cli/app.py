@@ -1,6 +1,7 @@
 """All commands, and what they share: spelling, errors, exit codes."""
 
 import inspect
+import io
 import os
 import sys
 import warnings
@@ -69,6 +70,7 @@ for number, command in enumerate(COMMANDS):
 
 def run(words: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are one sentence on stderr."""
+    write_any_character()
     given = [word for word in words if word != "--traceback"]
     wanted = os.environ.get("PADDLE_EXT_TRACEBACK", "") not in ("", "0")
     traceback = wanted or len(given) < len(words)
@@ -95,6 +97,13 @@ def run(words: Sequence[str]) -> int:
         complain(f"error: {error_sentence(error, option_names(given))}")
         return FAILED
     return 0
+
+
+def write_any_character() -> None:
+    """Names of files may have characters that the terminal has not, as with LANG=C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -232,7 +232,7 @@ def show_suspects(checked: LabelledCheck | None, where: str) -> None:
 
     rows = suspects(checked)
     if checked is not None and rows:
-        names = several([shortened(checked.shown(row)) for row in rows], MOST_NAMED)
+        names = ", ".join(shortened(checked.shown(row)) for row in rows[:MOST_NAMED])
         show.say(f"labels to look at first: {names}{where}")
 
 

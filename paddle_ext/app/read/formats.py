@@ -59,7 +59,7 @@ def sniffed_encoding(path: Path) -> str:
 
 def checked_encoding(name: str) -> str:
     try:
-        " ".encode(name)  # base64 is a codec too, but not of texts
+        b" ".decode(name, "replace")  # base64 is a codec too, but not of texts; idna of names alone
         return codecs.lookup(name).name
     except (LookupError, ValueError):
         raise check.ArgumentValueError(

@@ -161,6 +161,9 @@ def about_labels(opened: Source, labels: Sequence[str]) -> Iterator[Finding]:
         )
     if rows is not None and rows.padded:
         yield Finding("white space around labels", listed_counts(rows.padded), "it is ignored")
+    if rows is not None and rows.quoted:
+        found = listed_counts(rows.quoted)
+        yield Finding("labels with a quote before a formula", found, "the quote is ignored")
     for why, pairs in alike([name for name, _ in counts.most_common()]).items():
         shown = [f"{one!r} ({counts[one]}) and {two!r} ({counts[two]})" for one, two in pairs]
         line = io.StringIO()

@@ -379,13 +379,14 @@ class TableSamples:
         self.table, self.columns, self.chosen, self.rows = table, columns, chosen, rows
         self.features = [] if chosen is None else list(chosen.names)
         there = {*table.names}
-        for name in self.features:
-            if name not in there:
-                table.column(name, "features")  # raises
+        for feature in self.features:
+            if feature not in there:
+                table.column(feature, "features")  # raises
         self.copied: list[str] | None = None  # columns to copy to the output
         self.width: int | None = None  # of a column of lists, once a row has been read
         self.gap_words: Counter[str] = Counter()  # words that counted as missing labels
         self.padded: Counter[str] = Counter()  # labels with white space around them
+        self.quoted: Counter[str] = Counter()  # labels with a quote that protects a formula
         others = {"text": columns.text, "name": columns.name, "truth": columns.truth}
         for argument, name in others.items():
             if name is not None:
@@ -401,6 +402,7 @@ class TableSamples:
         label = None if self.rows == "all" else self.columns.label
         self.gap_words.clear()  # every pass counts them
         self.padded.clear()
+        self.quoted.clear()
         for part in self.table.parts(names or self.table.names[:1]):
             own = part
             if label is not None:
@@ -430,6 +432,8 @@ class TableSamples:
 
     def label(self, value: object) -> str:
         text = label_text(cell_value(value))
+        if text and isinstance(value, str) and plain_cell(value) != value:
+            self.quoted[value] += 1
         if word := missing_word(value):
             self.gap_words[word] += 1
         if text and isinstance(value, str) and value != value.strip():

@@ -16,6 +16,7 @@ from ..outcome import reasons
 # What some file system forbids in a name.
 FORBIDDEN = re.compile(r'[\x00-\x1f<>:"/\\|?*]')
 MOST_BYTES = 255  # of a name in most file systems
+DOUBTFUL_FOLDER = "doubtful"  # of samples to check
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
 
 
@@ -34,11 +35,13 @@ def check_sort_into(folder: Path, data: Sequence[Path | None]) -> None:
 
 def sort_into(folder: Path, answers: Answers) -> None:
     """Copy the images into a folder per class, ``unknown`` and ``doubtful``, at once."""
-    labels = []
-    for row, why in enumerate(reasons(answers)):
-        label = answers.label(row)
-        own = "doubtful (class)" if label == "doubtful" else label  # not the folder of that name
-        labels.append(own if row in answers.corrected or not why else why)
+    labels, why = [answers.label(row) for row in range(len(answers))], reasons(answers)
+    doubtful = class_called_doubtful(labels)
+    for row, label in enumerate(labels):
+        if why[row] and row not in answers.corrected:
+            labels[row] = why[row]
+        elif label == DOUBTFUL_FOLDER:
+            labels[row] = doubtful
     folders = folder_names(labels)
     taken: set[str] = set()
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,6 +54,14 @@ def sort_into(folder: Path, answers: Answers) -> None:
             shutil.copy2(path, target / name)
         for name in {folders[label] for label in labels}:
             (new / name).replace(folder / name)
+
+
+def class_called_doubtful(labels: Sequence[str]) -> str:
+    """What the folder of such a class is called, unlike those of all other classes."""
+    name = DOUBTFUL_FOLDER
+    while name in {*labels, DOUBTFUL_FOLDER}:
+        name += " (class)"
+    return name
 
 
 def folder_names(labels: Sequence[str]) -> dict[str, str]:

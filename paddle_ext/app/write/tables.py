@@ -284,7 +284,10 @@ def check_file(argument: str, path: Path, inputs: Sequence[Path]) -> None:
 
 
 def check_no_input(argument: str, path: Path, inputs: Sequence[Path]) -> None:
-    """Reject a file to write that is read."""
+    """Reject a file to write that is read, or what is no file: it would be replaced by one."""
+    if path.exists() and not path.is_dir() and not path.is_file():
+        what = f"must be a regular file, got the pipe, socket or device {path}"
+        raise check.ArgumentValueError(argument, what)
     if path.exists() and any(one.exists() and path.samefile(one) for one in inputs):
         raise check.ArgumentValueError(argument, f"must not replace an input file, got {path}")
 

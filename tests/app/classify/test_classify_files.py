@@ -20,7 +20,7 @@ from classify_data import (
     table,
     table_with_gaps,
 )
-from scripts import ended
+from scripts import ended, run_code
 
 ESCAPE = "\x1b[31m"
 
@@ -207,3 +207,31 @@ def test_an_interruption_during_start_up(library: str) -> None:
     assert done.returncode == 130, done.stderr
     assert done.stderr.startswith("paddle-ext: interrupted")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("option", ["--output", "--final"])
+def test_a_pipe_is_not_replaced_by_a_file(
+    files: tuple[Path, Path], tmp_path: Path, option: str
+) -> None:
+    """Its reader would wait for ever."""
+    pipe = tmp_path / "answers.csv"
+    os.mkfifo(pipe)
+    told = refused(*files, option, pipe)
+    assert f"{option} must be a regular file, got the pipe, socket or device {pipe}" in told
+    if option == "--output":
+        assert "must be a regular file" in refused(*files, "--output", tmp_path)
+    assert pipe.is_fifo()
+
+
+def test_a_locale_without_the_characters_of_a_name(files: tuple[Path, Path]) -> None:
+    """Everything is written, and said in characters that the terminal has."""
+    output = files[0].with_name("grün.csv")
+    code = (
+        "import sys\n"
+        "from paddle_ext.app.cli.app import run\n"
+        "sys.exit(run(['classify', '--device', 'cpu', '--no-cache', *sys.argv[1:]]))"
+    )
+    told = run_code(code, *files, "--output", output, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert told[-1].endswith("gr\\xfcn.csv")
+    assert output.is_file()

@@ -381,6 +381,18 @@ def test_photos_are_sorted(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.usefixtures("quick_network")
+def test_no_two_classes_share_a_folder_of_photos(tmp_path: Path) -> None:
+    """Also if they are called like the folder of doubtful ones, and like what that class gets."""
+    labelled, new = picture_folders(tmp_path)
+    lines = "deep/chess/0.jpg,doubtful\ndeep/chess/1.jpg,doubtful (class)\n"
+    (tmp_path / "a.csv").write_text(f"file,label\n{lines}")
+    options = ("--output", tmp_path / "out", "--corrected", tmp_path / "a.csv")
+    said(labelled, new, *options, "--sort-into", tmp_path / "sorted")
+    folders = {path.parent.name for path in (tmp_path / "sorted").rglob("[01].jpg")}
+    assert {"doubtful (class)", "doubtful (class) (class)"} <= folders
+
+
 def test_names_fit_file_systems(tmp_path: Path) -> None:
     """They count bytes, of which a letter may have four."""
     labels = ["漢" * 200, "漢" * 201, "e" * 300]

@@ -74,6 +74,15 @@ def test_labels_that_look_like_missing_values(tmp_path: Path) -> None:
     assert "1: 'none' (2) they are classes" in told
 
 
+def test_labels_with_a_quote_before_a_formula(tmp_path: Path) -> None:
+    """It is what protects formulas in a table of ours, so '=c and =c are one class."""
+    rows = checked(
+        texts(tmp_path / "a.csv", ["'=c", "'=c", "=c", "owl", "owl", ""]), "--text=message"
+    )
+    assert rows["labels with a quote before a formula"] == """1: "'=c" (2) the quote is ignored"""
+    assert rows["labelled"] == "5 samples of 2 classes"
+
+
 def test_class_names_that_are_alike(tmp_path: Path) -> None:
     labels = ["Cat", "cat", "sea lion", "sea_lion", "giraffe", "girafe", "type 1", "type 2", "owl "]
     labels = labels * 2 + ["owl", "newt", "frog"]

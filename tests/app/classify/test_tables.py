@@ -120,6 +120,7 @@ TABLE = "a,b,label\n1,2,x\n2,1,y\n1.1,2,\n"
         (TABLE, "--sep ab", "--sep must be one character such as ; or the word tab, got 'ab'"),
         (TABLE, "--encoding abc", "--encoding must be known to Python, such as utf-8"),
         (TABLE, "--encoding base64", "--encoding must be known to Python, such as utf-8"),
+        (TABLE, "--encoding idna", "--encoding must be known to Python, such as utf-8"),
         (TABLE, "--encoder some", "--encoder must be omitted unless there are images, texts"),
         (TABLE, "--backbone some", "--backbone must be omitted unless there are images, and no en"),
         (TABLE, "--logit-scale 9", "--logit-scale must be omitted unless there are class names"),
