@@ -353,7 +353,7 @@ class BatchClassifier:
         alarm = alarm_of(rows, novelty)
         alarmed = bool(alarm.reasons)
         if alarmed and not self._alarmed:
-            alarm.warn(stacklevel=4)  # whoever called the classifier
+            alarm.warn()
         self._alarmed = alarmed
         n = len(rows)
         strange = np.full(n, np.nan) if novelty is None else array(novelty)

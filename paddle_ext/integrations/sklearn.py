@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from .. import check
 from ..groups import groups_and_things
 from ..presence import suggest
+from ..presence.alarms import alarm_of
 from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, calibrates, counted_shares
@@ -37,6 +39,7 @@ except ImportError as error:
     ) from error
 
 REAL = [np.float64, np.float32]
+OF_ROWS = ("transduction_", "label_distributions_", "doubt_")  # attributes of the rows of `fit`
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -54,6 +57,19 @@ def unchanged_by_errors(method: Method) -> Method:
             raise
 
     return cast(Method, all_or_nothing)
+
+
+class ClassifiedBatch(NamedTuple):
+    """What `PaddleClassifier.classify_batch` finds out about the rows of a new batch."""
+
+    labels: Array  # [n]
+    # [n, K] in the order of `classes_`; more than 2^28 of them are a scipy.sparse.csr_array of the
+    # five largest of each row
+    probabilities: Any
+    doubt: Array  # [n]
+    novelty: Array  # [n], as in `PaddleClassifier.novelty`; NaN where that is not known
+    strangers: float  # estimated share of rows of no known class; NaN where that is not known
+    alarm: bool  # whether the batch looks unlike the labelled rows
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -399,37 +415,117 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())  # which may be that of the model
-        state.pop("_batch", None)  # as large as the data, and only for `suggest`
+        for name in ("_batch", *OF_ROWS):  # as large as the data, and new rows do not need them
+            state.pop(name, None)
         return state
+
+    def __copy__(self) -> PaddleClassifier:
+        return self._with(self.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PaddleClassifier:
+        return self._with(deepcopy(self.__dict__, memo))
+
+    def _with(self, state: dict[str, Any]) -> PaddleClassifier:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(state)
+        return other
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain what a loaded model lacks."""
+        if name in OF_ROWS and "classes_" in self.__dict__:
+            raise AttributeError(
+                f"{name} is of the rows of fit, and a pickled model does not keep it: save it apart"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- new rows -------------------------------------------------------------------------------
 
     @without_autocast()
-    def predict_proba(self, X: Any) -> Array:
-        """The probability of each class for each row, [n, K], independently of other rows."""
+    def predict_proba(
+        self, X: Any, *, as_batch: bool = False, groups: Any = None, same: Any = None
+    ) -> Any:
+        """The probability of each class for each row, [n, K].
+
+        Independently of other rows, or `as_batch`, with groups and things as in `classify_batch`.
+        """
+        if self._as_batch(as_batch, groups, same):
+            return self.classify_batch(X, groups, same).probabilities
         rows = self._checked_rows(X)
         return array(torch.cat([torch.softmax(x, dim=-1) for x in self._fitted.logits(rows)]))
 
     @without_autocast()
-    def predict(self, X: Any) -> Array:
-        """The label of each row, [n], independently of other rows."""
+    def predict(
+        self, X: Any, *, as_batch: bool = False, groups: Any = None, same: Any = None
+    ) -> Array:
+        """The label of each row, [n].
+
+        Independently of other rows, or `as_batch`, with groups and things as in `classify_batch`: a
+        pipeline has no other method, and passes the argument on, as in
+        ``pipeline.predict(X, as_batch=True)``.
+        """
+        if self._as_batch(as_batch, groups, same):
+            return self.predict_batch(X, groups, same)
         places = self._places_of(self._checked_rows(X), balanced=self.balanced)
         return np.asarray(self.classes_[array(places)])
 
-    @without_autocast()
     def predict_batch(self, X: Any, groups: Any = None, same: Any = None) -> Array:
-        """The labels [n] of rows that form a new batch, or a batch for each of the groups [n].
+        """The labels [n] of rows that form a new batch; see `classify_batch`."""
+        return self.classify_batch(X, groups, same).labels
+
+    @without_autocast()
+    def classify_batch(self, X: Any, groups: Any = None, same: Any = None) -> ClassifiedBatch:
+        """Classify rows that form a new batch, or a batch for each of the groups [n].
 
         Rows that are the `same` [n] thing get one label. Equivalent to fitting again with the same
         labelled rows and these unlabelled ones, except that the columns of a table stay prepared as
         in `fit`; its batch plays no role.
+
+        Warns by a `paddle_ext.presence.UnfamiliarBatchWarning` if the batch looks unlike the
+        labelled rows: if more than 0.3 of ten rows or more are strangers, or more than half are
+        copies of one.
+
+        Returns
+        -------
+        ClassifiedBatch
+            ``labels`` [n]; ``probabilities`` [n, K], like ``label_distributions_``; ``doubt`` [n];
+            ``novelty`` [n], NaN where it is not known; ``strangers``, the share of rows that are of
+            no known class; and ``alarm``, whether there was a warning.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from paddle_ext import PaddleClassifier
+        >>> X = np.array([[0.0, 1], [0.1, 1], [1, 0], [1, 0.1]])
+        >>> model = PaddleClassifier().fit(X, ["up", "up", "right", "right"])
+        >>> batch = model.classify_batch([[0.2, 1], [0.1, 0.9], [1, 0.2]])
+        >>> batch.labels.tolist(), batch.probabilities.shape, batch.alarm
+        (['up', 'up', 'right'], (3, 2), False)
         """
         rows = self._checked_rows(X)
         options, every = self._options(), np.ones(len(rows), dtype=bool)
         options |= self._together({"groups": groups, "same": same}, every, rows.device)
         options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
         solution = self._fitted.solve(rows, options).over_all()
-        return np.asarray(self.classes_[array(self._labels_of(solution))])
+        places = array(self._labels_of(solution))
+        K, dtype = len(self.classes_), solution.probabilities.dtype
+        novelty = None
+        if self._familiar is not None:
+            novelty = moved(self._familiar, rows.device).novelty(rows, solution.labels)
+        alarm = alarm_of(rows, novelty)
+        alarm.warn()
+        return ClassifiedBatch(
+            labels=np.asarray(self.classes_[places]),
+            probabilities=fitted.label_distributions(places, ~every, K, solution, dtype),
+            doubt=array(solution.doubt()),
+            novelty=np.full(len(rows), np.nan) if novelty is None else array(novelty),
+            strangers=alarm.strangers,
+            alarm=bool(alarm.reasons),
+        )
+
+    def _as_batch(self, as_batch: bool, groups: Any, same: Any) -> bool:
+        if not check.flag("as_batch", as_batch) and not (groups is None and same is None):
+            raise ValueError("as_batch must be True with groups or same, got False")
+        return as_batch
 
     @without_autocast()
     def novelty(self, X: Any) -> Array:

@@ -5,6 +5,7 @@ each, often with a probability near 1. docs/presence.md has how often this is no
 it is said of an ordinary batch.
 """
 
+import inspect
 import math
 import warnings
 from functools import lru_cache
@@ -52,11 +53,11 @@ class Alarm(NamedTuple):
             )
         return found
 
-    def warn(self, stacklevel: int) -> None:
-        """Warn if there is a reason, on behalf of a caller so many calls above."""
+    def warn(self) -> None:
+        """Warn if there is a reason, where this package was called."""
         if self.reasons:
             what = "this batch looks unlike the labelled rows: " + " ".join(self.reasons)
-            warnings.warn(what, UnfamiliarBatchWarning, stacklevel=stacklevel + 1)
+            warnings.warn(what, UnfamiliarBatchWarning, stacklevel=calls_from_outside())
 
 
 def alarm_of(rows: Tensor, novelty: Tensor | None) -> Alarm:
@@ -67,6 +68,15 @@ def alarm_of(rows: Tensor, novelty: Tensor | None) -> Alarm:
         strange, strangers = int(seen), float(beyond_chance(seen, len(rows))) / len(rows)
     copies = copies_of_one(rows) if len(rows) >= FEWEST_ROWS else 1
     return Alarm(len(rows), strange, strangers, copies)
+
+
+def calls_from_outside() -> int:
+    """How many calls above this function's caller the package was called."""
+    frame, calls = inspect.currentframe(), 0
+    own = (__name__.partition(".")[0], "contextlib")  # which wraps methods
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
+        frame, calls = frame.f_back, calls + 1
+    return calls
 
 
 def copies_of_one(rows: Tensor) -> int:
@@ -86,4 +96,5 @@ def random_direction(features: int) -> Tensor:
     """The same in every call, [D] float64."""
     always = torch.Generator().manual_seed(0)
     random = torch.randn(features, generator=always, dtype=torch.float64, device="cpu")
-    return random / features**0.5
+    direction: Tensor = random / features**0.5
+    return direction
