@@ -2,26 +2,28 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from ... import check
 from ...decoding import open_picture, read_picture_file
 from ...files import in_threads
-from ...text import plural, without_controls
+from ...text import plural, several, without_controls
 from ..settings import Settings
 from .arrays import ArraySamples
-from .columns import as_number, cell_text, shortened
+from .columns import cell_text, shortened
 from .pictures import FolderSamples
 from .samples import Batch
 from .tables import TableSamples
+from .times import day_comes_first, is_unclear, time_of
 
 # Tags of EXIF: the block of the camera, when an image was taken, and when its file was written.
 CAMERA, TAKEN, WRITTEN = 0x8769, 0x9003, 0x0132
-# Seconds since 1970 that are taken for a time: the beginnings of 1990 and 2100.
-FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800
+NO_TIME, NO_GROUP = "no time", "no group"  # groups of samples that have none
+MOST_NAMED = 3  # samples in a note
 
+Cells: TypeAlias = dict[int | str, Any]  # of a column, by row number or by path
 ToClassify: TypeAlias = TableSamples | ArraySamples | FolderSamples
 
 
@@ -38,18 +40,50 @@ class Grouped:
             yield batch._replace(**own)
 
 
-def groups_of_samples(samples: ToClassify, settings: Settings) -> list[str] | None:
-    """The group of each sample, in their order; None if the user knows of no groups."""
+def groups_of_samples(
+    samples: ToClassify, settings: Settings
+) -> tuple[list[str] | None, list[str]]:
+    """The group of each sample, in their order, None if the user knows of no groups; and notes.
+
+    Samples without a group, or without a time, are a group of their own.
+    """
     columns, gap = settings.columns, settings.gap
-    names = named_cells(samples, "group", columns.group)
+    names, notes = None, list[str]()
+    if columns.group is not None:
+        cells = cells_of(samples, "group", columns.group)
+        found = values_of(cells, group_name, "group", "a value for each sample, or for most")
+        names = [name or NO_GROUP for name in found]
+        notes += about_missing(cells, found, "group", NO_GROUP)
     if gap is None:
-        return names
+        return names, notes
+    cells = cells_of(samples, "time", columns.time)
+    first = order_of_dates(cells)
     expected = (
-        "omitted unless each has a time: 2026-06-30 14:05, seconds since 1970 (in the years 1990 "
-        "to 2099), or EXIF"
+        "omitted unless most samples have a time: 2026-06-30 14:05, 30.06.2026 14:05, seconds "
+        "since 1970 (in the years 1990 to 2099), or EXIF"
     )
-    times = values_of(cells_of(samples, "time", columns.time), time_of, "group_gap", expected)
-    return by_gaps(names or [""] * len(times), times, gap)
+    times = values_of(cells, lambda cell: time_of(cell, day_first=first), "group_gap", expected)
+    notes += about_missing(cells, times, "time", NO_TIME)
+    return by_gaps(names or [""] * len(times), times, gap), notes
+
+
+def order_of_dates(cells: Cells) -> bool | None:
+    """Whether dates such as 01/10/2026 begin with the day; None if there are none.
+
+    The column must tell it.
+    """
+    try:
+        first = day_comes_first(cells.values())
+    except ValueError as error:
+        raise check.ArgumentValueError("time", f"must have {error}") from None
+    unclear = next((cell for cell in cells.values() if is_unclear(cell)), None)
+    if first is None and unclear is not None:
+        raise check.ArgumentValueError(
+            "time",
+            f"must say which number is the day, got {str(unclear)!r}, and no other date of the "
+            "column tells it: write 2026-10-01, or 01.10.2026 with the day first",
+        )
+    return first
 
 
 def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[str] | None:
@@ -57,7 +91,7 @@ def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[st
     if name is None:
         return None
     cells = cells_of(samples, argument, name)
-    return values_of(cells, group_name, argument, "a value for each sample")
+    return values_of(cells, group_name, argument, "a value for each sample", least=1.0)
 
 
 def labelled_things(examples: Batch, rows: TableSamples | None, name: str) -> Batch:
@@ -76,7 +110,7 @@ def labelled_things(examples: Batch, rows: TableSamples | None, name: str) -> Ba
     return examples._replace(same=own)
 
 
-def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int | str, Any]:
+def cells_of(samples: ToClassify, argument: str, name: str | None) -> Cells:
     """The cells of a column by row number or, for images, their folders or times by path."""
     if isinstance(samples, FolderSamples):
         folders = (path.parent.relative_to(samples.root).as_posix() for path in samples.paths)
@@ -91,39 +125,46 @@ def cells_of(samples: ToClassify, argument: str, name: str | None) -> dict[int |
 
 
 def values_of(
-    cells: dict[int | str, Any], read: Callable[[Any], Any], argument: str, expected: str
+    cells: Cells, read: Callable[[Any], Any], argument: str, expected: str, *, least: float = 0.5
 ) -> list[Any]:
-    """The values of all cells; an error names the first without one."""
+    """The values of all cells, None where there is none.
+
+    An error names the first of these if fewer than the share `least` have a value.
+    """
     values = [read(cell) for cell in cells.values()]
     odd = [row for row, value in zip(cells, values, strict=True) if value is None]
-    if odd:
-        where = f"row {odd[0]}" if isinstance(odd[0], int) else odd[0]
+    if len(values) - len(odd) < least * len(values):
         got = repr(shortened(cells[odd[0]])) if cells[odd[0]] else "nothing"
         more = f" and {plural(len(odd) - 1, 'other')}" if len(odd) > 1 else ""
-        raise check.ArgumentValueError(argument, f"must be {expected}, got {got} for {where}{more}")
+        what = f"must be {expected}, got {got} for {place(odd[0])}{more}"
+        raise check.ArgumentValueError(argument, what)
     return values
+
+
+def place(row: int | str) -> str:
+    """A sample in a message: the row of a table, or the path of an image."""
+    return f"row {row}" if isinstance(row, int) else row
+
+
+def about_missing(cells: Cells, values: Sequence[object], what: str, group: str) -> list[str]:
+    """A note on the samples without a value, which are this group."""
+    odd = [row for row, value in zip(cells, values, strict=True) if value is None]
+    if not odd:
+        return []
+    shown = [
+        f"{place(row)} ({shortened(cells[row])!r})" if cells[row] else place(row) for row in odd
+    ]
+    note = (
+        f"no {what} could be read for {len(odd):,} of {plural(len(values), 'sample')}, which are "
+        f"the group {group!r}: {several(shown, MOST_NAMED)}"
+    )
+    return [note]
 
 
 def group_name(cell: object) -> str | None:
     """None if the cell is empty, or NaN."""
     name = without_controls(cell_text(cell).strip())
     return None if name in ("", "nan") else name
-
-
-def time_of(cell: object) -> datetime | None:
-    """A time in UTC, which a cell without a zone is taken to be in; None if it is none."""
-    text = re.sub(r"^((?:19|20)\d\d)(\d\d)(\d\d)$", r"\1-\2-\3", str(cell).strip())
-    try:
-        seconds = as_number(text)
-        if seconds is not None:
-            # Other numbers are probably years, or a time like 202606301405.
-            likely = FIRST_SECOND <= seconds < LAST_SECOND
-            return datetime.fromtimestamp(seconds, timezone.utc) if likely else None
-        found = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
-        there = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
-        return there.astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        return None
 
 
 def picture_time(path: Path) -> str:
@@ -137,11 +178,13 @@ def picture_time(path: Path) -> str:
     return re.sub(r"^(\d+):(\d+):", r"\1-\2-", time.strip("\0 "))
 
 
-def by_gaps(names: Sequence[str], times: Sequence[datetime], gap: timedelta) -> list[str]:
+def by_gaps(names: Sequence[str], times: Sequence[datetime | None], gap: timedelta) -> list[str]:
     """Groups within those of these names, of times without a gap; called by their first time."""
-    groups, last = [""] * len(times), dict[str, tuple[datetime, str]]()
-    for row in sorted(range(len(times)), key=times.__getitem__):
-        name, time = names[row], times[row]
+    groups = [f"{name}, {NO_TIME}" if name else NO_TIME for name in names]
+    last = dict[str, tuple[datetime, str]]()
+    known = [(time, row) for row, time in enumerate(times) if time is not None]
+    for time, row in sorted(known):
+        name = names[row]
         before, group = last.get(name, (None, ""))
         if before is None or time - before > gap:
             start = time.replace(tzinfo=None).isoformat(" ")

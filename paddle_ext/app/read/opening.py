@@ -149,7 +149,8 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
     if isinstance(source.given, ClassPrompts):
         source.given, more = names.with_labels(source.given, labels, Path(str(settings.names)))
         source.notes += more
-    source.groups = groups_of_samples(source.samples, source.settings)
+    source.groups, more = groups_of_samples(source.samples, source.settings)
+    source.notes += more
     same = source.settings.columns.same
     source.same = named_cells(source.samples, "same", same)
     if same is not None and source.same is not None:

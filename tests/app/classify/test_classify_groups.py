@@ -1,6 +1,7 @@
 """`classify --group` and `--group-gap`: samples that belong together, and what is where."""
 
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def visits(tmp_path: Path) -> tuple[Path, Path]:
     }
     new |= {"time": [f"2026-06-{k // 2 + 1:02d} 10:00" for k in VISIT]}
     new |= {"nan": ["1782828300", "nan", *["1782828301"] * 46], "gap": ["x", "x", "", *["x"] * 45]}
+    new |= {"none": [""] * 48}
     new |= feature_columns(NEW)
     return written(tmp_path / "known.csv", known), written(tmp_path / "new.csv", new)
 
@@ -140,11 +142,56 @@ def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
     ["2026", "202606301405", "9999-12-31T23:59:59-05:00", "0001-01-01T00:00+14:00"],
 )
 def test_what_is_no_time(visits: tuple[Path, Path], tmp_path: Path, cell: str) -> None:
+    """A few such samples are a group of their own, and listed; not if they are most."""
     cells: Any = {"time": ["1782828300", cell, *["1782828301"] * 46], **feature_columns(NEW)}
     new = written(tmp_path / "odd.csv", cells)
-    told = refused(visits[0], new, *TIMES, "2h", "--output", tmp_path)
+    told = said(visits[0], new, *TIMES, "2h", "--output", tmp_path)
+    assert "no time could be read for 1 of 48 samples, which are the group 'no time': row 1" in told
+    groups = column(tmp_path / "answers.csv", "group")
+    assert groups[1] == "no time"
+    assert {*groups} == {"2026-06-30 14:05:00", "no time"}
+    cells["time"][3:] = [cell] * 45
+    told = refused(visits[0], written(new, cells), *TIMES, "2h", "--output", tmp_path)
     assert "(in the years 1990 to 2099), or EXIF, got" in told
-    assert f"{cell!r} for row 1" in told
+    assert f"{cell!r} for row 1 and 45 others" in told
+
+
+@pytest.mark.parametrize(
+    ("form", "others"),
+    [
+        ("%d.%m.%Y %H:%M", []),
+        ("%d.%m.%y", []),
+        ("%d.%m.%Y, %H:%M:%S Uhr", []),
+        ("%d/%m/%Y %H:%M", ["30/06/2026"]),
+        ("%d-%m-%Y", ["30-06-2026"]),
+        ("%m/%d/%Y %I:%M %p", ["06/30/2026"]),
+        ("%m/%d/%y", ["06/30/26"]),
+    ],
+)
+def test_dates_as_people_write_them(
+    visits: tuple[Path, Path], tmp_path: Path, form: str, others: list[str]
+) -> None:
+    """With slashes another date of the column tells where the day is."""
+    days = [datetime(2026, 6, k // 2 + 1, 10) for k in VISIT]  # 1 to 6 June
+    cells: Any = {"time": [day.strftime(form) for day in days], **feature_columns(NEW)}
+    cells["time"][0] = (others or cells["time"])[0]
+    said(visits[0], written(tmp_path / "a.csv", cells), *TIMES, "2h", "--output", tmp_path)
+    groups = column(tmp_path / "answers.csv", "group")
+    hour = "10:00:00" if "%H" in form or "%I" in form else "00:00:00"
+    assert groups[1:] == [f"{day:%Y-%m-%d} {hour}" for day in days[1:]]
+    assert groups[0] == ("2026-06-30 00:00:00" if others else f"{days[0]:%Y-%m-%d} {hour}")
+
+
+def test_dates_that_do_not_tell_the_day(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    cells: Any = {"time": ["01/10/2026", *["02/10/2026 14:05"] * 47], **feature_columns(NEW)}
+    words = (visits[0], tmp_path / "a.csv", *TIMES, "2h", "--output", tmp_path)
+    written(tmp_path / "a.csv", cells)
+    told = refused(*words)
+    assert "--time must say which number is the day, got '01/10/2026', and no other date" in told
+    cells["time"][1:3] = ["13/10/2026", "10/13/2026"]
+    written(tmp_path / "a.csv", cells)
+    told = refused(*words)
+    assert "all have the day first, or all the month, got '13/10/2026' and '10/13/2026'" in told
 
 
 def test_all_corrected(visits: tuple[Path, Path], tmp_path: Path) -> None:
@@ -178,16 +225,34 @@ def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> Non
     groups = column(tmp_path / "answers.csv", "group")
     assert groups == ["deep/chess"] * 3 + ["deep/stripes"] * 3
     gap = (labelled, new, "--group-gap", "30min", "--output", tmp_path)
-    assert "--group-gap must be omitted unless each has a time: 2026" in refused(*gap)
+    assert "--group-gap must be omitted unless most samples have a time: 2026" in refused(*gap)
     for number, path in enumerate(sorted(new.rglob("*.jpg"))):
         photo = pattern(2 * (number // 3), number)
         exif = photo.getexif()
         exif.get_ifd(0x8769)[0x9003] = f"2026:06:30 {number // 5:02d}:{20 * (number % 3):02d}:00"
         photo.save(path, exif=exif)
+    pattern(0, 9).save(new / "z.jpg")  # a time is missing
     (new / "broken.jpg").write_bytes(b"\xff\xd8\xff")  # it has no time, and no group
-    said(*gap)
+    told = said(*gap)
     groups = column(tmp_path / "answers.csv", "group")
-    assert groups == ["2026-06-30 00:00:00"] * 5 + ["2026-06-30 01:40:00"]
+    assert groups == ["no time", *["2026-06-30 00:00:00"] * 5, "2026-06-30 01:40:00"]
+    assert f"no time could be read for 1 of 8 samples, which are the group 'no time': {new}" in told
+
+
+def test_empty_cells_of_groups_are_a_group(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    told = said(
+        *visits, "--group", "gap", "--time", "nan", "--group-gap", "1h", "--output", tmp_path
+    )
+    assert (
+        "no group could be read for 1 of 48 samples, which are the group 'no group': row 2" in told
+    )
+    groups = column(tmp_path / "answers.csv", "group")
+    assert groups[:4] == [
+        "x, 2026-06-30 14:05:00",
+        "x, no time",
+        "no group, 2026-06-30 14:05:01",
+        "x, 2026-06-30 14:05:00",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,8 +264,8 @@ def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> Non
         ("--group-gap 1h", "--time must be a column of times, got none"),
         ("--time time --group-gap half", "--group-gap must be a time such as .*'half'"),
         ("--time place --group-gap 1h", "--group-gap must be .*'\\w+' for row 0 and 47 others"),
-        ("--time nan --group-gap 1h", "--group-gap must be .* got 'nan' for row 1$"),
-        ("--group gap", "--group must be a value for each sample, got nothing for row 2"),
+        ("--same gap", "--same must be a value for each sample, got nothing for row 2"),
+        ("--group none", "--group must be a value for .*, got nothing for row 0 and 47 others"),
     ],
 )
 def test_refused(visits: tuple[Path, Path], tmp_path: Path, words: str, message: str) -> None:
