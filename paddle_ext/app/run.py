@@ -155,7 +155,7 @@ def classify(
         notes += more
     features = list[Tensor]()
     answers = all_answers(corrected, settings, device, hierarchy, prior, features)
-    notes += about_groups(source)
+    notes += [*about_groups(source), *source.gap_notes()]
     checked = check_labelled(source.labelled, device)
     made = {SUGGESTIONS: settings.suggest, GROUPS: answers.groups, LABELLED: checked}
     # Older ones stay, because labels may be written to them.

@@ -169,7 +169,7 @@ def stream(
             report.notes += tables.write_file(target, rows, style)
     report.checked = check_labelled(labelled_samples, device)
     report.accuracy = expected_accuracy(report.checked, len(corrected.used))
-    report.notes += what_to_know(report, labelled_samples, shares)
+    report.notes += [*source.gap_notes(), *what_to_know(report, labelled_samples, shares)]
     report.seconds = time.perf_counter() - began
     return report
 

@@ -16,11 +16,19 @@ ID_NAMES = re.compile(
     r"(.*[_\s-])?(id|ids|idx|index|key|uuid|row|rowid|nr|number)|unnamed.*|", re.IGNORECASE
 )
 ID_SUFFIX = re.compile(r".*[a-z]I[dD]|.*ID")  # userId, SampleID
-GAPS = ("", "na", "n/a", "nan", "<na>", "none", "null")  # cells without a number, in any case
+EMPTY = frozenset(("", "na", "n/a", "nan", "<na>", "none", "null"))  # cells without a value
+# What people write for a missing number; among texts it may be a category.
+GAP_WORDS = frozenset(
+    (
+        *("?", "-", "--", "–", "—", "n.a.", "#n/a", "#nv", "missing", "unknown"),
+        *("k.a.", "k. a.", "keine angabe", "unbekannt"),
+    )
+)
 COUNTED = 5  # rows needed to recognise a column that counts up
 WORDS_OF_A_TEXT = 3  # on average
 LONGEST_SHOWN = 40  # characters of a cell in a message, and of a category
 UNCLEAR_COMMA = re.compile(r"\s*[+-]?([1-9]\d{0,2}(,\d{3})+|\d{1,3})\s*")
+UNCLEAR_POINT = re.compile(r"\s*[+-]?[1-9]\d{0,2}(\.\d{3})+\s*")
 DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
 
 
@@ -63,9 +71,45 @@ def unclear_comma(cells: Iterable[object]) -> str:
     return commas if whole else ""
 
 
+def has_decimal_comma(cells: Iterable[object]) -> bool:
+    """Whether a cell has a comma that cannot separate thousands, such as 18,0."""
+    return any(
+        isinstance(cell, str)
+        and re.fullmatch(DECIMAL_COMMA, cell) is not None
+        and not UNCLEAR_COMMA.fullmatch(cell)
+        for cell in cells
+    )
+
+
+def unclear_point(cells: Iterable[object]) -> str:
+    """The same with a point, such as 1.234, for a file whose other numbers have decimal commas.
+
+    Only another number of decimals makes them clear: such files write no decimal points.
+    """
+    points = ""
+    for cell in cells:
+        if not isinstance(cell, str) or "." not in cell or is_gap(cell):
+            continue
+        if not UNCLEAR_POINT.fullmatch(cell):
+            return ""
+        points = points or cell
+    return points
+
+
+def is_empty(cell: object) -> bool:
+    """Whether a cell has no value of any kind."""
+    return cell is None or (isinstance(cell, str) and cell.strip().lower() in EMPTY)
+
+
+def gap_word(cell: object) -> str:
+    """A word that people write for a missing number; empty for other cells."""
+    word = cell.strip() if isinstance(cell, str) else ""
+    return word if word.lower() in GAP_WORDS else ""
+
+
 def is_gap(cell: object) -> bool:
     """Whether a cell is a missing number."""
-    return cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS)
+    return is_empty(cell) or gap_word(cell) != ""
 
 
 def looks_like_text(cells: Sequence[object]) -> bool:
@@ -79,10 +123,10 @@ def looks_like_text(cells: Sequence[object]) -> bool:
 
 def looks_like_category(cells: Sequence[object]) -> bool:
     """Whether cells that are not numbers are categories: some, short, each twice on average."""
-    there = [str(cell) for cell in cells if not is_gap(cell)]
+    there = [str(cell) for cell in cells if not is_empty(cell)]
     short = max(map(len, there), default=0) <= LONGEST_SHOWN
     several = 2 <= len(set(there)) <= len(there) / 2
-    return short and several and not all_lists(there) and not unclear_comma(cells)
+    return short and several and not all_lists(there)
 
 
 def why_an_id(name: str, cells: Sequence[object]) -> str:
@@ -96,21 +140,6 @@ def why_an_id(name: str, cells: Sequence[object]) -> str:
     if len(values) >= COUNTED and (steps == steps[0]).all() and abs(steps[0]) == 1:
         return "it numbers the rows"
     return ""
-
-
-def why_no_feature(cells: Sequence[object]) -> str:
-    if unclear := unclear_comma(cells):
-        return f"it has {either_number(unclear)}"
-    if all(is_gap(cell) for cell in cells):
-        return "it is empty"
-    odd = next((cell for cell in cells if not is_gap(cell) and as_number(cell) is None), "")
-    return f"it has {shortened(odd)!r}, which is not a number"
-
-
-def either_number(cell: str) -> str:
-    """What to say of an `unclear_comma`."""
-    cell = cell.strip()
-    return f"{cell!r}, which may be {cell.replace(',', '')} or {cell.replace(',', '.', 1)}"
 
 
 def shortened(cell: object) -> str:

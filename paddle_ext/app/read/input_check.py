@@ -14,7 +14,8 @@ from ...feature_cache import digest
 from ...labels import alike
 from ...text import plural, several
 from ..settings import Columns
-from .columns import looks_like_text, shortened
+from .columns import is_gap, looks_like_text, shortened
+from .no_numbers import ADVICE, odd_kind
 from .opening import Source, left_out_columns, used_columns
 from .samples import has_text, repeated
 from .tables import TableSamples
@@ -48,7 +49,10 @@ def check_input(opened: Source) -> list[Finding]:
     rows += [] if opened.rows is None else about_columns(opened.rows, opened.settings.columns)
     rows += [*about_labels(opened, labels), *about_contents(opened, labels, names)]
     one_table = isinstance(opened.samples, TableSamples) and opened.samples.rows == "unlabelled"
-    return [*rows, *to_classify(opened, names if one_table else ())]
+    rows += to_classify(opened, names if one_table else ())
+    if words := opened.gap_words():
+        rows.append(Finding("words among numbers", listed_as_they_are(words), "they count as gaps"))
+    return rows
 
 
 def about_columns(rows: TableSamples, asked: Columns) -> Iterator[Finding]:
@@ -65,6 +69,13 @@ def about_columns(rows: TableSamples, asked: Columns) -> Iterator[Finding]:
     if unused:
         reasons = left_out_columns(chosen) if chosen and chosen.left_out else listed(unused)
         yield Finding("columns not used", reasons)
+    numeric, odd = {*table.numeric}, defaultdict[str, list[str]](list)
+    for name in table.names if chosen is not None and rows.columns.features is None else ():
+        if name not in numeric and name not in others and (kind := odd_kind(table.first[name])):
+            example = next(cell for cell in table.first[name] if not is_gap(cell))
+            odd[kind].append(f"column {name!r}, such as {shortened(example)!r}")
+    for kind, columns in odd.items():
+        yield Finding(kind, listed_as_they_are(columns), ADVICE[kind])
     if rows.columns.text is None and rows.columns.features is None:
         for name in unused:
             if looks_like_text(table.first[name]):

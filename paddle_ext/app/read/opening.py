@@ -38,7 +38,8 @@ from .samples import (
     no_samples,
     rebatched,
 )
-from .tables import FeatureColumns, Table, TableSamples, open_table
+from .table_files import open_table
+from .tables import FeatureColumns, Table, TableSamples
 
 FILE_SUFFIXES = (*arrays.SUFFIXES, *tables.SUFFIXES)
 MOST_LISTED = 8  # columns in a note
@@ -91,6 +92,24 @@ class Source:
         if chosen is None or not chosen.table or self.labelled.columns.rows != "table":
             return {}
         return chosen.stored(self.examples.features)
+
+    def gap_words(self) -> list[str]:
+        """Words that counted as gaps among numbers, with the first cell of each column.
+
+        They are complete once all rows have been read.
+        """
+        samples = [one for one in (self.rows, self.samples) if isinstance(one, TableSamples)]
+        tables_of_samples = {one.table.path: one.table for one in samples}
+        return [
+            f"{word!r} in row {row}, column {name!r} of {path}"
+            for path, table in tables_of_samples.items()
+            for name, (row, word) in table.gap_words.items()
+        ]
+
+    def gap_notes(self) -> list[str]:
+        words = self.gap_words()
+        listed = several(words, MOST_LISTED)
+        return [f"words among numbers count as gaps: {listed}"] if words else []
 
     def usable(self, samples: Batch) -> list[bool]:
         """Which of these can be used: not those that would need a text and have none."""

@@ -1,16 +1,14 @@
-"""Tables of every format as batches of Arrow: which columns are features, and the samples."""
+"""Tables as batches of Arrow: which columns are features, and the samples."""
 
 from __future__ import annotations
 
-import csv
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress
+from itertools import chain, compress, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,13 +19,12 @@ from torch import Tensor
 
 from ... import check, parquet
 from ...feature_cache import digest, written_digest
-from ...files import current_version, first_line, open_regular, require_unchanged
+from ...files import current_version, require_unchanged
 from ...integrations.columns import EMBEDDING_COLUMNS, TableEncoder
 from ...labels import label_text, missing_word
 from ...parquet import pyarrow
 from ...text import plain_cell, plural, several, without_controls
 from ..settings import Columns
-from . import formats
 from .columns import (
     DECIMAL_COMMA,
     LARGEST,
@@ -36,16 +33,19 @@ from .columns import (
     as_number,
     cell_text,
     cell_value,
-    either_number,
+    gap_word,
+    has_decimal_comma,
+    is_empty,
     is_gap,
     is_number,
     looks_like_category,
     looks_like_text,
     shortened,
     unclear_comma,
+    unclear_point,
     why_an_id,
-    why_no_feature,
 )
+from .no_numbers import either_number, why_no_feature
 from .samples import Batch, concatenated, no_samples, repeated
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".json")
@@ -55,7 +55,6 @@ FEW_FEATURES = 2  # with no more numeric columns, a column of texts is probably 
 ROWS_LOOKED_AT = 100  # to find the numeric columns
 READ_AT_ONCE = 2048  # rows
 MOST_NAMED = 3  # columns in an error
-LONGEST_ROW = 2**24  # bytes of a row of a CSV file
 
 
 class Part(NamedTuple):
@@ -129,10 +128,14 @@ class Table(ABC):
     names: list[str]  # of all columns
     count: int | None = None  # number of rows, if the file says it
     notes: Sequence[str] = ()  # for the user
-    decimal_commas = False
+    escapes_formulas = False  # by an apostrophe
+    decimal_commas = False  # whether they may occur
+    has_decimal_commas = False  # whether they do, in the first rows
 
     def __init__(self, path: Path) -> None:
         self.path, self.version = path, current_version(path)
+        # Columns of numbers with a word for a gap: the row of the first one, and the word.
+        self.gap_words: dict[str, tuple[int, str]] = {}
 
     @abstractmethod
     def batches(self, names: Sequence[str]) -> Iterator[Any]:
@@ -146,14 +149,22 @@ class Table(ABC):
             raise ValueError(f"{self.path} must begin with unique column names, got {got}")
         first = next(self.parts(self.names, size=ROWS_LOOKED_AT), None)
         self.first = {name: [] if first is None else first.cells(name) for name in self.names}
+        self.has_decimal_commas = self.decimal_commas and any(
+            has_decimal_comma(cells) for cells in self.first.values()
+        )
         kinds = {} if first is None else {one.name: one.type for one in first.batch.schema}
         self.lists = [name for name, kind in kinds.items() if parquet.is_lists(kind)]
         self.numeric = [name for name in self.names if self.is_numeric(name, kinds.get(name))]
 
     def is_numeric(self, name: str, kind: Any) -> bool:
         there = [cell for cell in self.as_numbers(self.first[name]) if not is_gap(cell)]
-        unclear = self.decimal_commas and unclear_comma(self.first[name])
+        unclear = self.decimal_commas and self.unclear(name)
         return bool(there) and not unclear and all(as_number(cell) is not None for cell in there)
+
+    def unclear(self, name: str) -> str:
+        """A cell of the first rows whose comma or point may separate thousands; "" for none."""
+        cells = self.first[name]
+        return unclear_comma(cells) or (unclear_point(cells) if self.has_decimal_commas else "")
 
     def parts(self, names: Sequence[str], size: int = READ_AT_ONCE) -> Iterator[Part]:
         """These columns of all rows."""
@@ -208,7 +219,7 @@ class Table(ABC):
                 if name in lists:
                     left_out[name] = "it has lists"
                 elif name in unused:
-                    left_out[name] = why_no_feature(self.first[name])
+                    left_out[name] = why_no_feature(self.first[name], self.unclear(name))
         elif given in self.names:
             names = [given]
         elif "," in given:
@@ -226,7 +237,11 @@ class Table(ABC):
         if table:
             may_be = {*self.names} if given is None else {*names}
             no_numbers = may_be - {*self.numeric, *self.lists} - others
-            categories = {name for name in no_numbers if looks_like_category(self.first[name])}
+            categories = {
+                name
+                for name in no_numbers
+                if looks_like_category(self.first[name]) and not self.unclear(name)
+            }
             chosen = {*names, *categories}
             names = [name for name in self.names if name in chosen]
             left_out = {name: why for name, why in left_out.items() if name not in categories}
@@ -250,117 +265,6 @@ class Table(ABC):
                     f"add --text {name}",
                     or_pass="features",
                 )
-
-
-def open_table(path: Path, separator: str | None = None, encoding: str | None = None) -> Table:
-    """A table file; separator and encoding of a CSV file are by default detected."""
-    if path.suffix == ".parquet":
-        return ParquetTable(path)
-    if path.suffix in (".csv", ".tsv"):
-        return CsvTable(path, separator, encoding)
-    return InMemoryTable(path)
-
-
-class ParquetTable(Table):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        with parquet.open_parquet(path) as file:
-            self.names, self.count = file.schema_arrow.names, int(file.metadata.num_rows)
-        self.look()
-
-    def is_numeric(self, name: str, kind: Any) -> bool:
-        return is_number(kind)
-
-    def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        with parquet.open_parquet(self.path) as file:
-            yield from parquet.record_batches(file, self.path, READ_AT_ONCE, names)
-
-
-class CsvTable(Table):
-    """A CSV file; every cell is a text, so that ids keep their zeros."""
-
-    def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
-        super().__init__(path)
-        self.encoding = (
-            formats.checked_encoding(encoding) if encoding else formats.sniffed_encoding(path)
-        )
-        if not encoding and self.encoding == formats.FALLBACK_ENCODING:
-            self.notes = [f"{path} is not in UTF-8, so read as Windows western (--encoding)"]
-        if separator:
-            self.separator = formats.checked_separator(separator)
-        else:
-            self.separator = formats.sniffed_separator(path, self.encoding)
-        # With commas as separators, "1,234" is more than a thousand.
-        self.decimal_commas = self.separator != ","
-        with (
-            self.readable(),
-            open_regular(path) as file,
-            formats.text_of(file, self.encoding) as text,
-        ):
-            self.names = next(formats.csv_reader(text, self.separator), [])
-        self.look()
-
-    @contextmanager
-    def readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (UnicodeError, csv.Error, pyarrow().ArrowInvalid) as error:
-            what = f"a table in {self.encoding}"
-            if "straddling" in str(error):
-                what = f"a table with rows of at most {LONGEST_ROW // 2**20} MiB"
-            raise ValueError(f"{self.path} must be {what}, got: {first_line(error)}") from error
-
-    def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        arrow, module = pyarrow(), pyarrow("pyarrow.csv")
-        odd: list[Any] = []
-
-        def skip(row: Any) -> str:
-            odd.append(row)
-            return "skip"
-
-        with self.readable(), open_regular(self.path) as file:
-            batches = module.open_csv(
-                file,
-                module.ReadOptions(
-                    use_threads=False, block_size=LONGEST_ROW, encoding=self.encoding
-                ),
-                module.ParseOptions(
-                    delimiter=self.separator, newlines_in_values=True, invalid_row_handler=skip
-                ),
-                module.ConvertOptions(
-                    include_columns=list(names),
-                    column_types={name: arrow.string() for name in names},
-                    strings_can_be_null=False,
-                ),
-            )
-            while True:
-                batch = next(batches, None)
-                if odd:
-                    raise ValueError(
-                        f"{self.path} must have {len(self.names)} cells in each row, got "
-                        f"{odd[0].actual_columns} in row {odd[0].number - 2}"
-                    )
-                if batch is None:
-                    return
-                yield batch
-
-
-class InMemoryTable(Table):
-    """A table that is read as a whole, an Excel workbook or JSON, and kept in memory."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        read = formats.excel_rows if path.suffix == ".xlsx" else formats.json_rows
-        self.names, lines, self.notes = read(path)
-        self.count = len(lines)
-        cells = zip(*lines, strict=True) if lines else [()] * len(self.names)
-        self.stored = pyarrow().Table.from_arrays(
-            [formats.column_of(list(own)) for own in cells], self.names
-        )
-        self.look()
-
-    def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        return iter(self.stored.select(list(names)).to_batches())
 
 
 # --- samples ------------------------------------------------------------------------------------
@@ -465,7 +369,7 @@ class TableSamples:
         if not self.copied:
             return arrow.table({"row": arrow.array(np.array(part.rows))})
         own = arrow.Table.from_batches([part.batch]).select(self.copied)
-        if isinstance(self.table, CsvTable):  # formulas are escaped again where it matters
+        if self.table.escapes_formulas:  # they are escaped again where it matters
             texts = ([plain_cell(cell) for cell in part.cells(name)] for name in self.copied)
             own = arrow.table([arrow.array(cells, arrow.string()) for cells in texts], self.copied)
         return own
@@ -509,13 +413,15 @@ class TableSamples:
         for place, name in enumerate(self.features):
             column = part.cells(name)
             if name in self.chosen.categories:
-                texts = [None if is_gap(cell) else cell_text(cell).strip() for cell in column]
+                texts = [None if is_empty(cell) else cell_text(cell).strip() for cell in column]
                 cells[:, place] = texts
                 continue
             column = self.table.as_numbers(column)
             numbers = [np.nan if is_gap(cell) else as_number(cell) for cell in column]
             for row, (cell, number) in enumerate(zip(column, numbers, strict=True)):
                 missing = gaps and is_gap(cell)
+                if missing and (word := gap_word(cell)):
+                    self.table.gap_words.setdefault(name, (part.rows[row], word))
                 if number is None or not (missing or abs(number) <= LARGEST):
                     odd.setdefault(row, (name, cell))
             cells[:, place] = numbers
@@ -524,15 +430,21 @@ class TableSamples:
         return cells
 
     def check_commas(self, part: Part) -> None:
-        """Raise an error for commas that may separate thousands, in any row."""
+        """Raise an error for commas or points that may separate thousands, in any row."""
         assert self.chosen is not None
         assert self.chosen.labelled is not None
-        labelled, contains = self.chosen.labelled, pyarrow("pyarrow.compute").match_substring
-        for name in self.features if self.table.decimal_commas else ():
-            if name in self.chosen.categories or not contains(part.batch[name], ",").true_count:
+        tables = self.chosen.labelled.table, self.table
+        contains = pyarrow("pyarrow.compute").match_substring
+        signs = {",": unclear_comma} if self.table.decimal_commas else {}
+        if any(table.has_decimal_commas for table in tables) and signs:
+            signs["."] = unclear_point
+        categories = {*self.chosen.categories}
+        numbers = [name for name in self.features if name not in categories]
+        for name, (sign, found) in product(numbers, signs.items()):
+            if not contains(part.batch[name], sign).true_count:
                 continue
-            seen = chain(labelled.table.first[name], self.table.first[name], part.cells(name))
-            if unclear := unclear_comma(seen):
+            seen = chain(*(table.first[name] for table in tables), part.cells(name))
+            if unclear := found(seen):
                 raise ValueError(
                     f"{self.table.path} must have numbers without separators of thousands in "
                     f"column {name!r}, got {either_number(unclear)}"
@@ -571,7 +483,7 @@ class TableSamples:
         """The error that names the first odd cell, of the column and cell of each odd row."""
         row = min(odd)
         name, cell = odd[row]
-        got = "an empty cell" if is_gap(cell) else f"{shortened(cell)!r}"
+        got = "an empty cell" if is_empty(cell) else f"{shortened(cell)!r}"
         more = f", and in {plural(len(odd) - 1, 'row')} after it" if len(odd) > 1 else ""
         embeddings = self.chosen is not None and not self.chosen.table
         hint = ", or add --rows table" if is_gap(cell) and embeddings else ""

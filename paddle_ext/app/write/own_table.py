@@ -18,7 +18,8 @@ from ...parquet import pyarrow
 from ..answers import Answers
 from ..read.columns import as_number, is_gap
 from ..read.formats import column_of
-from ..read.tables import CsvTable, Part, Table, TableSamples
+from ..read.table_files import CsvTable
+from ..read.tables import Part, Table, TableSamples
 
 if TYPE_CHECKING:
     from ..corrections import Corrected

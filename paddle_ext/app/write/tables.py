@@ -26,7 +26,8 @@ from ..outcome import ClassInGroup, Expected, LabelledCheck, reasons
 from ..read.arrays import ArraySamples
 from ..read.formats import excel_library
 from ..read.opening import Source
-from ..read.tables import CsvTable, TableSamples
+from ..read.table_files import CsvTable
+from ..read.tables import TableSamples
 from .own_table import (
     CORRECTED,
     FOUR_DIGITS,

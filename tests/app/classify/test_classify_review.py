@@ -23,7 +23,7 @@ from classify_data import (
 
 from paddle_ext.app.classify import classify
 from paddle_ext.app.corrections import read_corrections
-from paddle_ext.app.read.tables import open_table
+from paddle_ext.app.read.table_files import open_table
 from paddle_ext.app.write.sorting import folder_names, unused
 
 # --- corrections accumulate -----------------------------------------------------------------------

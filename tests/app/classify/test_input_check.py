@@ -21,7 +21,8 @@ from classify_data import (
 
 from paddle_ext.app.cli import show
 from paddle_ext.app.read import input_check
-from paddle_ext.app.read.tables import TableSamples, open_table
+from paddle_ext.app.read.table_files import open_table
+from paddle_ext.app.read.tables import TableSamples
 from paddle_ext.app.settings import Columns
 
 SENTENCES = [f"please tell me about {word}" for word in ("cards", "cash", "rates", "fees", "loans")]
@@ -254,3 +255,34 @@ def test_a_table_of_as_many_columns_as_excel_has_is_checked_quickly(tmp_path: Pa
     ]
     assert samples.features == names
     assert time.process_time() - began < 10
+
+
+def test_units_and_dates_get_advice(tmp_path: Path) -> None:
+    """Whether they repeat, and are categories, or not."""
+    columns = {
+        "mass": ["3750 g", "3800 g", "3250 g", "3450 g", "3650 g", "3625 g"],
+        "share": ["12,0 %", "12,0 %", "12,0 %", "9,5 %", "9,5 %", "9,5 %"],
+        "seen": ["01.10.2026", "02.10.2026", "03.10.2026", "04.10.2026", "", "2026-10-06"],
+        "rank": ["1st", "1st", "2nd", "2nd", "3rd", "3rd"],
+        "flat": ["12a", "12a", "7b", "7b", "3c", "3c"],
+        "size": ["1.5", "2.5", "2", "1", "3", "4"],
+        "label": ["a", "a", "b", "b", "", ""],
+    }
+    rows = checked(write_table(tmp_path / "a.csv", columns))
+    assert rows["numbers with a unit"] == (
+        "2: column 'mass', such as '3750 g', column 'share', such as '12,0 %' "
+        "write the unit in the name of the column, so that its cells are numbers"
+    )
+    assert rows["dates"].startswith("1: column 'seen', such as '01.10.2026' write them as numbers")
+    assert "'mass' (it has numbers with a unit, such as '3750 g')" in rows["columns not used"]
+    assert "'seen' (it has dates, such as '01.10.2026')" in rows["columns not used"]
+
+
+def test_words_among_numbers_are_found(tmp_path: Path) -> None:
+    columns = {
+        "f1": ["1", "2", "?", "4", "-"],
+        "f2": list("53142"),
+        "label": ["a", "a", "b", "b", ""],
+    }
+    rows = checked(write_table(tmp_path / "a.csv", columns))
+    assert rows["words among numbers"].startswith("1: '?' in row 2, column 'f1' of")

@@ -134,6 +134,31 @@ def test_messages(tmp_path: Path, text: str, options: str, message: str) -> None
     assert not (tmp_path / "answers.csv").exists()
 
 
+@pytest.mark.parametrize("word", ["?", "-", "k.A.", "n/a"])
+def test_a_word_among_numbers_is_a_gap(tmp_path: Path, word: str) -> None:
+    """The column stays one of numbers, as with an empty cell, and a note names the cell."""
+    random = np.random.default_rng(0)
+    numbers = {name: random.normal(size=20).round(3).astype(str).tolist() for name in "ab"}
+    label = ["owl", "cat"] * 5 + [""] * 10
+    found = {}
+    for cell in ("", word):
+        numbers["a"][3] = numbers["b"][15] = cell
+        path = write_table(tmp_path / "table.csv", {**numbers, "label": label})
+        report = classify(path, None, tmp_path / "out", settings())
+        found[cell] = report.answers.probability
+        assert "features: 2 columns, a to b" in report.notes
+    assert found[""].tolist() == found[word].tolist()
+    said = [note for note in report.notes if note.startswith("words among numbers count as gaps")]
+    words = [
+        f"{word!r} in row 3, column 'a' of {path}",
+        f"{word!r} in row 15, column 'b' of {path}",
+    ]
+    quiet = word == "n/a"  # as programs write it
+    assert said == ([] if quiet else [f"words among numbers count as gaps: {', '.join(words)}"])
+    with pytest.raises(ValueError, match=r"feature, got .* in row 3, column 'a'"):
+        classify(path, None, tmp_path / "out", settings(rows="embeddings"))
+
+
 def test_gaps_in_parquet(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     rows: dict[str, list[object]] = {
@@ -235,6 +260,32 @@ def test_thousands_are_not_decimal_commas(tmp_path: Path) -> None:
         assert any(unused in note for note in notes) if unused else "not used" not in str(notes)
 
 
+def test_german_thousands_are_not_decimals(tmp_path: Path) -> None:
+    """Where other numbers have decimal commas, 1.589 next to 732 is not one and a half."""
+    unclear = "'n' (it has '1.589', which may be 1589 or 1.589)"
+    for cells, unused in (
+        (["732", "1.589", "1.022", "940", "911", "1.970"], unclear),
+        (["1.589", "2.022", "1.022", "1.940", "1.911", "1.970"], unclear),
+        (["732,5", "1.589", "1.022", "940", "911", "1.970"], unclear),
+        (["732", "1.234.567", "940", "911", "812", "970"], "is 1234567 with separators"),
+        (["0.732", "1.589", "1.022", "0.9", "1.91", "1.97"], ""),  # decimal points
+        (["732", "1589", "1022", "940", "911", "1970"], ""),
+    ):
+        notes = str(run(tmp_path, with_semicolons(cells, decimal=",")).notes)
+        assert unused in notes if unused else "not used" not in notes
+    points = with_semicolons(["732", "1.589", "1.022", "940", "911", "1.970"])
+    assert "not used" not in str(run(tmp_path, points).notes)  # all other points are decimal
+
+
+def test_german_thousands_after_the_first_rows(tmp_path: Path) -> None:
+    small = with_semicolons(["500", "511", "498", "533", "502", "517"], decimal=",")
+    first, *rows = small.splitlines()
+    (tmp_path / "known.csv").write_text("\n".join([first, *rows[:2], *rows[3:5], ""]))
+    (tmp_path / "new.csv").write_text("\n".join([first, rows[2].replace("498", "1.498"), ""]))
+    with pytest.raises(ValueError, match=r"column 'n', got '1\.498', which may be 1498 or 1\.498"):
+        classify(tmp_path / "known.csv", tmp_path / "new.csv", output=tmp_path / "out")
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_thousands_after_the_first_rows(tmp_path: Path, late: bool) -> None:
     """Of the same file, or of the samples to classify."""
@@ -247,10 +298,11 @@ def test_thousands_after_the_first_rows(tmp_path: Path, late: bool) -> None:
         classify(tmp_path / "known.csv", tmp_path / "new.csv", output=tmp_path / "out")
 
 
-def with_semicolons(cells: list[str]) -> str:
-    """The rows with a first column `n` of these cells."""
+def with_semicolons(cells: list[str], decimal: str = ".") -> str:
+    """The rows with a first column `n` of these cells, and this sign in the others."""
     lines = table("n,a,b,label", cells).splitlines()
-    rows = [f"{cell};{row.replace(',', ';')}" for cell, row in zip(cells, ROWS, strict=True)]
+    others = [row.replace(",", ";").replace(".", decimal) for row in ROWS]
+    rows = [f"{cell};{row}" for cell, row in zip(cells, others, strict=True)]
     labels = [line.rpartition(",")[2] for line in lines[1:]]
     return "\n".join(["n;a;b;label", *map(";".join, zip(rows, labels, strict=True)), ""])
 
