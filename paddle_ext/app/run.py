@@ -1,9 +1,10 @@
 """From files, folders or one table to predictions, as tables and a page in a folder."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from ..presence import Suggestions, suggest
 from ..presence.hierarchy import Hierarchy
 from ..text import plural
 from .answering import Prior, answer
-from .answers import Answers, inserted, label_counts, without_prediction
+from .answers import UNKNOWN, Answers, inserted, label_counts, without_prediction
 from .corrections import (
     CORRECTED_FILE,
     HEADER,
@@ -37,9 +38,10 @@ from .outcome import (
 )
 from .read.input_check import Finding, check_input
 from .read.model import check_model_path, save_model
-from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed
+from .read.names import hierarchy_of, priors_of, read_pairs, read_prior, renamed, unknown_names
 from .read.opening import Source, classes_of, encode, open_data
-from .read.samples import Batch, Changed, WithText
+from .read.samples import Batch, Changed, Labelled, WithText, matched_names
+from .read.tables import TableSamples
 from .settings import TABLES_OF_CLASSES, Settings
 from .write import tables
 from .write.page import write_page
@@ -84,6 +86,7 @@ def classify(
     settings: Settings | None = None,
     *,
     show: Callable[[list[Finding]], None] | None = None,
+    accepted: Callable[[], None] | None = None,
 ) -> Report:
     """Classify samples; writes ``answers.csv``, ``answers.html``, ``classes.csv`` and more.
 
@@ -101,6 +104,8 @@ def classify(
     settings : Settings or None
     show : callable or None
         Called with what is odd about the data, before anything expensive.
+    accepted : callable or None
+        Called next, if the data can be classified.
 
     Raises
     ------
@@ -142,6 +147,9 @@ def classify(
     for place, file in enumerate(files if source.renaming else ()):
         labels = renamed([*file.corrections.values()], source.renaming)
         files[place] = file._replace(corrections=dict(zip(file.corrections, labels, strict=True)))
+    check_can_classify(source, [label for file in files for label in file.corrections.values()])
+    if accepted is not None:
+        accepted()
     encode(source, device)
     data = (first, new) if settings.model is None else (settings.model, first)
     corrected = corrected_source(source, files, DataNames.of(*data))
@@ -289,6 +297,37 @@ def existing(labelled: str | Path, unlabelled: str | Path | None) -> tuple[Path,
         if path is not None and not Path(path).exists():
             raise ValueError(f"{path} must be a file or a folder, but does not exist")
     return Path(labelled), None if unlabelled is None else Path(unlabelled)
+
+
+def check_can_classify(source: Source, corrected: Sequence[str] = ()) -> None:
+    """Raise the error that a run would end in, before a network is loaded.
+
+    Labels that are `corrected` may be of these samples, and are then those of further classes.
+    """
+    samples, examples, given = source.samples, source.examples, source.given
+    if isinstance(samples, TableSamples):
+        empty = next(samples.parts([]), None) is None
+    else:
+        empty = len(samples) == 0
+    if empty:
+        raise ValueError(f"{source.name} must have at least one sample to classify, got none")
+    labels = list(compress(examples.truth or [], source.usable(examples)))
+    if given is None:
+        classes = sorted({*labels, *corrected} - {"", UNKNOWN})
+        if len(classes) < 2:
+            got = f"only {classes[0]!r}" if classes else "none"
+            raise ValueError(
+                f"{source.labelled_name} must have labelled samples of at least two classes, got "
+                f"{got}"
+            )
+        return
+    odd = unknown_names(matched_names(labels, given.class_names), given.class_names)
+    if odd:
+        names = given.source if isinstance(given, Labelled) else source.settings.names
+        raise ValueError(
+            f"{source.labelled_name} must have labels among the {len(given.class_names)} names of "
+            f"{names}, got {odd}"
+        )
 
 
 def inputs_of(first: Path, new: Path | None, settings: Settings) -> list[Path]:

@@ -36,7 +36,7 @@ from .read.input_check import Finding, check_input
 from .read.opening import Source, encode, open_data
 from .read.samples import Batch, Labelled, concatenated, matched_names
 from .read.tables import TableSamples
-from .run import existing, inputs_of
+from .run import check_can_classify, existing, inputs_of
 from .settings import Settings, refuse_unused
 from .write import tables
 from .write.own_table import PREDICTED, filled, own_cells, titles_of
@@ -104,6 +104,7 @@ def stream(
     settings: Settings | None = None,
     *,
     show: Callable[[list[Finding]], None] | None = None,
+    accepted: Callable[[], None] | None = None,
 ) -> StreamReport:
     """Classify data into one file, ``.parquet``, ``.csv`` or ``.xlsx``; otherwise as `classify`.
 
@@ -133,6 +134,9 @@ def stream(
         samples.copied = list(copied)
     if show is not None:
         show(check_input(source))
+    check_can_classify(source)
+    if accepted is not None:
+        accepted()
     encode(source, device)
     corrected = corrected_source(source, (), DataNames.of(first, new))
     labelled_samples, batches = source.labelled, iter(source.unlabelled)

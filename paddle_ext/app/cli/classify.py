@@ -55,7 +55,9 @@ def classify(
             "texts, and FILE.xml, its labelling interface. --corrected reads what it exports."
         ),
     ] = None,
-    check: Annotated[bool, o.about("Only check the input, and print what is odd.")] = False,
+    check: Annotated[
+        bool, o.about("Only check the input: print what is odd, and what would be refused.")
+    ] = False,
 ) -> None:
     """Classify your own data from a few labels, or from class names: writes a table and a page.
 
@@ -87,7 +89,7 @@ def classify(
     if check:
         with suppress(Checked):
             start = stream if streams(output) else run
-            start(labelled, unlabelled, output, settings, show=show_and_end)
+            start(labelled, unlabelled, output, settings, show=show_findings, accepted=end)
         return
     computed = labelled.is_dir() or settings.columns.text is not None
     cached = f"run the same command to continue; computed features are in {settings.cache}"
@@ -104,8 +106,7 @@ class Checked(Exception):  # noqa: N818 - no error
     """The input is checked, and no more was asked for."""
 
 
-def show_and_end(findings: list[Finding]) -> None:
-    show_findings(findings)
+def end() -> None:
     raise Checked
 
 

@@ -86,7 +86,7 @@ def test_labels_with_a_quote_before_a_formula(tmp_path: Path) -> None:
 
 def test_class_names_that_are_alike(tmp_path: Path) -> None:
     labels = ["Cat", "cat", "sea lion", "sea_lion", "giraffe", "girafe", "type 1", "type 2", "owl "]
-    labels = labels * 2 + ["owl", "newt", "frog"]
+    labels = labels * 2 + ["owl", "newt", "frog", ""]
     rows = checked(texts(tmp_path / "a.csv", labels), "--text", "message")
     case = rows["classes that differ by case or white space"]
     assert case.startswith("2: 'Cat' (2) and 'cat' (2), 'sea lion' (2) and 'sea_lion' (2)")
@@ -154,10 +154,31 @@ def test_the_check_makes_all_checks(tmp_path: Path) -> None:
     for words in ("--prior none.csv", "--parents none.csv", "--corrected none.csv", "--batch 0"):
         assert "none.csv" in refused(*files, *words.split(), "--check") or "batch" in words
     labelled = table(tmp_path / "a.csv", [("one text", "a"), ("another", "b")])
-    rows = checked(labelled, "--text", "message")
-    assert rows["to classify"] == "0 texts there must be at least one"
+    told = refused(labelled, "--text", "message", "--check")
+    assert "to classify 0 texts there must be at least one" in told
     upper = labelled.rename(tmp_path / "A.CSV")
     assert "must end in one of .npz" in refused(upper, "--check")
+
+
+def test_the_check_refuses_what_a_run_would_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same sentence, and before the work; a correction may add a second class."""
+    monkeypatch.setattr("paddle_ext.app.run.encode", Mock(side_effect=ValueError("work began")))
+    one = texts(tmp_path / "one.csv", ["cat", "cat", "", ""])
+    full = texts(tmp_path / "full.csv", ["cat", "owl"])
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    odd = texts(tmp_path / "odd.csv", ["cat", "dgo", ""])
+    few = "must have labelled samples of at least two classes, got only 'cat'"
+    none = "must have at least one sample to classify, got none"
+    unknown = "must have labels among the 2 names of"
+    names = ("--names", tmp_path / "names.txt")
+    for words, sentence in (((one,), few), ((full,), none), ((odd, *names), unknown)):
+        for more in (("--check",), ("--output", tmp_path), ("--output", tmp_path / "x.csv")):
+            assert sentence in refused(*words, "--text", "message", *more)
+    assert "got 'dgo' (did you mean 'dog'?)" in refused(odd, *names, "--text", "message", "--check")
+    (tmp_path / "c.csv").write_text("name,label\n3,owl\n")
+    checked(one, "--text", "message", "--corrected", tmp_path / "c.csv")
 
 
 def test_unused_columns(tmp_path: Path) -> None:
@@ -229,7 +250,7 @@ def test_many_classes_are_compared_quickly() -> None:
 def test_a_label_of_many_letters_is_checked_quickly(tmp_path: Path) -> None:
     """Its neighbours of one letter less would be 40 gigabytes of text."""
     long = "".join(np.random.default_rng(0).choice(list("abcdefgh"), 200_000).tolist())
-    rows = checked(texts(tmp_path / "a.csv", ["cat", "cats", long, long]), "--text", "message")
+    rows = checked(texts(tmp_path / "a.csv", ["cat", "cats", long, long, ""]), "--text", "message")
     assert rows["labelled"] == "4 samples of 3 classes"
     assert rows["classes with one example"].startswith("2: 'cat', 'cats'")
 
