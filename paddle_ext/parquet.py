@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,63 @@ def record_batches(
             batch = next(batches, None)
         if batch is None:
             return
-        yield batch
+        yield with_plain_types(batch)
+
+
+def with_plain_types(batch: Any) -> Any:
+    """The columns, with types that every function of Arrow and Python takes."""
+    names, columns = batch.schema.names, batch.columns
+    kinds = [plain_type(column.type) for column in columns]
+    if kinds == [column.type for column in columns]:
+        return batch
+    plain = [column.cast(kind) for column, kind in zip(columns, kinds, strict=True)]
+    return pyarrow().RecordBatch.from_arrays(plain, names)
+
+
+def plain_type(kind: Any) -> Any:
+    """Text and bytes for views, which few functions take; UTC for an unknown time zone."""
+    arrow = pyarrow()
+    types = arrow.types
+    if types.is_list(kind):
+        return arrow.list_(plain_type(kind.value_type))
+    if types.is_large_list(kind):
+        return arrow.large_list(plain_type(kind.value_type))
+    if getattr(types, "is_string_view", never)(kind):  # since pyarrow 16
+        return arrow.string()
+    if getattr(types, "is_binary_view", never)(kind):
+        return arrow.binary()
+    if types.is_timestamp(kind) and not is_known_zone(kind.tz):
+        return arrow.timestamp(kind.unit, "UTC")
+    return kind
+
+
+def never(_: object) -> bool:
+    return False
+
+
+@cache
+def is_known_zone(name: str | None) -> bool:
+    try:
+        pyarrow().scalar(0, pyarrow().timestamp("s", name)).as_py()
+    except (ValueError, KeyError):  # KeyError: of pytz, where that is installed
+        return False
+    return True
+
+
+def python_values(column: Any) -> list[Any]:
+    """The values of a column; what Python's dates cannot hold, as beyond the year 9999, as text."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except OverflowError:
+        values = [python_value(cell) for cell in column]
+    return values
+
+
+def python_value(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except OverflowError:
+        return f"out of range: {cell.type}"
 
 
 def pyarrow(module: str = "pyarrow") -> Any:

@@ -62,8 +62,7 @@ class Part(NamedTuple):
     rows: Sequence[int]  # their numbers
 
     def cells(self, name: str) -> list[Any]:
-        cells: list[Any] = self.batch.column(name).to_pylist()
-        return cells
+        return parquet.python_values(self.batch.column(name))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import check
 from ...files import replacing
 from ...libraries import library
-from ...parquet import pyarrow
+from ...parquet import pyarrow, python_values
 from ...text import spreadsheet_cell, without_controls
 from ..answers import NO_CLASS, Answers
 from ..corrections import Corrected
@@ -107,7 +107,7 @@ def write_file(
 
 def csv_rows(table: Any, style: CsvStyle, rounded: Sequence[str]) -> Iterator[tuple[str, ...]]:
     def texts(name: str) -> list[str]:
-        values = table.column(name).to_pylist()
+        values = python_values(table.column(name))
         if name in rounded:
             return [style.number(value) for value in values]
         return ["" if value is None else str(value) for value in values]
@@ -157,7 +157,7 @@ def write_excel(
 
 
 def excel_column(column: Any, rounded: bool) -> list[Any]:
-    values = column.to_pylist()
+    values = python_values(column)
     return [x and round(x, 6) for x in values] if rounded else values
 
 
