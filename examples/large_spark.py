@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from paddle_ext import BatchClassifier
 
 RESULT = (
-    "label string, probability float, doubt float, novelty float, strangers float, alarm boolean"
+    "label string, probability float, doubt float, novelty float, strangers float, alarm string"
 )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import check
 from ..groups import Groups, groups_of
-from ..presence.alarms import alarm_of
+from ..presence.alarms import KINDS_TYPE, alarm_of
 from ..presence.unknown import Familiar, familiar
 from ..solution import Solution
 from ..solvers.groups import mean_proportions
@@ -128,11 +128,11 @@ class BatchClassifier:
     Then follow the `alarms`. ``novelty``, float32, is how unlike its class a row is, as in
     `paddle_ext.presence.novelty`. The other two are the same for all rows of a batch:
     ``strangers``, float32, is the share of the batch that is like no class beyond what chance
-    explains; ``alarm``, bool, is True if this is more than 0.3, or if more than half of the rows
-    are copies of one, in a batch of ten rows or more. Then there is also a
-    `paddle_ext.presence.UnfamiliarBatchWarning`, once for adjacent batches of one process. Novelty
-    needs a labelled row of every class, and two of one; without them it is NaN, and so is
-    ``strangers``.
+    explains; ``alarm`` is a text: "strangers" if this is more than 0.3, "copies" if more than half
+    of the rows are copies of one, or both, in a batch of ten rows or more, otherwise empty. With an
+    alarm there is also a `paddle_ext.presence.UnfamiliarBatchWarning`, once for adjacent batches of
+    one process. Novelty needs a labelled row of every class, and two of one; without them it is
+    NaN, and so is ``strangers``.
 
     The same row may get another label in another batch, because the batch determines the class
     frequencies: docs/large.md says how large a batch should be, and what memory is worth.
@@ -326,7 +326,7 @@ class BatchClassifier:
     def _answers(self, embeddings: Any, name: str, groups: Any = None) -> dict[str, Array]:
         if inputs.length(embeddings) == 0:
             columns = [self.classes[:0], *(np.empty(0, dtype=np.float32) for _ in range(4))]
-            columns = [*columns, np.empty(0, dtype=bool)][: len(self._added)]
+            columns = [*columns, np.empty(0, dtype=KINDS_TYPE)][: len(self._added)]
             return dict(zip(self._added, columns, strict=True))
         query = inputs.vectors(name, embeddings, width=self._width)
         with torch.inference_mode(), without_autocast():
@@ -351,16 +351,15 @@ class BatchClassifier:
         _, _, model = self._moved_to(rows.device)
         novelty = None if model is None else model.novelty(rows, solution.labels)
         alarm = alarm_of(rows, novelty)
-        alarmed = bool(alarm.reasons)
-        if alarmed and not self._alarmed:
+        if not self._alarmed:
             alarm.warn()
-        self._alarmed = alarmed
+        self._alarmed = bool(alarm.kind)
         n = len(rows)
         strange = np.full(n, np.nan) if novelty is None else array(novelty)
         return [
             strange.astype(np.float32),
             np.full(n, alarm.strangers, dtype=np.float32),
-            np.full(n, alarmed),
+            np.full(n, alarm.kind, dtype=KINDS_TYPE),
         ]
 
     def _moved_to(self, device: torch.device) -> tuple[torch.device, Fitted, Familiar | None]:

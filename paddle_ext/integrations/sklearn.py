@@ -69,7 +69,9 @@ class ClassifiedBatch(NamedTuple):
     doubt: Array  # [n]
     novelty: Array  # [n], as in `PaddleClassifier.novelty`; NaN where that is not known
     strangers: float  # estimated share of rows of no known class; NaN where that is not known
-    alarm: bool  # whether the batch looks unlike the labelled rows
+    # How the batch looks unlike the labelled rows: "copies", "strangers" or "copies, strangers";
+    # empty if it does not
+    alarm: str
 
 
 class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -489,7 +491,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ClassifiedBatch
             ``labels`` [n]; ``probabilities`` [n, K], like ``label_distributions_``; ``doubt`` [n];
             ``novelty`` [n], NaN where it is not known; ``strangers``, the share of rows that are of
-            no known class; and ``alarm``, whether there was a warning.
+            no known class; and ``alarm``, "copies" or "strangers" or both if there was a warning,
+            otherwise empty.
 
         Examples
         --------
@@ -499,7 +502,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> model = PaddleClassifier().fit(X, ["up", "up", "right", "right"])
         >>> batch = model.classify_batch([[0.2, 1], [0.1, 0.9], [1, 0.2]])
         >>> batch.labels.tolist(), batch.probabilities.shape, batch.alarm
-        (['up', 'up', 'right'], (3, 2), False)
+        (['up', 'up', 'right'], (3, 2), '')
         """
         rows = self._checked_rows(X)
         options, every = self._options(), np.ones(len(rows), dtype=bool)
@@ -519,7 +522,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             doubt=array(solution.doubt()),
             novelty=np.full(len(rows), np.nan) if novelty is None else array(novelty),
             strangers=alarm.strangers,
-            alarm=bool(alarm.reasons),
+            alarm=alarm.kind,
         )
 
     def _as_batch(self, as_batch: bool, groups: Any, same: Any) -> bool:

@@ -20,6 +20,7 @@ from .unknown import unit_as
 FEWEST_ROWS = 10  # of a batch, for an alarm: fewer may be unusual or alike by chance
 MOST_STRANGERS = 0.3  # share of a batch that may look like no class, beyond what does by chance
 MOST_COPIES = 0.5  # share of a batch that may be copies of one row
+KINDS_TYPE = "U17"  # NumPy's type of `Alarm.kind`
 SAME_ROW = 1e-6  # a smaller difference of products of unit-norm rows is rounding
 
 
@@ -36,18 +37,23 @@ class Alarm(NamedTuple):
     copies: int  # rows that are copies of one row, itself included; 1 if the rows are too few
 
     @property
-    def reasons(self) -> list[str]:
-        """Why the batch looks unlike the labelled rows; none if it does not."""
-        found = list[str]()
+    def kind(self) -> str:
+        """ "copies", "strangers", or both: "copies, strangers"; empty if nothing is alarming."""
+        return ", ".join(self.reasons)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why the batch looks unlike the labelled rows, by kind; empty if it does not."""
+        found = dict[str, str]()
         if self.rows < FEWEST_ROWS:
             return found
         if self.copies > MOST_COPIES * self.rows:
-            found.append(
+            found["copies"] = (
                 f"{self.copies} of {self.rows} rows are copies of one: is a sensor or the encoder "
                 "stuck?"
             )
         if self.strangers > MOST_STRANGERS:  # False for NaN
-            found.append(
+            found["strangers"] = (
                 f"{self.strange} of {self.rows} rows are like no class, where chance explains "
                 f"{100 * RATE:.0f} %: do they come from another source or encoder?"
             )
@@ -56,7 +62,7 @@ class Alarm(NamedTuple):
     def warn(self) -> None:
         """Warn if there is a reason, where this package was called."""
         if self.reasons:
-            what = "this batch looks unlike the labelled rows: " + " ".join(self.reasons)
+            what = "this batch looks unlike the labelled rows: " + " ".join(self.reasons.values())
             warnings.warn(what, UnfamiliarBatchWarning, stacklevel=calls_from_outside())
 
 
@@ -64,8 +70,8 @@ def alarm_of(rows: Tensor, novelty: Tensor | None) -> Alarm:
     """Look at the rows [n, D] of a batch, and at their novelty [n] if it is known."""
     strange, strangers = 0, math.nan
     if novelty is not None and len(rows):
-        seen = (novelty > 1 - RATE).sum(dtype=torch.float64)
-        strange, strangers = int(seen), float(beyond_chance(seen, len(rows))) / len(rows)
+        strange = int((novelty > 1 - RATE).sum())
+        strangers = float(beyond_chance(novelty.new_tensor(strange), len(rows))) / len(rows)
     copies = copies_of_one(rows) if len(rows) >= FEWEST_ROWS else 1
     return Alarm(len(rows), strange, strangers, copies)
 

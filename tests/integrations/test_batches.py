@@ -271,8 +271,9 @@ def test_an_unfamiliar_batch_raises_the_alarm(kind: str) -> None:
         found = classifier()(rows)
     assert len(w) == 1
     assert w[0].filename == __file__
-    assert found["alarm"].all()
-    assert ("are copies of one" in str(w[0].message)) == (kind[:3] in ("zer", "one"))
+    copies = kind.startswith(("zeros", "one row"))
+    assert set(found["alarm"]) <= ({"copies", "copies, strangers"} if copies else {"strangers"})
+    assert ("are copies of one" in str(w[0].message)) == copies
 
 
 def test_an_ordinary_batch_raises_none() -> None:
@@ -280,8 +281,7 @@ def test_an_ordinary_batch_raises_none() -> None:
     model = classifier()
     for rows in (QUERY, np.concatenate([QUERY[1:11], QUERY[:1].repeat(10, 0)]), QUERY[:9] * 0):
         found = model(rows)
-        assert not found["alarm"].any()
-        assert found["alarm"].dtype == bool
+        assert set(found["alarm"]) == {""}
         assert found["novelty"].dtype == found["strangers"].dtype == np.float32
 
 
@@ -304,8 +304,8 @@ def test_adjacent_batches_are_warned_of_once() -> None:
     """And again after an ordinary batch, or in another process."""
     model, zeros = classifier(), np.zeros_like(QUERY)
     with pytest.warns(UnfamiliarBatchWarning) as warned:
-        alarmed = [model(rows)["alarm"].all() for rows in (zeros, zeros, QUERY, zeros)]
-    assert alarmed == [True, True, False, True]
+        alarms = [model(rows)["alarm"][0] for rows in (zeros, zeros, QUERY, zeros)]
+    assert list(map(bool, alarms)) == [True, True, False, True]
     assert len(warned) == 2
     with pytest.warns(UnfamiliarBatchWarning):
         pickle.loads(pickle.dumps(model))(zeros)
@@ -325,9 +325,9 @@ def test_alarms_where_novelty_is_not_known() -> None:
         found = model(QUERY)
         assert np.isnan(found["novelty"]).all()
         assert np.isnan(found["strangers"]).all()
-        assert not found["alarm"].any()
+        assert set(found["alarm"]) == {""}
         with pytest.warns(UnfamiliarBatchWarning, match=r"^.*: 40 of 40 rows are copies of one"):
-            assert model(QUERY[:1].repeat(40, 0))["alarm"].all()
+            assert set(model(QUERY[:1].repeat(40, 0))["alarm"]) == {"copies"}
 
 
 # --- other processes ------------------------------------------------------------------------------

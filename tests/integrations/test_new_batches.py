@@ -37,7 +37,7 @@ def test_a_batch_is_classified_with_all_that_is_known_of_it() -> None:
     batches = BatchClassifier(X, KNOWN, rows="embeddings", device="cpu")(NEW)
     np.testing.assert_allclose(found.novelty, batches["novelty"], atol=1e-3)
     assert found.strangers == pytest.approx(batches["strangers"][0], abs=1e-6)
-    assert not found.alarm
+    assert found.alarm == ""
     assert (found.labels == TRUTH).all()
 
 
@@ -108,9 +108,7 @@ def test_a_pickle_has_nothing_of_the_rows_of_fit() -> None:
     np.testing.assert_array_equal(loaded.novelty(NEW), fitted.novelty(NEW))
     assert loaded.prevalence_.estimate.shape == (K,)
     for name in ("transduction_", "label_distributions_", "doubt_"):
-        with pytest.raises(
-            AttributeError, match=f"{name} is of the rows of fit, and a pickled"
-        ):
+        with pytest.raises(AttributeError, match=f"{name} is of the rows of fit, and a pickled"):
             getattr(loaded, name)
         for other in (copy.copy(fitted), copy.deepcopy(fitted)):
             np.testing.assert_array_equal(getattr(other, name), getattr(fitted, name))
