@@ -87,6 +87,10 @@ class Settings:
     group_gap: Annotated[str | None, TABLES] = None
     """Time without a sample after which another group begins, such as 30min, 2h or 1d; the times
     are those of --time, or in the EXIF data of images. With --group: within each group."""
+    same_gap: Annotated[str | None, TABLES] = None
+    """Time without a sample after which another thing begins, such as 10s, for bursts of photos:
+    as --same, with times as for --group-gap. Within each folder of images, or each value of --same
+    or --group."""
     share: Annotated[bool, TABLES, Parameter(negative="--no-share")] = True
     """Whether groups learn from each other how few classes each has, and where classes lie."""
     names: Annotated[Path | None, CLASSES] = None
@@ -152,12 +156,13 @@ class Settings:
         for name in ("suggest", "batch"):
             if (number := getattr(self, name)) is not None:
                 check.integer(name, number)
-        if self.group_gap is None and self.columns.time is not None:
+        if self.group_gap is None and self.same_gap is None and self.columns.time is not None:
             raise check.ArgumentValueError(
                 "group_gap", f"must be given with the times {self.columns.time!r}, got none"
             )
         grouped = self.gap is not None or self.columns.group is not None
-        if self.batch is not None and (grouped or self.columns.same is not None):
+        things = self.gap_of_things is not None or self.columns.same is not None
+        if self.batch is not None and (grouped or things):
             raise check.ArgumentValueError(
                 "batch", f"must be omitted with groups, which are batches, got {self.batch}"
             )
@@ -166,18 +171,28 @@ class Settings:
 
     @property
     def gap(self) -> timedelta | None:
-        if self.group_gap is None:
-            return None
-        parts = re.fullmatch(r"(\d{1,9})\s*(s|min|h|d)", self.group_gap)
-        if parts is None:
-            from ..check import ArgumentValueError
+        """Between groups."""
+        return length_of_time("group_gap", self.group_gap)
 
-            what = f"must be a time such as 30s, 30min, 2h or 1d, got {self.group_gap!r}"
-            raise ArgumentValueError("group_gap", what)
-        return timedelta(**{UNITS[parts[2]]: int(parts[1])})
+    @property
+    def gap_of_things(self) -> timedelta | None:
+        return length_of_time("same_gap", self.same_gap)
 
     @property
     def corrections(self) -> list[Path]:
         if isinstance(self.corrected, (str, Path)):
             return [Path(self.corrected)]
         return [Path(path) for path in self.corrected]
+
+
+def length_of_time(argument: str, text: str | None) -> timedelta | None:
+    """The value of an option such as 30s or 2h; None if it is not given."""
+    if text is None:
+        return None
+    parts = re.fullmatch(r"(\d{1,9})\s*(s|min|h|d)", text)
+    if parts is None:
+        from ..check import ArgumentValueError
+
+        what = f"must be a time such as 30s, 30min, 2h or 1d, got {text!r}"
+        raise ArgumentValueError(argument, what)
+    return timedelta(**{UNITS[parts[2]]: int(parts[1])})

@@ -57,14 +57,45 @@ def groups_of_samples(
     if gap is None:
         return names, notes
     cells = cells_of(samples, "time", columns.time)
+    times = times_of(cells, "group_gap")
+    notes += about_missing(cells, times, "time", NO_TIME)
+    return by_gaps(names or [""] * len(times), times, gap), notes
+
+
+def things_of_samples(samples: ToClassify, settings: Settings) -> list[str] | None:
+    """The thing that each sample is, such as a burst, in their order; None if nothing says so."""
+    columns, gap = settings.columns, settings.gap_of_things
+    names = named_cells(samples, "same", columns.same)
+    if gap is None:
+        return names
+    if names is None:
+        within = "folder" if isinstance(samples, FolderSamples) else columns.group
+        names = named_cells(samples, "group", within)
+    times = times_of(cells_of(samples, "time", columns.time), "same_gap")
+    return bursts(names or [""] * len(times), times, gap)
+
+
+def bursts(names: Sequence[str], times: Sequence[datetime | None], gap: timedelta) -> list[str]:
+    """Things within those of these names, of times without a gap; each alone without a time."""
+    things = by_gaps(names, times, gap)
+    return [
+        f"{thing} ({row})" if time is None else thing
+        for row, (thing, time) in enumerate(zip(things, times, strict=True))
+    ]
+
+
+def times_of(cells: Cells, argument: str, *, least: float = 0.5) -> list[datetime | None]:
+    """The times in these cells, None where there is none; an error if fewer than `least` have."""
     first = order_of_dates(cells)
     expected = (
         "omitted unless most samples have a time: 2026-06-30 14:05, 30.06.2026 14:05, seconds "
         "since 1970 (in the years 1990 to 2099), or EXIF"
     )
-    times = values_of(cells, lambda cell: time_of(cell, day_first=first), "group_gap", expected)
-    notes += about_missing(cells, times, "time", NO_TIME)
-    return by_gaps(names or [""] * len(times), times, gap), notes
+
+    def read(cell: object) -> datetime | None:
+        return time_of(cell, day_first=first)
+
+    return values_of(cells, read, argument, expected, least=least)
 
 
 def order_of_dates(cells: Cells) -> bool | None:
@@ -94,19 +125,35 @@ def named_cells(samples: ToClassify, argument: str, name: str | None) -> list[st
     return values_of(cells, group_name, argument, "a value for each sample", least=1.0)
 
 
-def labelled_things(examples: Batch, rows: TableSamples | None, name: str) -> Batch:
+def labelled_things(
+    examples: Batch, rows: TableSamples | None, settings: Settings, *, pictures: bool
+) -> Batch:
     """Labelled samples with the thing that each is, by a column or a folder in that of its class.
 
-    `rows` are those of a table, which may lack the column; a model has its own things.
+    `rows` are those of a table, which may lack the columns; a model has its own things.
     """
-    missing = rows is not None and name not in rows.table.names
-    if missing or examples.same is not None or not examples.names:
+    columns, gap = settings.columns, settings.gap_of_things
+    if examples.same is not None or not examples.names:
         return examples
-    if rows is not None:
-        own = [group_name(cell) or "" for cell in cells_of(rows, "same", name).values()]
-    else:
+    own = [""] * len(examples.names)
+    times: list[datetime | None] = []
+    if pictures:
         folders = [PurePosixPath(path).parent for path in examples.names]
         own = [path.as_posix() if len(path.parts) > 1 else "" for path in folders]
+        if gap is not None:
+            taken = in_threads(picture_time, [Path(text) for text in examples.texts])
+            times = [time_of(time) for time in taken]
+    elif rows is not None:
+        wanted = [columns.same, None if gap is None else columns.time]
+        if any(name is not None and name not in rows.table.names for name in wanted):
+            return examples
+        if columns.same is not None:
+            own = [group_name(cell) or "" for cell in cells_of(rows, "same", columns.same).values()]
+        if gap is not None:
+            times = times_of(cells_of(rows, "time", columns.time), "same_gap", least=0)
+    if gap is not None and times:
+        pairs = zip(examples.truth or [], own, strict=True)
+        own = bursts([f"{label}, {name}" for label, name in pairs], times, gap)
     return examples._replace(same=own)
 
 

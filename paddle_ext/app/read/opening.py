@@ -23,7 +23,7 @@ from ..settings import DEFAULT_NETWORK, Columns, Settings, refuse_unused
 from . import arrays, names, tables
 from .arrays import ArrayFile, ArraySamples
 from .encoders import language_notes, open_encoder, open_network, open_text_model
-from .grouping import Grouped, ToClassify, groups_of_samples, labelled_things, named_cells
+from .grouping import Grouped, ToClassify, groups_of_samples, labelled_things, things_of_samples
 from .model import load_model, settings_of
 from .names import ClassPrompts, Given
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
@@ -170,11 +170,12 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.notes += more
     source.groups, more = groups_of_samples(source.samples, source.settings)
     source.notes += more
-    same = source.settings.columns.same
-    source.same = named_cells(source.samples, "same", same)
-    if same is not None and source.same is not None:
+    source.same = things_of_samples(source.samples, source.settings)
+    if source.same is not None:
         groups_and_things(source.groups, source.same, len(source.same), torch.device("cpu"))
-        source.examples = labelled_things(source.examples, source.rows, same)
+        source.examples = labelled_things(
+            source.examples, source.rows, source.settings, pictures=source.kind == "pictures"
+        )
     return source
 
 
@@ -222,6 +223,7 @@ def check_used(source: Source, settings: Settings) -> None:
         ("group", columns.group, grouped, where),
         ("group_gap", settings.group_gap, grouped, where),
         ("same", columns.same, grouped, where),
+        ("same_gap", settings.same_gap, grouped, where),
         ("sort_into", settings.sort_into, pictures, "there are images"),
         ("label_studio", settings.label_studio, source.kind != "rows", "there are images or texts"),
     )

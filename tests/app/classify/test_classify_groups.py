@@ -239,6 +239,46 @@ def test_folders_and_times_of_photos(tmp_path: Path, quick_network: None) -> Non
     assert f"no time could be read for 1 of 8 samples, which are the group 'no time': {new}" in told
 
 
+def take(path: Path, kind: int, time: str) -> None:
+    """A photo of this kind, taken at this time of a day."""
+    photo = pattern(kind, len(path.as_posix()))
+    exif = photo.getexif()
+    exif.get_ifd(0x8769)[0x9003] = f"2026:06:30 {time}"
+    photo.save(path, exif=exif)
+
+
+def test_bursts_of_photos(tmp_path: Path, quick_network: None) -> None:
+    """Photos of a folder within seconds of each other are one thing, also labelled ones."""
+    labelled, new = picture_folders(tmp_path)
+    for name, times in {"chess": ("08:00:00", "08:00:04"), "stripes": ("08:00:02",)}.items():
+        for number, time in enumerate(times):
+            (labelled / name / f"{number}.png").unlink()
+            take(labelled / name / f"{number}.jpg", 0, time)
+    times = {"chess/0": "10:00:00", "chess/1": "10:00:08", "stripes/0": "10:00:04"}
+    times |= {"chess/2": "10:00:30", "stripes/1": "10:00:13"}
+    for name, time in times.items():
+        take(new / "deep" / f"{name}.jpg", 0, time)
+    bursts = ("--same-gap", "10s", "--output", tmp_path)
+    told = said(labelled, new, *bursts)
+    # chess/0 and 1; chess/2; stripes/0 and 1; and one without a time.
+    assert "note: things: 4, each with one label, and counted once" in told
+    assert "note: labelled things: 11 in 12 labelled samples, each counted once" in told
+    rows = {row["file"]: row for row in table(tmp_path / "answers.csv")}
+    one, other = (rows[f"deep/chess/{number}.jpg"] for number in (0, 1))
+    assert (one["label"], one["probability"]) == (other["label"], other["probability"])
+    assert "note: things: 4," in said(labelled, new, "--group", "folder", *bursts)
+    assert "--same-gap must be a time such as 30s" in refused(labelled, new, "--same-gap", "soon")
+
+
+def test_bursts_of_rows(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    """By a column of times, within each value of --same, or each group."""
+    gap = ("--same-gap", "1h", "--output", tmp_path)
+    assert "note: things: 6, each" in said(*visits, "--time", "time", *gap)  # a day each
+    assert "things: 12, each" in said(*visits, "--time", "time", "--group", "place", *gap)
+    assert "things: 12, each" in said(*visits, "--time", "time", "--same", "visit", *gap)
+    assert "--time must be a column of times, got none" in refused(*visits, *gap)
+
+
 def test_empty_cells_of_groups_are_a_group(visits: tuple[Path, Path], tmp_path: Path) -> None:
     told = said(
         *visits, "--group", "gap", "--time", "nan", "--group-gap", "1h", "--output", tmp_path
