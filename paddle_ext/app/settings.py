@@ -84,6 +84,9 @@ class Settings:
     """CSV separator: a character, or tab; default: detected."""
     encoding: Annotated[str | None, TABLES] = None
     """CSV encoding, such as latin-1; default: detected."""
+    sheet: Annotated[str | None, TABLES] = None
+    """Sheet of an Excel workbook; default: the first with the columns that are asked for, or else
+    the first with cells."""
     group_gap: Annotated[str | None, TABLES] = None
     """Time without a sample after which another group begins, such as 30min, 2h or 1d; the times
     are those of --time, or in the EXIF data of images. With --group: within each group."""

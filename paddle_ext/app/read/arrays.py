@@ -83,11 +83,12 @@ def batch_of(
 
 def read(path: Path, others: set[str]) -> dict[str, Any]:
     """Named arrays, memory-mapped if possible: those with known names, and others."""
-    if path.suffix == ".npy":
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
         return {"features": arrays.map_npy(path)}
-    if path.suffix == ".safetensors":
+    if suffix == ".safetensors":
         return arrays.read_safetensors(path, mmap=True)
-    if path.suffix in (".pt", ".pth"):
+    if suffix in (".pt", ".pth"):
         return dict(arrays.named_contents(arrays.read_torch(path), path))
     return arrays.read_npz(path, arrays.BANK_NAMES | others)
 

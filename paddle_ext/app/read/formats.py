@@ -6,7 +6,9 @@ import io
 import json
 import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -14,10 +16,11 @@ from ... import check
 from ...files import check_room, open_regular, readable
 from ...libraries import library
 from ...parquet import pyarrow
-from ...text import encodable
+from ...text import encodable, plural, several
 
 SEPARATORS = (",", ";", "\t", "|")
 NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}
+MOST_TITLES = 20  # rows that may be above the names of the columns
 SAMPLE = 2**16  # bytes used to detect the separator
 BLOCK = 2**22  # bytes read at a time
 MARKS = {  # byte order marks; longer ones first
@@ -78,32 +81,70 @@ def checked_separator(given: str) -> str:
 
 
 def sniffed_separator(path: Path, encoding: str) -> str:
-    """The separator that splits the first lines into equally many cells, and the most."""
-    if path.suffix == ".tsv":
+    """The separator that splits the first lines into equally many cells, and the most.
+
+    There may be titles of a single cell above.
+    """
+    if path.suffix.lower() == ".tsv":
         return "\t"
     with open_regular(path) as file:
         content = file.read(SAMPLE)
         whole = not file.read(1)
     text = content.decode(encoding, "replace").removeprefix("\ufeff")
     lines = text.splitlines(keepends=True)
-    best, most = ",", 1
+    rows_by = dict[str, list[list[str]]]()
     for separator in SEPARATORS:
-        try:
+        with suppress(csv.Error):
             rows = [row for row in csv_reader(lines, separator) if row]
-        except csv.Error:
-            continue
-        if not whole and len(rows) > 1:
-            rows.pop()  # the sample may end within it
+            if not whole and len(rows) > 1:
+                rows.pop()  # the sample may end within it
+            rows_by[separator] = rows
+    return widest(rows_by) or widest(without_titles(rows_by)) or SEPARATORS[0]
+
+
+def widest(rows_by: Mapping[str, Sequence[Sequence[str]]]) -> str:
+    """The separator whose rows all have the same number of cells, and the most; "" for none."""
+    best, most = "", 1
+    for separator, rows in rows_by.items():
         widths = {len(row) for row in rows}
         if len(widths) == 1 and max(widths) > most:
             best, most = separator, max(widths)
     return best
 
 
+def without_titles(rows_by: Mapping[str, list[list[str]]]) -> dict[str, list[list[str]]]:
+    """The same rows without titles of one cell at the top, if those are the smaller part."""
+    found = dict[str, list[list[str]]]()
+    for separator, rows in rows_by.items():
+        titles = len(list(takewhile(lambda row: len(row) == 1, rows[:MOST_TITLES])))
+        found[separator] = rows[titles:] if 2 * titles < len(rows) else rows
+    return found
+
+
 def csv_reader(lines: Iterable[str], separator: str) -> Any:
     """The rows of a CSV file, with texts of any length."""
     csv.field_size_limit(2**31 - 1)  # of all readers; the largest that every platform takes
     return csv.reader(lines, delimiter=separator)
+
+
+def header_place(rows: Sequence[Sequence[object]], expected: Collection[str]) -> int:
+    """Which of the first rows of a table names its columns.
+
+    It is the first one, unless that looks like a title, because it has empty or equal cells or
+    fewer than others; and unless a later row has more of the `expected` names, in lower case.
+    """
+    first = rows[0] if rows else ()
+    named = {cell for cell in first if cell not in (None, "")}
+    if len(named) == max(map(len, rows), default=0):
+        return 0
+    found = [sum(str(cell).lower() in expected for cell in row) for row in rows]
+    return found.index(max(found)) if found else 0
+
+
+def title_notes(path: Path, titles: int) -> list[str]:
+    """What to say of rows above the names of the columns."""
+    rows = f"the first {plural(titles, 'row')} of {path}, above the names of the columns,"
+    return [f"{rows} {'was' if titles == 1 else 'were'} left out"] if titles else []
 
 
 def table_rows(path: Path) -> list[list[str]]:
@@ -157,8 +198,13 @@ def excel_library() -> Any:
     return library("openpyxl", "an .xlsx file", "'paddle_ext[excel]'")
 
 
-def excel_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
-    """Columns, rows and notes of the first sheet with cells; its first row names the columns."""
+def excel_rows(
+    path: Path, sheet: str | None = None, expected: Collection[str] = ()
+) -> tuple[list[str], list[list[Any]], list[str]]:
+    """Columns, rows and notes of a sheet: the one asked for, or else the first with cells.
+
+    A later one wins if its columns have more of the `expected` names, in lower case.
+    """
     openpyxl = excel_library()
     with readable(path, "a workbook of Excel"), open_regular(path) as file:
         with zipfile.ZipFile(file) as archive:
@@ -167,21 +213,39 @@ def excel_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about styles and formats
             book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-            title, lines = "", list[list[Any]]()
-            for sheet in book.worksheets:
-                rows = (list(row) for row in sheet.iter_rows(values_only=True))
-                lines = [row for row in rows if any(cell is not None for cell in row)]
-                if lines:
-                    title = sheet.title
-                    break
-            sheets = len(book.worksheets)
+            sheets = {one.title: one for one in book.worksheets}
+            title, most, lines = "", -1, list[list[Any]]()
+            for name, one in sheets.items():
+                if sheet not in (None, name):
+                    continue
+                first = list(islice(filled_rows(one), MOST_TITLES))
+                place = header_place(first, expected)
+                names = first[place] if first else []
+                count = sum(str(cell).lower() in expected for cell in names)
+                if first and count > most:
+                    title, most = name, count
+            if title:
+                lines = list(filled_rows(sheets[title]))
             book.close()
+    if sheet is not None and sheet not in sheets:
+        listed, near = several([*map(repr, sheets)], 8), check.did_you_mean(sheet, [*sheets])
+        what = f"must be a sheet of {path} ({listed}), got {sheet!r}{near}"
+        raise check.ArgumentValueError("sheet", what)
     last = (max(k for k, cell in enumerate(line, 1) if cell is not None) for line in lines)
     width = max(last, default=0)
     lines = [[*line[:width], *[None] * (width - len(line))] for line in lines]
-    names = ["" if cell is None else str(cell) for cell in lines[0]] if lines else []
-    notes = [f"the sheet {title!r} of {path} was read, one of {sheets}"] if sheets > 1 else []
-    return names, lines[1:], notes
+    place = header_place(lines[:MOST_TITLES], expected)
+    names = ["" if cell is None else str(cell) for cell in lines[place]] if lines else []
+    notes = title_notes(path, place)
+    if sheet is None and len(sheets) > 1:
+        notes = [f"the sheet {title!r} of {path} was read, one of {len(sheets)} (--sheet)", *notes]
+    return names, lines[place + 1 :], notes
+
+
+def filled_rows(sheet: Any) -> Iterator[list[Any]]:
+    """The rows of a sheet that are not empty."""
+    rows = (list(row) for row in sheet.iter_rows(values_only=True))
+    return (row for row in rows if any(cell is not None for cell in row))
 
 
 def cell_of_excel(cell: object) -> str:
@@ -198,7 +262,7 @@ def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
     with readable(path, "a text file"):
         text = small_text(path)
     records: list[Any] = []
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
                 with readable(path, f"JSON Lines, with an object in line {number}"):

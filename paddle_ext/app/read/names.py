@@ -126,7 +126,7 @@ def at_least_two(class_names: Sequence[str], path: Path) -> None:
 
 def stored_names(path: Path) -> Labelled:
     """Embeddings of names computed elsewhere."""
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         contents = arrays.read_safetensors(path, mmap=True)
     else:
         contents = arrays.read_npz(path, NAMED)
@@ -142,7 +142,7 @@ def stored_names(path: Path) -> Labelled:
 
 def names_in(contents: dict[str, Any], path: Path) -> Labelled | None:
     """Those in a file of features, which need not contain any."""
-    for key in EMBEDDINGS if path.suffix in STORED and "class_names" in contents else ():
+    for key in EMBEDDINGS if path.suffix.lower() in STORED and "class_names" in contents else ():
         if getattr(contents.get(key), "ndim", 0) == 2:
             return named_classes(contents, key, path)
     return None
@@ -192,13 +192,13 @@ def given_names(settings: Settings) -> Given:
     if settings.logit_scale is not None:
         factor("logit_scale", settings.logit_scale)
     path, first = settings.names, next(iter(settings.templates), None)
-    phrases = path is not None and path.suffix not in STORED
+    phrases = path is not None and path.suffix.lower() not in STORED
     refuse_unused(("templates", first, phrases, "names are a text file"))
     if path is None:
         return None
     if not path.is_file():
         raise check.ArgumentValueError("names", f"must be a file, got {path}, which is not one")
-    return stored_names(path) if path.suffix in STORED else read_names(path)
+    return stored_names(path) if path.suffix.lower() in STORED else read_names(path)
 
 
 def embedded_names(

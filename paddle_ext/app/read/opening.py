@@ -39,9 +39,10 @@ from .samples import (
     rebatched,
 )
 from .table_files import open_table
-from .tables import FeatureColumns, Table, TableSamples
+from .tables import LABEL_COLUMNS, FeatureColumns, Table, TableSamples
 
 FILE_SUFFIXES = (*arrays.SUFFIXES, *tables.SUFFIXES)
+OTHER_SPREADSHEETS = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 MOST_LISTED = 8  # columns in a note
 TEXTS_AT_ONCE = 2048
 
@@ -203,6 +204,10 @@ def check_used(source: Source, settings: Settings) -> None:
     embeds = pictures or texts or isinstance(source.given, ClassPrompts)
     new_table = isinstance(source.samples, TableSamples)
     table = new_table or source.rows is not None
+    workbook = any(
+        isinstance(one, TableSamples) and one.table.path.suffix.lower() == ".xlsx"
+        for one in (source.samples, source.rows)
+    )
     grouped, where = new_table or pictures, "there is a table or a folder of images"
     backbone = None if settings.backbone == DEFAULT_NETWORK else settings.backbone
     own_network = pictures and settings.encoder is None
@@ -219,6 +224,7 @@ def check_used(source: Source, settings: Settings) -> None:
         ("features", columns.features, table, "there is a table"),
         ("separator", settings.separator, table, "there is a table"),
         ("encoding", settings.encoding, table, "there is a table"),
+        ("sheet", settings.sheet, workbook, "there is a workbook of Excel (.xlsx)"),
         ("time", columns.time, new_table, "there is a table"),
         ("group", columns.group, grouped, where),
         ("group_gap", settings.group_gap, grouped, where),
@@ -231,12 +237,21 @@ def check_used(source: Source, settings: Settings) -> None:
 
 def file_of(path: Path, columns: Columns) -> Path | ArrayFile:
     """A file of arrays, opened, or the path of a table."""
-    if path.suffix not in FILE_SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in FILE_SUFFIXES:
+        hint = ": save it as .xlsx" if suffix in OTHER_SPREADSHEETS else ""
         raise ValueError(
-            f"{path} must end in one of {', '.join(FILE_SUFFIXES)}, in lower case, or be a folder "
-            "of images"
+            f"{path} must end in one of {', '.join(FILE_SUFFIXES)}, or be a folder of images{hint}"
         )
-    return ArrayFile(path, columns) if path.suffix in arrays.SUFFIXES else path
+    return ArrayFile(path, columns) if suffix in arrays.SUFFIXES else path
+
+
+def table_of(path: Path, settings: Settings) -> Table:
+    """A table, opened; the columns with a role tell its header from titles above it."""
+    expected = {name.lower() for name in settings.columns.others()}
+    if settings.columns.label is None:
+        expected |= {*LABEL_COLUMNS}
+    return open_table(path, settings.separator, settings.encoding, settings.sheet, expected)
 
 
 def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
@@ -268,11 +283,11 @@ def open_by_model(path: Path, other: Path | None, settings: Settings) -> Source:
 
 def open_alone(path: Path, given: Given, settings: Settings) -> Source:
     """Data with missing labels, or with class names."""
-    if path.suffix in tables.SUFFIXES:
+    if path.suffix.lower() in tables.SUFFIXES:
         return open_one_table(path, given, settings)
     if path.is_dir() and given is not None:
         return open_folders(None, path, given, settings)
-    if path.suffix in arrays.SUFFIXES:
+    if path.suffix.lower() in arrays.SUFFIXES:
         file = ArrayFile(path, settings.columns)
         given = names_of_rows(given, [file], settings)
         if given is not None:
@@ -351,7 +366,7 @@ def open_files(labelled: Path, unlabelled: Path, given: Given, settings: Setting
         opened = open_rows(new, None, settings, given, classes_of(examples, given))
         opened.examples, opened.labelled_name = examples, str(labelled)
         return opened
-    table = open_table(labelled, settings.separator, settings.encoding)
+    table = table_of(labelled, settings)
     own = replace(columns, label=table.label_column(columns.label, required=True))
     chosen, given, notes = chosen_features(table, own, given, stored, settings)
     own = replace(own, name=columns.name if columns.name in table.names else None)
@@ -384,7 +399,7 @@ def open_rows(
         path.class_names = class_names
         stored = ArraySamples(path)
         return Source(settings, kind, str(path.path), stored, given, total=len(stored))
-    table = open_table(path, settings.separator, settings.encoding)
+    table = table_of(path, settings)
     notes = list(table.notes)
     if chosen is None and not texts:
         # The label column of another, labelled file may be missing here.
@@ -415,7 +430,7 @@ def open_arrays(file: ArrayFile, given: ClassPrompts | Labelled, settings: Setti
 
 def open_one_table(path: Path, given: Given, settings: Settings) -> Source:
     """One table with missing labels; with names the column of labels may be missing."""
-    table, asked = open_table(path, settings.separator, settings.encoding), settings.columns
+    table, asked = table_of(path, settings), settings.columns
     label = table.label_column(asked.label, asked.truth, required=given is None)
     columns = replace(asked, label=label)
     chosen, given, notes = chosen_features(table, columns, given, [], settings)

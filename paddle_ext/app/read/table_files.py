@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,26 @@ from .tables import READ_AT_ONCE, Table
 LONGEST_ROW = 2**24  # bytes of a row of a CSV file
 
 
-def open_table(path: Path, separator: str | None = None, encoding: str | None = None) -> Table:
-    """A table file; separator and encoding of a CSV file are by default detected."""
-    if path.suffix == ".parquet":
+def open_table(
+    path: Path,
+    separator: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+    expected: Collection[str] = (),
+) -> Table:
+    """A table file; separator and encoding of a CSV file are by default detected.
+
+    Names of columns that are `expected`, in lower case, tell the sheet of a workbook, and the row
+    that names the columns from titles above it.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return ParquetTable(path)
-    if path.suffix in (".csv", ".tsv"):
-        return CsvTable(path, separator, encoding)
-    return InMemoryTable(path)
+    if suffix in (".csv", ".tsv"):
+        return CsvTable(path, separator, encoding, expected)
+    if suffix == ".xlsx":
+        return InMemoryTable(path, formats.excel_rows(path, sheet, expected))
+    return InMemoryTable(path, formats.json_rows(path))
 
 
 class ParquetTable(Table):
@@ -47,7 +61,13 @@ class CsvTable(Table):
 
     escapes_formulas = True
 
-    def __init__(self, path: Path, separator: str | None, encoding: str | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        separator: str | None,
+        encoding: str | None,
+        expected: Collection[str] = (),
+    ) -> None:
         super().__init__(path)
         self.encoding = (
             formats.checked_encoding(encoding) if encoding else formats.sniffed_encoding(path)
@@ -65,7 +85,14 @@ class CsvTable(Table):
             open_regular(path) as file,
             formats.text_of(file, self.encoding) as text,
         ):
-            self.names = next(formats.csv_reader(text, self.separator), [])
+            reader, rows, starts = formats.csv_reader(text, self.separator), [], [0]
+            for row in islice(reader, formats.MOST_TITLES):
+                rows.append(row)
+                starts.append(reader.line_num)  # a cell may have several lines
+        place = formats.header_place(rows, expected)
+        self.names = rows[place] if rows else []
+        self.skipped_lines = starts[place]
+        self.notes = [*self.notes, *formats.title_notes(path, place)]
         self.look()
 
     @contextmanager
@@ -90,7 +117,10 @@ class CsvTable(Table):
             batches = module.open_csv(
                 file,
                 module.ReadOptions(
-                    use_threads=False, block_size=LONGEST_ROW, encoding=self.encoding
+                    use_threads=False,
+                    block_size=LONGEST_ROW,
+                    encoding=self.encoding,
+                    skip_rows=self.skipped_lines,
                 ),
                 module.ParseOptions(
                     delimiter=self.separator, newlines_in_values=True, invalid_row_handler=skip
@@ -104,9 +134,10 @@ class CsvTable(Table):
             while True:
                 batch = next(batches, None)
                 if odd:
+                    row = odd[0].number - 2 - self.skipped_lines
                     raise ValueError(
                         f"{self.path} must have {len(self.names)} cells in each row, got "
-                        f"{odd[0].actual_columns} in row {odd[0].number - 2}"
+                        f"{odd[0].actual_columns} in row {row}"
                     )
                 if batch is None:
                     return
@@ -114,12 +145,11 @@ class CsvTable(Table):
 
 
 class InMemoryTable(Table):
-    """A table that is read as a whole, an Excel workbook or JSON, and kept in memory."""
+    """A table that was read as a whole, an Excel workbook or JSON, and is kept in memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: tuple[list[str], list[list[Any]], list[str]]) -> None:
         super().__init__(path)
-        read = formats.excel_rows if path.suffix == ".xlsx" else formats.json_rows
-        self.names, lines, self.notes = read(path)
+        self.names, lines, self.notes = read
         self.count = len(lines)
         cells = zip(*lines, strict=True) if lines else [()] * len(self.names)
         self.stored = pyarrow().Table.from_arrays(

@@ -24,7 +24,7 @@ from classify_data import (
     write_table,
 )
 
-from paddle_ext.app.read.formats import excel_rows
+from paddle_ext.app.read.formats import excel_rows, table_rows
 
 SUPPORT, LABELS, QUERY, TRUTH = embeddings()
 DAY = dt.datetime(2026, 5, 17)
@@ -148,6 +148,89 @@ def test_a_text_too_long_for_excel_is_cut_with_a_note(tmp_path: Path) -> None:
     told = said(write(tmp_path / "table.csv", columns), "--output", tmp_path / "all.xlsx")
     assert "64 texts were cut to 32,767 characters, the limit of Excel" in told
     assert len(read(tmp_path / "all.xlsx")[0]["note"]) == 32_767
+
+
+def workbook(path: Path, **sheets: list[list[Any]]) -> Path:
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for title, lines in sheets.items():
+        sheet = book.create_sheet(title)
+        for line in lines:
+            sheet.append(line)
+    book.save(path)
+    return path
+
+
+PLANTS = [
+    ["x", "y", "Art"],
+    [1.5, 2, "ash"],
+    [1, 2.5, "ash"],
+    [7, 9.5, "elm"],
+    [8, 9, "elm"],
+    [8, 8],
+]
+NOTHING = [["Read me"], ["This file has plants."]]
+
+
+def test_the_sheet_with_the_columns_is_read(tmp_path: Path) -> None:
+    """Not a first one of remarks; --sheet reads another."""
+    animals = [
+        [*PLANTS[0]],
+        *([x, y, {"ash": "owl", "elm": "cat"}[name]] for x, y, name in PLANTS[1:5]),
+        [7, 7],
+    ]
+    path = workbook(tmp_path / "a.XLSX", Info=NOTHING, Plants=PLANTS, Animals=animals)
+    words = (path, "--label", "Art", "--output", tmp_path)
+    assert "the sheet 'Plants' of" in said(*words)
+    assert column(read(tmp_path / "answers.csv"), "label") == ["elm"]
+    said(*words, "--sheet", "Animals")
+    assert column(read(tmp_path / "answers.csv"), "label") == ["cat"]
+    told = refused(*words, "--sheet", "Animal")
+    assert "--sheet must be a sheet of" in told
+    assert "('Info', 'Plants', 'Animals'), got 'Animal' (did you mean 'Animals'?)" in told
+    (tmp_path / "b.csv").write_text("x,y,label\n1,2,a\n7,8,b\n7,7,\n")
+    told = refused(tmp_path / "b.csv", "--sheet", "Animals")
+    assert "--sheet must be omitted unless there is a workbook of Excel" in told
+
+
+@pytest.mark.parametrize("name", ["a.xlsx", "a.csv", "b.CSV", "short.csv"])
+def test_titles_above_the_columns(tmp_path: Path, name: str) -> None:
+    """Rows count from the first below the names; a line of a single cell has no separators."""
+    titles, path = [["Plants, 2026", None, None], [None, "by me", None]], tmp_path / name
+    lines = [*titles, *PLANTS[:-1], [8, 8, None]]
+    if name == "a.xlsx":
+        workbook(path, Plants=lines)
+    else:
+        cells = [["" if cell is None else str(cell) for cell in line] for line in lines]
+        text = "\n".join(";".join(line) for line in cells) + "\n"
+        path.write_text(
+            text.replace("Plants, 2026;;\n;by me;\n", "Plants\n\n") if "short" in name else text
+        )
+    told = said(path, "--label", "Art", "--output", tmp_path)
+    assert f"the first 2 rows of {path}, above the names of the columns, were left out" in told
+    assert "features: 2 columns, x to y" in told
+    header, cells = table_rows(tmp_path / "answers.csv")
+    row = dict(zip(header, cells, strict=True))
+    assert (row["row"], row["label"]) == ("4", "elm")
+
+
+def test_an_odd_row_below_titles_is_named_as_rows_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Plants;;\n;;\nx;y;label\n1;2;a\n3;4;b\n5;6\n")
+    assert "got 2 in row 2" in refused(tmp_path / "a.csv", "--sep", ";")
+
+
+def test_a_column_without_a_name_is_no_title(tmp_path: Path) -> None:
+    """As pandas writes row numbers; also where a cell is called like a column."""
+    path = tmp_path / "a.csv"
+    path.write_text(",x,y,label\n0,1,2,label\n1,7,8,class\n2,7,7,\n")
+    assert "were left out" not in said(path, "--output", tmp_path)
+
+
+def test_other_spreadsheets_get_advice(tmp_path: Path) -> None:
+    (tmp_path / "a.XLS").write_bytes(b"old")
+    told = refused(tmp_path / "a.XLS", "--label", "Art")
+    assert "must end in one of" in told
+    assert "save it as .xlsx" in told
 
 
 @pytest.mark.parametrize(
