@@ -51,3 +51,7 @@ MOST_GRAPHS, MOST_GRAPH_BYTES, MOST_GRAPH_MEMORY = 4, 2**26, 2**28
 FEWEST_TO_CALIBRATE = 20
 # Labelled rows of a class that calibrate it, and on average decide next to class names.
 SEVERAL = 3
+
+# How deep lists and objects of JSON may be inside each other. Arrow takes seconds and gigabytes for
+# hundreds of levels; its own files have at most as many.
+MOST_NESTED = 64

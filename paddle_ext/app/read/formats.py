@@ -4,6 +4,7 @@ import codecs
 import csv
 import io
 import json
+import re
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,9 +13,12 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+import numpy as np
+
 from ... import check
 from ...files import check_room, open_regular, readable
 from ...libraries import library
+from ...limits import MOST_NESTED
 from ...parquet import pyarrow
 from ...text import encodable, plural, several
 
@@ -30,6 +34,8 @@ MARKS = {  # byte order marks; longer ones first
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# Of JSON, texts and all else that is not a bracket; a text without an end goes to that of the file.
+NO_BRACKETS = re.compile(r""""[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)|[^][{}"]+""", re.DOTALL)
 FALLBACK_ENCODING = "cp1252"  # written by Windows programs in western Europe; extends Latin-1
 
 
@@ -254,6 +260,13 @@ def cell_of_excel(cell: object) -> str:
     return "" if cell is None else str(int(cell) if whole else cell)  # type: ignore[call-overload]
 
 
+def nesting(text: str) -> int:
+    """How deep lists and objects of JSON are inside each other, without reading them."""
+    brackets = NO_BRACKETS.sub("", text).encode("ascii")
+    opened = np.isin(np.frombuffer(brackets, np.uint8), np.frombuffer(b"[{", np.uint8))
+    return int(np.where(opened, 1, -1).cumsum().max(initial=0))
+
+
 def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
     """Columns and rows of objects with the columns as keys: one on each line, or in one list.
 
@@ -261,6 +274,11 @@ def json_rows(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
     """
     with readable(path, "a text file"):
         text = small_text(path)
+    if (depth := nesting(text)) > MOST_NESTED:
+        raise ValueError(
+            f"{path} must have lists and objects at most {MOST_NESTED} deep inside each other, "
+            f"got {depth}"
+        )
     records: list[Any] = []
     if path.suffix.lower() == ".jsonl":
         for number, line in enumerate(text.split("\n"), start=1):

@@ -249,6 +249,34 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
     assert message in refused(tmp_path / name, "--output", tmp_path)
 
 
+DEEP = {  # files, and how deep they are
+    "lists.jsonl": ('{"a": 1}\n{"a": ' + 900 * "[" + 900 * "]" + "}", 901),
+    "objects.json": ('[{"a": ' + 900 * '{"]": [' + 900 * "]}" + "}]", 1802),
+    "without-an-end.json": (20_000 * "[", 20_000),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deeply_nested_json(tmp_path: Path, name: str) -> None:
+    """Refused before Arrow takes gigabytes for it."""
+    text, depth = DEEP[name]
+    (tmp_path / name).write_text(text)
+    told = refused(tmp_path / name, "--output", tmp_path)
+    assert (
+        f"{name} must have lists and objects at most 64 deep inside each other, got {depth}" in told
+    )
+
+
+def test_brackets_in_texts_do_not_nest(tmp_path: Path) -> None:
+    """Neither those after an escaped quotation mark, nor in a text without an end, at once."""
+    rows = [{"a": k % 3, "b": k / 9, "note": 99 * '\\"[{'} for k in range(9)]
+    rows = [row | {"label": "xyz"[row["a"]] if k < 6 else None} for k, row in enumerate(rows)]
+    (tmp_path / "texts.json").write_text(json.dumps(rows))
+    said(tmp_path / "texts.json", "--output", tmp_path / "answers.csv")
+    (tmp_path / "open.json").write_text('[{"a": "' + 100_000 * '\\"[' + "\\")
+    assert "must be JSON, got one that cannot be read" in refused(tmp_path / "open.json")
+
+
 def test_excel_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     for words in (["table.xlsx"], ["table.csv", "--output", "all.xlsx"]):
