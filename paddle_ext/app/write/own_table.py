@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ...parquet import pyarrow
+from ...parquet import pyarrow, python_values
 from ..answers import Answers
 from ..read.columns import as_number, is_gap
 from ..read.formats import column_of
@@ -113,11 +113,10 @@ def filled(
         found = arrow.table({name: arrow.array([], kind) for name, kind in kinds.items()})
     every = with_all_columns(samples)
     classified = np.array(samples.row_numbers() if found.num_rows else [], dtype=np.int64)
-    taken = 0
     for part in every.parts(every.copied or []):
-        new = np.isin(part.rows, classified)
-        place = taken + np.cumsum(new) - 1
-        taken += int(new.sum())
+        rows = np.array(part.rows)
+        place = np.searchsorted(classified, rows)  # among those that were classified
+        new = np.isin(rows, classified[place[0] : place[-1] + 1])
         own = found.take(arrow.array(place, mask=~new))
         yield with_results(every, part, titles, own, changed or {}, cells or {}, numbers=numbers)
 
@@ -152,7 +151,7 @@ def with_results(
 
     own = [None] * len(part.rows)
     if titles.label in columns:
-        own = columns[titles.label].to_pylist()
+        own = python_values(columns[titles.label])
     labels, sources = list[Any](), list[str | None]()
     both = zip(found[LABEL].to_pylist(), found[SOURCE].to_pylist(), strict=True)
     for row, cell, (label, source) in zip(part.rows, own, both, strict=True):
@@ -273,5 +272,7 @@ def as_texts(piece: Any, names: set[str]) -> Any:
     """The table with these columns as texts."""
     for place, name in enumerate(piece.column_names):
         if name in names:
-            piece = piece.set_column(place, name, piece[name].cast("string"))
+            values = python_values(piece[name])
+            texts = [None if value is None else str(value) for value in values]
+            piece = piece.set_column(place, name, [column_of(texts)])
     return piece
