@@ -14,6 +14,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 rule = importlib.import_module("laboratory.rule")
+model = importlib.import_module("paddle_ext.reference.model")
 tasks_module = importlib.import_module("laboratory.tasks")
 
 SHOTS = [5, 1, 3, 2]
@@ -273,3 +274,46 @@ def test_a_long_tail_beats_the_nearest_mean() -> None:
     ).view(8, 6, -1)
     nearest = torch.cdist(one.query, means).argmin(-1)
     assert (found == one.truth).double().mean() >= (nearest == one.truth).double().mean()
+
+
+# --- the specification ----------------------------------------------------------------------------
+
+
+def specified(tasks: Any) -> Tensor:
+    """The probabilities of `paddle_ext.reference.model`, task by task."""
+    probabilities = []
+    for b in range(len(tasks)):
+        of_labelled = None if tasks.support_groups is None else tasks.support_groups[b]
+        known = model.learn(
+            tasks.support[b], tasks.labels[b], tasks.num_classes, groups=of_labelled
+        )
+        of_queries = None if tasks.query_groups is None else tasks.query_groups[b]
+        probabilities.append(model.classify(known, tasks.query[b], of_queries))
+    return torch.stack(probabilities)
+
+
+@pytest.mark.parametrize("shots", [SHOTS, [1, 1, 1], [4, 4], [2, 1, 1, 1, 1, 7], [3]], ids=str)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_specification_computes_the_same(shots: list[int], seed: int) -> None:
+    """By the definition, row by row, without any closed form of the laboratory."""
+    one = task(shots, seed=seed)
+    assert_same(rule.classify(one), specified(one))
+    known = model.learn(one.support[0], one.labels[0], one.num_classes)
+    expected = rule.expected_accuracy(one)[0]
+    assert_same(expected, torch.tensor(known.expected_accuracy).double())
+
+
+@pytest.mark.parametrize("shots", [SHOTS, [1, 1, 1], [2, 1, 1, 1, 1, 7]], ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("labelled_too", [False, True])
+def test_the_specification_of_groups(shots: list[int], offset: float, labelled_too: bool) -> None:
+    one = grouped(task(shots), offset)
+    if labelled_too:
+        pairs = torch.arange(one.support.shape[1]) // 2
+        one = dataclasses.replace(one, support_groups=pairs.expand(len(one), -1))
+    assert_same(rule.classify(one), specified(one))
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    """Both iterate until steps are short, not to the last digit."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6, equal_nan=True)

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paddle_ext.reference.adapt import adapt, measures, next_concentration
+
 from .tasks import Tasks, unit_norm
 
 # A priori, before any row is left out.
@@ -41,8 +43,6 @@ CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows 
 NEWTON_STEPS = 20
 LONGEST_STEP = 1.5  # in the logarithm of the sharpness
 ARRIVED = 1e-3  # a step that is shorter is the last
-PROPORTION_STEPS = 60
-STEADY = 0.02  # queries by which a class moves in four steps, at the end
 MIXTURE_STEPS = 20
 LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of the sharpness
 LEAST, MOST = 1e-4, 1e4  # of a concentration
@@ -403,91 +403,6 @@ def likeliest_sharpness(left: LeftOut, labels: Tensor) -> tuple[Tensor, Tensor]:
     return f, (entropy * weights).sum(-1) + (at - middle).square() * (precision / 2)
 
 
-# --- proportions ----------------------------------------------------------------------------------
-
-
-def next_concentration(a: Tensor, counts: Tensor, measure: Tensor) -> Tensor:
-    """A Newton step in ln a to the most likely Dirichlet(a m); a is [B, 1], counts are [B, K]."""
-    digamma = torch.special.digamma
-
-    def trigamma(x: Tensor) -> Tensor:
-        return torch.special.polygamma(1, x)
-
-    K = counts.shape[-1]
-    total = counts.sum(-1, keepdim=True)
-    prior = (a * measure).clamp(min=1e-12)
-    slope = K * (digamma(K * a) - digamma(total + K * a))
-    slope = slope + (measure * (digamma(counts + prior) - digamma(prior))).sum(-1, keepdim=True)
-    curvature = K**2 * (trigamma(K * a) - trigamma(total + K * a))
-    bend = measure.square() * (trigamma(counts + prior) - trigamma(prior))
-    curvature = curvature + bend.sum(-1, keepdim=True)
-    first = a * slope
-    second = first + a.square() * curvature
-    step = torch.where(second < 0, -first / second, first.sign()).clamp(-1, 1)
-    return (a * step.exp()).clamp(LEAST, MOST)
-
-
-@dataclass(frozen=True)
-class Proportions:
-    measure: Tensor  # [B, K] m, of mean 1
-    probabilities: Tensor  # [B, Q, K]
-    concentration: Tensor  # [B, 1] a
-    bound: Tensor  # [B] of the log evidence
-
-
-def proportions(
-    logits: Tensor, weight: float, measure: Tensor, start: float, dual: Tensor
-) -> Proportions:
-    """(9) Class proportions ~ Dirichlet(a m), with the a that is most likely.
-
-    Steps begin with `start` as a and `dual` [B, K] as e.
-    """
-    total = weight * logits.shape[1]
-    K = measure.shape[-1]
-    a = measure.new_full((len(measure), 1), start)
-    last = None
-    for i in range(PROPORTION_STEPS):
-        u = (logits + dual.unsqueeze(1)).softmax(-1)
-        counts = weight * u.sum(1)
-        a = next_concentration(a, counts, measure)
-        dual = torch.special.digamma(counts + (a * measure).clamp(min=1e-12))
-        dual = dual - torch.special.digamma(total + K * a)
-        if i % 4 == 3:
-            if last is not None and (counts - last).abs().max() < STEADY:
-                break
-            last = counts
-    scores = logits + dual.unsqueeze(1)
-    u = scores.softmax(-1)
-    counts = weight * u.sum(1)
-    prior = (a * measure).clamp(min=1e-12)
-    bound = weight * scores.logsumexp(-1).sum(-1) - (counts * dual).sum(-1)
-    bound = bound + (torch.lgamma(K * a) - torch.lgamma(total + K * a)).squeeze(-1)
-    bound = bound + (torch.lgamma(counts + prior) - torch.lgamma(prior)).sum(-1)
-    return Proportions(measure, u, a, bound)
-
-
-def first_proportions(logits: Tensor, weight: float, counts: Tensor) -> Proportions:
-    """Those of the better of two priors.
-
-    All classes are equally likely a priori, or each as likely as it is among the labels: where
-    labels are a random sample, the batch agrees with them, and its evidence shows it.
-    """
-    even = torch.ones_like(counts)
-    one = proportions(logits, weight, even, 1.0, torch.zeros_like(even))
-    measure = counts / counts.mean(-1, keepdim=True)
-    if bool((measure == 1).all()):
-        return one
-
-    other = proportions(logits, weight, measure, MOST, measure.log())
-    better = (other.bound > one.bound).unsqueeze(-1)
-    return Proportions(
-        measure=torch.where(better, measure, even),
-        probabilities=torch.where(better.unsqueeze(-1), other.probabilities, one.probabilities),
-        concentration=torch.where(better, other.concentration, one.concentration),
-        bound=torch.maximum(one.bound, other.bound),
-    )
-
-
 # --- the batch ------------------------------------------------------------------------------------
 
 
@@ -534,14 +449,19 @@ def rounds_of_a_batch(batch: Batch, labelled_rows: int) -> Tensor:
     Q = logits.shape[1]
     weight = labelled_rows / (labelled_rows + Q)
     absorbing = 2 * labelled_rows / (2 * labelled_rows + Q)
-    first = first_proportions(logits, weight, batch.labelled_counts)
-    u = first.probabilities
-    a = first.concentration
+    # (9) All classes are equally likely a priori, or as likely as among the labels: where these
+    # are a random sample, the batch agrees with them, and its evidence shows it.
+    adapted = adapt(logits, weight=weight, prior=batch.labelled_counts)
+    even, of_labels = measures(batch.labelled_counts, len(logits))
+    measure = torch.where(adapted.prior_used.unsqueeze(-1), of_labels, even)
+    u = adapted.probabilities
+    a = adapted.concentration.unsqueeze(-1)
+    least = torch.full_like(a, LEAST)
     for _ in range(ROUNDS):
         logits = batch.absorbed_logits(absorbing * u.square())
         counts = weight * u.sum(1, keepdim=True)
-        a = next_concentration(a, counts.squeeze(1), first.measure)
-        others = (counts - weight * u).clamp(min=0) + (a * first.measure).unsqueeze(1)
+        a = next_concentration(a, counts.squeeze(1), weight * Q, measure, least)
+        others = (counts - weight * u).clamp(min=0) + (a * measure).unsqueeze(1)
         u = (logits + others.log()).softmax(-1)
     return u
 
