@@ -1,8 +1,13 @@
 """Small feature banks, a method that records its calls, and evaluation task by task."""
 
+import importlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -80,3 +85,30 @@ class Spy(Method):
     def forget(cls) -> None:
         cls.seen.clear()
         cls.interrupt_at = None
+
+
+# A method of one's own, and before its mistake was found.
+MINE = """
+from dataclasses import dataclass
+import torch
+
+@dataclass(frozen=True)
+class Mine:
+    power: float = 1.0
+
+    def predict(self, support, support_labels, query):
+        nearest = torch.cdist(query, support).argmin(1)
+        return support_labels[nearest]
+"""
+WRONG = MINE.replace("support_labels[nearest]", "support_labels.flip(0)[nearest]")
+
+
+def method_of_file(source: str, folder: Path) -> Any:
+    """The method of a file of yesterday, as a new process loads it; the path has the folder."""
+    path = folder / "method_of_file.py"
+    path.write_text(source)
+    os.utime(path, (path.stat().st_mtime - 86_400,) * 2)
+    importlib.invalidate_caches()
+    sys.modules.pop(path.stem, None)
+    with patch.object(sys, "dont_write_bytecode", True):
+        return importlib.import_module(path.stem).Mine()

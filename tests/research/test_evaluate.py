@@ -1,10 +1,7 @@
 """Evaluation: the same counts as task by task, in any batches; resumed; errors at once."""
 
-import importlib
 import itertools
-import os
 import re
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,17 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from banks import CLASSES, DIMENSION, SIZE, Spy, right_answers, small_bank
+from banks import (
+    CLASSES,
+    DIMENSION,
+    MINE,
+    SIZE,
+    WRONG,
+    Spy,
+    method_of_file,
+    right_answers,
+    small_bank,
+)
 
 from paddle_ext import Evaluation, FeatureBank, TaskSampler, check, evaluate, methods, progress
 from paddle_ext.research.evaluate import (
@@ -365,48 +372,22 @@ def test_results_of_other_methods_are_kept(tmp_path: Path) -> None:
     assert computed() == []
 
 
-MINE = """
-from dataclasses import dataclass
-import torch
-
-@dataclass(frozen=True)
-class Mine:
-    power: float = 1.0
-
-    def predict(self, support, support_labels, query):
-        nearest = torch.cdist(query, support).argmin(1)
-        return support_labels[nearest]
-"""
-WRONG = MINE.replace("support_labels[nearest]", "support_labels.flip(0)[nearest]")
-
-
-def mine(source: str, folder: Path) -> Any:
-    """The method of a file of yesterday, as a new process loads it."""
-    path = folder / "evaluated_method.py"
-    path.write_text(source)
-    os.utime(path, (path.stat().st_mtime - 86_400,) * 2)
-    importlib.invalidate_caches()
-    sys.modules.pop("evaluated_method", None)
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    try:
-        return importlib.import_module("evaluated_method").Mine()
-    finally:
-        sys.dont_write_bytecode = before
-
-
 def test_results_of_an_edited_method_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those of the same source are, which a line says."""
     monkeypatch.syspath_prepend(tmp_path)
     options: dict[str, Any] = {"output": tmp_path / "runs", "progress": True}
-    wrong = run(small_bank(), ["simpleshot", mine(WRONG, tmp_path)], **options)
-    right = run(small_bank(), ["simpleshot", mine(MINE, tmp_path)], **options)
+    wrong = run(small_bank(), ["simpleshot", method_of_file(WRONG, tmp_path)], **options)
+    right = run(small_bank(), ["simpleshot", method_of_file(MINE, tmp_path)], **options)
     assert right.results[1].accuracy > wrong.results[1].accuracy + 20
-    assert right.results[1].correct == run(small_bank(), mine(MINE, tmp_path)).results[0].correct
+    assert (
+        right.results[1].correct
+        == run(small_bank(), method_of_file(MINE, tmp_path)).results[0].correct
+    )
     assert right.results[0] == wrong.results[0]  # the built-in method, with its seconds
     assert "kept from" not in capsys.readouterr().err
-    assert run(small_bank(), ["simpleshot", mine(MINE, tmp_path)], **options) == right
+    assert run(small_bank(), ["simpleshot", method_of_file(MINE, tmp_path)], **options) == right
     line = "kept from an earlier run with the same source: mine\n"
     assert line in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from banks import small_bank
+from banks import MINE, WRONG, method_of_file, small_bank
 from torch import Tensor
 
 from paddle_ext import Evaluation, evaluate, methods, tune
@@ -101,6 +101,15 @@ def test_files_and_resuming(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(re.sub(r'"tim": [01]', '"tim": 7', text))
     with pytest.raises(ValueError, match=r"other\.json is not a tuning: "):
         Tuning.load(tmp_path / "other.json")
+
+
+def test_an_edited_method_is_tuned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"grids": {"mine": {"power": (1.0, 2.0)}}, "output": tmp_path / "runs"}
+    wrong = run(method_of_file(WRONG, tmp_path), **options)
+    right = run(method_of_file(MINE, tmp_path), **options)
+    assert right.best["mine"].accuracy > wrong.best["mine"].accuracy + 20
+    assert run(method_of_file(MINE, tmp_path), **options) == right  # kept, with its seconds
 
 
 @dataclass(frozen=True)
