@@ -16,6 +16,7 @@ from .. import check
 from ..groups import groups_and_things
 from ..presence import suggest
 from ..presence.alarms import alarm_of
+from ..presence.stability import changes, check_halvings, part_of, prior_of
 from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
 from ..solution import Solution, calibrates, counted_shares
@@ -505,25 +506,57 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         (['up', 'up', 'right'], (3, 2), '')
         """
         rows = self._checked_rows(X)
-        options, every = self._options(), np.ones(len(rows), dtype=bool)
-        options |= self._together({"groups": groups, "same": same}, every, rows.device)
-        options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
-        solution = self._fitted.solve(rows, options).over_all()
+        solution = self._solved(rows, self._options_of_batch(rows, groups, same))
         places = array(self._labels_of(solution))
         K, dtype = len(self.classes_), solution.probabilities.dtype
-        novelty = None
+        none, novelty = np.zeros(len(rows), dtype=bool), None
         if self._familiar is not None:
             novelty = moved(self._familiar, rows.device).novelty(rows, solution.labels)
         alarm = alarm_of(rows, novelty)
         alarm.warn()
         return ClassifiedBatch(
             labels=np.asarray(self.classes_[places]),
-            probabilities=fitted.label_distributions(places, ~every, K, solution, dtype),
+            probabilities=fitted.label_distributions(places, none, K, solution, dtype),
             doubt=array(solution.doubt()),
             novelty=np.full(len(rows), np.nan) if novelty is None else array(novelty),
             strangers=alarm.strangers,
             alarm=alarm.kind,
         )
+
+    @without_autocast()
+    def label_changes(
+        self, X: Any, groups: Any = None, same: Any = None, *, halvings: int = 5, seed: int = 0
+    ) -> Array:
+        """How often each label changes if the batch is split in two at random, [n] in [0, 1].
+
+        See `paddle_ext.presence.label_changes`; the labels are those of `predict_batch`. For the
+        batch of `fit`, pass its unlabelled rows.
+        """
+        check_halvings(halvings, seed)
+        rows = self._checked_rows(X)
+        options = self._options_of_batch(rows, groups, same)
+        grouped, things = options["groups"], options["same"]
+
+        def labels_of(part: Tensor) -> Tensor:
+            own = {
+                "groups": part_of(grouped, part),
+                "same": part_of(things, part),
+                "prior": prior_of(options["prior"], grouped, part),
+            }
+            return self._labels_of(self._solved(rows[part], options | own))
+
+        whole = self._labels_of(self._solved(rows, options))
+        return array(changes(whole, labels_of, things, halvings, seed))
+
+    def _options_of_batch(self, rows: Tensor, groups: Any, same: Any) -> dict[str, Any]:
+        """The options of the rule for rows that form a new batch."""
+        options, every = self._options(), np.ones(len(rows), dtype=bool)
+        options |= self._together({"groups": groups, "same": same}, every, rows.device)
+        options["prior"] = inputs.prior_weights(self.prior, self.classes_, options["groups"])
+        return options
+
+    def _solved(self, rows: Tensor, options: dict[str, Any]) -> Solution:
+        return self._fitted.solve(rows, options).over_all()
 
     def _as_batch(self, as_batch: bool, groups: Any, same: Any) -> bool:
         if not check.flag("as_batch", as_batch) and not (groups is None and same is None):
