@@ -156,8 +156,8 @@ def test_the_check_makes_all_checks(tmp_path: Path) -> None:
     labelled = table(tmp_path / "a.csv", [("one text", "a"), ("another", "b")])
     told = refused(labelled, "--text", "message", "--check")
     assert "to classify 0 texts there must be at least one" in told
-    upper = labelled.rename(tmp_path / "A.CSV")
-    assert "must end in one of .npz" in refused(upper, "--check")
+    other = labelled.rename(tmp_path / "a.ods")
+    assert "must end in one of .npz" in refused(other, "--check")
 
 
 def test_the_check_refuses_what_a_run_would_refuse(
