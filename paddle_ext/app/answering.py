@@ -16,6 +16,7 @@ from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups, groups_and_things
 from ..integrations.fitted import Examples, counted_once, learned
 from ..libraries import library
+from ..presence.alarms import alarm_of
 from ..presence.hierarchy import Hierarchy
 from ..presence.unknown import Familiar, familiar
 from ..prevalence import RATE, Prevalence, with_certain
@@ -84,6 +85,8 @@ def answer(
         best.append(tuple(x.cpu() for x in columns))
         present |= solution.over_all().present().view(-1, K).any(0).cpu()
         own = shares.add(solution, novelty)
+        for one in rows:
+            shares.look_for_copies(one)
         if solution.groups is not None:
             group_sums |= zip(solution.groups.names, own, strict=True)
         if hierarchy is not None:
@@ -107,6 +110,7 @@ def answer(
         nodes=nodes if sure else None,
         node_probability=torch.cat(sure) if sure else None,
         prevalence=shares.prevalence(certain),
+        copies=shares.copies,
         alike=groups_of_strangers(strangers, labelled, place),
         digests=whole.digests(),
         likeliest=torch.nn.functional.pad(classes, (0, LIKELIEST - classes.shape[1]), value=-1),
@@ -247,6 +251,7 @@ class Shares:
         self.K, self.known = len(labelled.class_names), strangeness_of(labelled, place)
         self.hidden = 0.5 if self.known is None else float(self.known.model.hidden)
         self.sums = torch.zeros(10, self.K + 1, dtype=torch.float64)
+        self.copies = 0  # samples that are copies of one, in batches of which most are
 
     def novelty(self, rows: Tensor, solution: Solution) -> Tensor:
         """Of rows [B, n, D]; NaN where nothing is known of samples of no known class."""
@@ -260,6 +265,11 @@ class Shares:
         own = solution.class_sums(novelty.float(), self.hidden).cpu()
         self.sums += own.sum(0)
         return own
+
+    def look_for_copies(self, rows: Tensor) -> None:
+        """Count the rows [n, D] of a batch that are copies of one, if that is alarming."""
+        alarm = alarm_of(rows, None)
+        self.copies += alarm.copies if "copies" in alarm.reasons else 0
 
     def prevalence(self, certain: Tensor) -> Prevalence:
         """The shares, with `certain` [K + 1] samples that a person has labelled."""

@@ -61,6 +61,7 @@ class Answers:
     corrected: dict[int, str] = field(default_factory=dict)
     no_text: frozenset[int] = frozenset()  # samples without a text, so without a prediction
     groups: list[str] | None = None  # what the samples belong to, if the user knows it
+    copies: int = 0  # samples that are copies of one, in batches of which most are
     # `Solution.class_sums` [10, K + 1] of each group, without corrected samples.
     group_sums: dict[str, Tensor] = field(default_factory=dict)
 

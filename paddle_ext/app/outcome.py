@@ -1,4 +1,4 @@
-"""What a run found out: what to check, which labels look wrong, what accuracy to expect."""
+"""What a run found out: what to check, which labels to look at, what accuracy to expect."""
 
 import math
 from collections import Counter
@@ -296,6 +296,17 @@ def about_strangers(prevalence: Prevalence, labelled: Labelled) -> list[str]:
     note = (
         f"at least {100 * low[K]:.0f} % of the samples are unlike the labelled ones: of no known "
         "class, or all samples are from another source, and then probabilities are too high"
+    )
+    return [note]
+
+
+def about_copies(copies: int, total: int) -> list[str]:
+    """A note where most samples of a batch are copies of one, as from a sensor that is stuck."""
+    if not copies:
+        return []
+    note = (
+        f"{copies:,} of {plural(total, 'sample')} are copies of one, most of their batch: is a "
+        "sensor or the encoder stuck?"
     )
     return [note]
 

@@ -29,6 +29,7 @@ from .corrections import (
 from .label_studio import interface_of, write_tasks
 from .outcome import (
     Outcome,
+    about_copies,
     about_groups,
     about_strangers,
     about_trust,
@@ -174,6 +175,7 @@ def classify(
     outcome = Outcome(answers, corrected, checked, accuracy, suggested)
     notes += [*outcome.about_claim(), *about_trust(source.labelled)]
     notes += about_strangers(answers.prevalence, source.labelled)
+    notes += about_copies(answers.copies, len(answers))
     notes += keep_edited_answers(folder, settings.corrections)
     source.notes = [*dict.fromkeys(source.notes), *notes]
     title = page_title(new or first, answers, source.kind)

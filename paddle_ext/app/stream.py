@@ -25,6 +25,7 @@ from .outcome import (
     ExpectedAccuracy,
     LabelledCheck,
     about_claim,
+    about_copies,
     about_groups,
     about_strangers,
     about_trust,
@@ -160,9 +161,12 @@ def stream(
         def part(group: list[Batch], rows: Tensor, solution: Solution) -> tuple[Batch, Any]:
             batch = concatenated(group)
             there = source.usable(batch)
+            usable = torch.tensor(there, device=rows.device)
             novelty = shares.novelty(rows, solution)
-            novelty.view(-1)[~torch.tensor(there)] = math.nan
+            novelty.view(-1)[~usable] = math.nan  # with groups it has one dimension
             shares.add(solution, novelty)
+            for own, wanted in zip(rows, usable.view(rows.shape[:2]), strict=True):
+                shares.look_for_copies(own[wanted])
             return batch, found_table(batch, solution, report, there)
 
         parts, style = starmap(part, calls), tables.CsvStyle.of(source)
@@ -188,6 +192,7 @@ def what_to_know(report: StreamReport, labelled: Labelled, shares: Shares) -> li
         *about_claim(claimed, report.expected),
         *about_trust(labelled),
         *about_strangers(shares.prevalence(nobody), labelled),
+        *about_copies(shares.copies, len(report)),
         *about_unjudged(unjudged, labelled, strangers=known),
     ]
 

@@ -143,6 +143,17 @@ def test_one_file_says_what_a_folder_says(tmp_path: Path, shots: int) -> None:
         assert "labelled samples of the classes found, each classified by the others" in told
 
 
+def test_a_sensor_that_is_stuck(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Most samples are copies of one: a note on the terminal, the page, and of one file."""
+    _, _, query, _ = embeddings()
+    np.savez(tmp_path / "stuck.npz", features=np.concatenate([query[:15], query[[0] * 25]]))
+    note = "26 of 40 samples are copies of one, most of their batch: is a sensor or the encoder"
+    for output in (tmp_path / "out", tmp_path / "answers.csv"):
+        assert note in said(files[0], tmp_path / "stuck.npz", "--output", output)
+        assert "copies of one" not in said(*files, "--output", output.with_name(f"x{output.name}"))
+    assert note in (tmp_path / "out" / "answers.html").read_text()
+
+
 def test_what_is_claimed_beyond_what_is_expected(
     files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
