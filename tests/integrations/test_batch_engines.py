@@ -127,3 +127,28 @@ def test_spark(options: tuple[str, ...], place: str, files: Path, tmp_path: Path
     found = columns(tmp_path / "answers")
     assert list(found) == ["id", *ADDED]
     assert_same(found, files)
+
+
+def test_spark_with_groups(files: Path, tmp_path: Path) -> None:
+    """Text names the groups, which are spread over the file and cut by Spark's batches."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("needs Java")
+    new = pq.read_table(files / "new.parquet")
+    truth = new["truth"].to_numpy()
+    places = [f"{name} {number % 5}" for number, name in enumerate(truth)]  # each of one class
+    pq.write_table(new.append_column("place", [places]), tmp_path / "new.parquet")
+    run_example(
+        "large_spark",
+        *(files / "labelled.parquet", tmp_path / "new.parquet", tmp_path / "answers"),
+        *("--size", "70", "--group", "place"),
+        place="checkout",
+        folder=tmp_path,
+        needs="pyspark",
+        PYSPARK_PYTHON=sys.executable,
+    )
+    found = columns(tmp_path / "answers")
+    assert list(found) == ["id", "place", *ADDED]
+    assert found["place"].tolist() == places
+    for place in set(places):
+        assert len({*found["label"][found["place"] == place]}) == 1
+    assert (found["label"] == truth).mean() > 0.99
