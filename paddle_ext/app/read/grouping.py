@@ -48,18 +48,23 @@ def groups_of_samples(
     Samples without a group, or without a time, are a group of their own.
     """
     columns, gap = settings.columns, settings.gap
-    names, notes = None, list[str]()
-    if columns.group is not None:
-        cells = cells_of(samples, "group", columns.group)
-        found = values_of(cells, group_name, "group", "a value for each sample, or for most")
-        names = [name or NO_GROUP for name in found]
-        notes += about_missing(cells, found, "group", NO_GROUP)
+    names, notes = group_names(samples, columns.group)
     if gap is None:
         return names, notes
     cells = cells_of(samples, "time", columns.time)
     times = times_of(cells, "group_gap")
     notes += about_missing(cells, times, "time", NO_TIME)
     return by_gaps(names or [""] * len(times), times, gap), notes
+
+
+def group_names(samples: ToClassify, name: str | None) -> tuple[list[str] | None, list[str]]:
+    """The groups in a column, one for each sample in their order, None without one; and notes."""
+    if name is None:
+        return None, []
+    cells = cells_of(samples, "group", name)
+    found = values_of(cells, group_name, "group", "a value for each sample, or for most")
+    names = [group or NO_GROUP for group in found]
+    return names, about_missing(cells, found, "group", NO_GROUP)
 
 
 def things_of_samples(samples: ToClassify, settings: Settings) -> list[str] | None:
@@ -70,7 +75,7 @@ def things_of_samples(samples: ToClassify, settings: Settings) -> list[str] | No
         return names
     if names is None:
         within = "folder" if isinstance(samples, FolderSamples) else columns.group
-        names = named_cells(samples, "group", within)
+        names, _ = group_names(samples, within)
     times = times_of(cells_of(samples, "time", columns.time), "same_gap")
     return bursts(names or [""] * len(times), times, gap)
 

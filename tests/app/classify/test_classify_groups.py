@@ -293,6 +293,8 @@ def test_empty_cells_of_groups_are_a_group(visits: tuple[Path, Path], tmp_path: 
         "no group, 2026-06-30 14:05:01",
         "x, 2026-06-30 14:05:00",
     ]
+    bursts = ("--group", "gap", "--time", "time", "--same-gap", "1h", "--output", tmp_path)
+    assert "samples, which are the group 'no group': row 2" in said(*visits, *bursts)
 
 
 @pytest.mark.parametrize(
