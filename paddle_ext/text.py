@@ -10,7 +10,8 @@ FORMULA_SIGNS = frozenset(FORMULA)
 # Where a cell may begin: some spreadsheets take a semicolon or a line break in one for its end.
 FORMULA_CELL = re.compile(f"(^|[;\n\r])(?='*[{re.escape(FORMULA)}])")
 PROTECTED_CELL = re.compile(f"(^|[;\n\r])'(?='*[{re.escape(FORMULA)}])")
-NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+# Also with a decimal comma, or separators of thousands.
+NUMBER = re.compile(r"[+-]?\d[\d.,]*([eE][+-]?\d+)?", re.ASCII)
 # Invisible characters that change the text direction, so that a line reads differently.
 DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -46,7 +47,7 @@ def without_controls(text: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """A cell that no spreadsheet runs as a formula: ``'=1+1``, but ``-1.5`` as it is."""
+    """A cell that no spreadsheet runs as a formula: ``'=1+1``, but ``-1.5`` and ``-1,5`` as is."""
     if not FORMULA_SIGNS.isdisjoint(text) and not NUMBER.fullmatch(text):
         text = FORMULA_CELL.sub(r"\1'", text)
     return without_controls(text)

@@ -98,7 +98,9 @@ def test_formulas_within_a_cell(text: str, cell: str) -> None:
     assert plain_cell(cell) == text
 
 
-@pytest.mark.parametrize("text", ["", "cat", "a=b", "-1", "+3", "-1.5e-7", "'tis", "1-2", " =1"])
+@pytest.mark.parametrize(
+    "text", ["", "cat", "a=b", "-1", "+3", "-1.5e-7", "-1.234,5", "'tis", "1-2", " =1"]
+)
 def test_other_cells_stay(text: str) -> None:
     assert spreadsheet_cell(text) == text
     assert plain_cell(text) == text
