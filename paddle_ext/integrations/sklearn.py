@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
-from functools import wraps
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +12,7 @@ from torch import Tensor
 from .. import check
 from ..groups import groups_and_things
 from ..presence import suggest
-from ..presence.alarms import alarm_of
+from ..presence.alarms import Alarm, alarm_of
 from ..presence.stability import changes, check_halvings, part_of, prior_of
 from ..presence.unknown import check_rate, familiar
 from ..prevalence import Prevalence
@@ -23,6 +20,7 @@ from ..solution import Solution, calibrates, counted_shares
 from ..task import without_autocast
 from . import fitted, inputs
 from .columns import ROWS, Array, TableEncoder, frame_cells, is_frame
+from .estimator_state import PickledWithoutRows, unchanged_by_errors
 from .fitted import Examples, array, chosen_device, moved, to_tensor
 
 try:
@@ -40,24 +38,6 @@ except ImportError as error:
     ) from error
 
 REAL = [np.float64, np.float32]
-OF_ROWS = ("transduction_", "label_distributions_", "doubt_")  # attributes of the rows of `fit`
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def unchanged_by_errors(method: Method) -> Method:
-    """A method after whose errors the model is what it was before."""
-
-    @wraps(method)
-    def all_or_nothing(self: Any, *arguments: Any, **options: Any) -> Any:
-        before = dict(vars(self))
-        try:
-            return method(self, *arguments, **options)
-        except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
-            raise
-
-    return cast(Method, all_or_nothing)
 
 
 class ClassifiedBatch(NamedTuple):
@@ -75,7 +55,7 @@ class ClassifiedBatch(NamedTuple):
     alarm: str
 
 
-class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Labels the unlabelled rows of a batch by `paddle_ext.adaptive`.
 
     `fit` takes labelled and unlabelled rows together and classifies the unlabelled ones as a batch:
@@ -147,6 +127,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Whether the probabilities are calibrated: not with fewer than 20 labelled rows in classes of
         three or more, or if half of the classes or more have fewer, which is too little; and with
         `prototypes` only if every class has rows, too.
+    alarm_ : str
+        "copies" or "strangers" or both if the unlabelled rows look unlike the labelled ones, as in
+        `classify_batch`, with a warning; otherwise empty.
     rows_ : {"table", "embeddings"}
         What the rows were taken for.
     n_iter_ : int
@@ -322,6 +305,9 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if shots.all():
             known = familiar(own.support, own.labels, own.num_classes, None)
         self._familiar = None if known is None else moved(known, "cpu")
+        self.alarm_ = ""
+        if query is not None and fit.solution is not None:
+            self.alarm_ = self._alarm(query, fit.solution)[1].kind
         self.calibrated_ = calibrates(shots, named=prototypes is not None)
         self._set_results(fit, labels, has_label, rows.dtype)
         self._batch = X, has_label
@@ -416,31 +402,6 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = self.rows != "embeddings"
         return tags
 
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())  # which may be that of the model
-        for name in ("_batch", *OF_ROWS):  # as large as the data, and new rows do not need them
-            state.pop(name, None)
-        return state
-
-    def __copy__(self) -> PaddleClassifier:
-        return self._with(self.__dict__)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PaddleClassifier:
-        return self._with(deepcopy(self.__dict__, memo))
-
-    def _with(self, state: dict[str, Any]) -> PaddleClassifier:
-        other = type(self).__new__(type(self))
-        other.__dict__.update(state)
-        return other
-
-    def __getattr__(self, name: str) -> Any:
-        """Explain what a loaded model lacks."""
-        if name in OF_ROWS and "classes_" in self.__dict__:
-            raise AttributeError(
-                f"{name} is of the rows of fit, and a pickled model does not keep it: save it apart"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     # --- new rows -------------------------------------------------------------------------------
 
     @without_autocast()
@@ -485,15 +446,7 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Warns by a `paddle_ext.presence.UnfamiliarBatchWarning` if the batch looks unlike the
         labelled rows: if more than 0.3 of ten rows or more are strangers, or more than half are
-        copies of one.
-
-        Returns
-        -------
-        ClassifiedBatch
-            ``labels`` [n]; ``probabilities`` [n, K], like ``label_distributions_``; ``doubt`` [n];
-            ``novelty`` [n], NaN where it is not known; ``strangers``, the share of rows that are of
-            no known class; and ``alarm``, "copies" or "strangers" or both if there was a warning,
-            otherwise empty.
+        copies of one. ``alarm`` says which.
 
         Examples
         --------
@@ -509,7 +462,8 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         solution = self._solved(rows, self._options_of_batch(rows, groups, same))
         places = array(self._labels_of(solution))
         K, dtype = len(self.classes_), solution.probabilities.dtype
-        none, novelty = np.zeros(len(rows), dtype=bool), None
+        none = np.zeros(len(rows), dtype=bool)
+        novelty, alarm = self._alarm(rows, solution)
         if self._familiar is not None:
             novelty = moved(self._familiar, rows.device).novelty(rows, solution.labels)
         alarm = alarm_of(rows, novelty)
@@ -547,6 +501,15 @@ class PaddleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         whole = self._labels_of(self._solved(rows, options))
         return array(changes(whole, labels_of, things, halvings, seed))
+
+    def _alarm(self, rows: Tensor, solution: Solution) -> tuple[Tensor | None, Alarm]:
+        """The novelty of a batch, None if it is not known, and what it is alarming for; warns."""
+        novelty = None
+        if self._familiar is not None:
+            novelty = moved(self._familiar, rows.device).novelty(rows, solution.labels)
+        alarm = alarm_of(rows, novelty)
+        alarm.warn()
+        return novelty, alarm
 
     def _options_of_batch(self, rows: Tensor, groups: Any, same: Any) -> dict[str, Any]:
         """The options of the rule for rows that form a new batch."""

@@ -26,6 +26,11 @@ def model(**options: Any) -> PaddleClassifier:
     return PaddleClassifier(rows="embeddings", device="cpu", **options)
 
 
+def fit_with(rows: np.ndarray) -> PaddleClassifier:
+    """To unlabelled rows, too."""
+    return model().fit(np.concatenate([X, rows]), np.concatenate([KNOWN, np.full(len(rows), -1)]))
+
+
 def test_a_batch_is_classified_with_all_that_is_known_of_it() -> None:
     """As `fit` with these unlabelled rows does, and `BatchClassifier`."""
     found = model().fit(X, KNOWN).classify_batch(NEW)
@@ -49,8 +54,12 @@ def test_an_unfamiliar_batch_raises_the_alarm() -> None:
             found = fitted.classify_batch(rows)
         assert found.alarm
         assert warned[0].filename == __file__
-        with pytest.warns(UnfamiliarBatchWarning):
-            fitted.predict_batch(rows)
+        for classify in (fitted.predict_batch, lambda rows: fit_with(rows).transduction_):
+            with pytest.warns(UnfamiliarBatchWarning):
+                classify(rows)
+    assert fit_with(NEW).alarm_ == ""
+    with pytest.warns(UnfamiliarBatchWarning):
+        assert "copies" in fit_with(0 * NEW).alarm_
 
 
 def test_novelty_is_missing_where_it_is_not_known() -> None:
@@ -98,7 +107,8 @@ def test_a_pickle_has_nothing_of_the_rows_of_fit() -> None:
     sizes = []
     for copies in (1, 50):
         rows = np.concatenate([X, NEW.repeat(copies, 0)])
-        fitted = model().fit(rows, np.concatenate([KNOWN, np.full(60 * copies, -1)]))
+        y = np.concatenate([KNOWN, np.full(60 * copies, -1)])
+        fitted = model().fit(rows, y, groups=np.arange(len(y)) % (10 * copies))
         data = pickle.dumps(fitted)
         sizes.append(len(data))
     assert sizes[1] < sizes[0] + 500
@@ -107,7 +117,7 @@ def test_a_pickle_has_nothing_of_the_rows_of_fit() -> None:
     np.testing.assert_array_equal(loaded.predict_batch(NEW), fitted.predict_batch(NEW))
     np.testing.assert_array_equal(loaded.novelty(NEW), fitted.novelty(NEW))
     assert loaded.prevalence_.estimate.shape == (K,)
-    for name in ("transduction_", "label_distributions_", "doubt_"):
+    for name in ("transduction_", "label_distributions_", "doubt_", "groups_"):
         with pytest.raises(AttributeError, match=f"{name} is of the rows of fit, and a pickled"):
             getattr(loaded, name)
         for other in (copy.copy(fitted), copy.deepcopy(fitted)):

@@ -123,6 +123,7 @@ def test_clone_pickle_and_pipeline() -> None:
     assert (pipe.predict(X) == NAMES[truth]).mean() > 0.95
 
 
+@pytest.mark.filterwarnings("ignore::paddle_ext.presence.UnfamiliarBatchWarning")
 def test_extreme_numbers() -> None:
     """Zeros, equal rows, and rows of any length give probabilities."""
     X, _, text = batch()
