@@ -40,7 +40,7 @@ MANY_STRANGERS = 0.2
 class ToCheck(NamedTuple):
     row: int
     wrong: float  # how likely its label is wrong
-    reason: str  # "no text", "unknown" (unlike its class) or "doubtful" (another is as likely)
+    reason: str  # "no text", "unknown" (unlike its class) or "doubtful" (the others are as likely)
 
 
 def to_check(answers: Answers) -> list[ToCheck]:
