@@ -52,7 +52,7 @@ def is_unclear(cell: object) -> bool:
         match is not None
         and match["sign"] != "."
         and max(int(match["first"]), int(match["second"])) <= MONTHS
-        and match["first"] != match["second"]
+        and int(match["first"]) != int(match["second"])
     )
 
 
