@@ -90,8 +90,8 @@ class BatchClassifier:
         Prefix of the columns that the result adds, in case a batch has such columns.
     alarms : bool
         Whether the result says how unlike the labelled rows a batch is: adds ``novelty``,
-        ``strangers`` and ``alarm``, and warns. It adds a millisecond to a small batch, and a half
-        to all of its time to a large one.
+        ``strangers`` and ``alarm``, and warns. It adds one or two milliseconds to a small batch,
+        and to a large one a third to all of its time.
     group : str, optional
         Name of a column of groups in a batch, integers or strings: the rows of a group have
         proportions of their own, as in `paddle_ext.adaptive`.
