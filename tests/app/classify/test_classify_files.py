@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import json
 import os
 import resource
 from pathlib import Path
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from classify_data import (
     NAMES,
     embeddings,
@@ -17,10 +19,14 @@ from classify_data import (
     refused,
     run,
     said,
+    settings,
     table,
     table_with_gaps,
+    write_table,
 )
 from scripts import ended, run_code
+
+from paddle_ext.app.classify import classify
 
 ESCAPE = "\x1b[31m"
 
@@ -235,3 +241,32 @@ def test_a_locale_without_the_characters_of_a_name(files: tuple[Path, Path]) -> 
     told = run_code(code, *files, "--output", output, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert told[-1].endswith("gr\\xfcn.csv")
     assert output.is_file()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".csv", ".json", ".parquet"])
+def test_names_of_files_in_upper_case(tmp_path: Path, suffix: str) -> None:
+    """As some programs of Windows write them."""
+    rows = {"f1": [1.5, 2, 7, 8, 8], "f2": [2, 1.5, 8, 7.5, 7], "label": ["a", "a", "b", "b", ""]}
+    features = np.stack([rows["f1"], rows["f2"]], axis=1).astype(np.float32)
+    known, new = tmp_path / f"known{suffix}", tmp_path / f"new{suffix}"
+    if suffix == ".npz":
+        np.savez(known, features=features[:4], labels=rows["label"][:4])
+        np.savez(new, features=features[4:])
+    elif suffix == ".safetensors":
+        save_file = pytest.importorskip("safetensors.torch").save_file
+        labels = torch.tensor([0, 0, 1, 1])
+        save_file({"features": torch.from_numpy(features[:4]), "labels": labels}, known)
+        save_file({"features": torch.from_numpy(features[4:])}, new)
+    elif suffix == ".json":
+        records = [
+            dict(zip(rows, cells, strict=True)) for cells in zip(*rows.values(), strict=True)
+        ]
+        known.write_text(json.dumps(records[:4]))
+        new.write_text(json.dumps(records[4:]))
+    else:
+        write_table(known, {name: cells[:4] for name, cells in rows.items()})
+        write_table(new, {name: cells[4:] for name, cells in rows.items()})
+    files = [path.rename(path.with_suffix(suffix.upper())) for path in (known, new)]
+    report = classify(*files, tmp_path / "out", settings())
+    assert len(report) == 1
+    assert report.answers.prediction(0) in ("b", "1")
