@@ -59,7 +59,8 @@ def titles_of(source: Source, *more: str) -> Titles:
     """
     tables = [one.table for one in (source.rows, source.samples) if isinstance(one, TableSamples)]
     taken = {name for table in tables for name in table.names}
-    label = None if source.rows is None else source.rows.columns.label
+    asked = source.settings.columns.label  # of a model, or of names, there are no labelled rows
+    label = asked if source.rows is None else source.rows.columns.label
     own, moved = label or LABEL, None
     if own == source.settings.columns.truth:
         moved = free_title("truth", taken)

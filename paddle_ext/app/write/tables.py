@@ -158,7 +158,12 @@ def write_excel(
 
 def excel_column(column: Any, rounded: bool) -> list[Any]:
     values = python_values(column)
-    return [x and round(x, 6) for x in values] if rounded else values
+    if rounded:
+        return [x and round(x, 6) for x in values]
+    known = [value for value in values if value is not None]
+    if all(isinstance(value, datetime) and value.timetz() == time() for value in known):
+        return [value and value.date() for value in values]  # of datetimes Excel shows the time
+    return values
 
 
 def excel_cell(sheet: Any, value: Any) -> Any:

@@ -114,6 +114,8 @@ def test_the_users_workbook_keeps_its_types(tmp_path: Path, option: str) -> None
         if name != "Topic":
             assert [row[name] for row in rows] == columns[name], name
     assert {type(row["Topic"]) for row in rows} == {int}
+    days = next(openpyxl.load_workbook(back).active.iter_cols(8, 8, 2))
+    assert {cell.number_format for cell in days} == {"yyyy-mm-dd"}  # without a time
     assert all(row["Topic"] == x for row, x in zip(rows, columns["Topic"], strict=True) if x != "")
 
 
@@ -178,3 +180,16 @@ def test_a_table_and_labelled_arrays(tmp_path: Path) -> None:
     assert [row["label"] for row in rows[:24]] == NAMES[LABELS].tolist()
     assert [row["who"] for row in rows] == [""] * 24 + columns["who"]
     assert {row["source"] for row in rows[24:]} == {"predicted"}
+
+
+def test_a_saved_model_fills_the_column_that_is_named(tmp_path: Path) -> None:
+    columns = own_table(comma=False)
+    source, back = write_table(tmp_path / "tickets.csv", columns), tmp_path / "back.csv"
+    options = ("--label", "Topic", "--embedding", "Größe,b,c,d")
+    said(source, *options, "--save", tmp_path / "m.npz", "--output", tmp_path / "out")
+    said(source, "--model", tmp_path / "m.npz", "--label", "Topic", "--output", back)
+    rows = table(back)
+    assert list(rows[0]) == [*columns, *RESULTS]
+    given = [row["Topic"] for row in rows if row["source"] == "given"]
+    assert given == [name for name in columns["Topic"] if name]
+    assert {row["Topic"] for row in rows} <= {*NAMES}
