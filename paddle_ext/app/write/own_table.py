@@ -220,17 +220,17 @@ def all_samples(corrected: Corrected, answers: Answers, titles: Titles, *, numbe
     if rows is not None and changed:
         row_of = rows.row_numbers()
         changed = {row_of[place]: label for place, label in changed.items()}
-    options: Any = {"changed": changed, "cells": own_cells(rows), "numbers": numbers}
-    one_table = rows is not None and rows.table is samples.table
+    cells, found = own_cells(rows), found_of(answers)
 
     before: list[Any] = []
-    if rows is not None and not one_table:
-        before = list(filled(rows, titles, **options))
-    elif rows is None and examples.names:
+    of_new = changed
+    if rows is None or rows.table is not samples.table:
+        of_new = {}  # the rows to classify have numbers of their own
+    if rows is None and examples.names:
         before = [named_samples(corrected, titles, changed)]
-    if not one_table:
-        options["changed"] = {}
-    after = list(filled(samples, titles, found_of(answers), **options))
+    elif rows is not None and rows.table is not samples.table:
+        before = [*filled(rows, titles, None, changed, cells, numbers=numbers)]
+    after = [*filled(samples, titles, found, of_new, cells, numbers=numbers)]
 
     if DATA in titles.results:
         before = [with_data(piece, titles, corrected.data.labelled) for piece in before]
