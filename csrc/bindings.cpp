@@ -23,22 +23,17 @@ void add_target(py::module_& module) {
             "stream", [](const Target& t) { return reinterpret_cast<uintptr_t>(t.stream); });
 }
 
-template <typename Keywords>
-using ParamsOf = typename std::decay_t<Keywords>::Params;
-
-#define FIELDS_1(a) &ParamsOf<decltype(all)>::a
-#define FIELDS_2(a, b) FIELDS_1(a), FIELDS_1(b)
-#define FIELDS_3(a, b, c) FIELDS_2(a, b), FIELDS_1(c)
-#define FIELDS_4(a, b, c, d) FIELDS_3(a, b, c), FIELDS_1(d)
-#define FIELDS_OF(a, b, c, d, chosen, ...) chosen
-#define FIELDS(...) FIELDS_OF(__VA_ARGS__, FIELDS_4, FIELDS_3, FIELDS_2, FIELDS_1, )(__VA_ARGS__)
-
-void add_calls(py::module_& module){
-#define CALL(Name, name, cpu, cuda) AddedCall<Name##Params>{module, #name} = [](auto& all)
-#define MAKE(type, ...) all.make.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
-#define RUN(type, ...) all.run.template add<FIELDS(__VA_ARGS__)>(#__VA_ARGS__)
+void add_calls(py::module_& module) {
+    py::options options;
+    options.disable_function_signatures();  // the documentation has better ones
+#define CALL(Name, name, cpu, cuda) \
+    AddedCall<Name##Params>{module, #name} = [](auto& params, auto& make, auto& run)
+#define MAKE(type, name) make(#name, params.name)
+#define RUN(type, name) run(#name, params.name)
 #define OWN(type, name) static_assert(true)
-#define MEMORY() RUN(void*, workspace, workspace_bytes)
+#define MEMORY()           \
+    RUN(void*, workspace); \
+    RUN(int64_t, workspace_bytes)
 #define ONE_BY_ONE(...) static_assert(true)
 #include "common/calls.inl"
 }

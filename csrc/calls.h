@@ -1,14 +1,10 @@
-// A call as Python sees it: an object built from keyword arguments only, with methods that take
-// further keywords, each stored in a field of a struct (common/calls.inl). It runs the functions that
-// take the struct, on the CPU or on CUDA.
-//
-// pybind11's own keyword arguments take 8 us for the 30 fields of a call, these take 1 us; and they
-// have a signature that `inspect` can read, and types from which tools/make_stub.py writes
-// _native.pyi. A function whose callers write its keywords out should have at most 15: from 16 on
-// Python packs them into a dictionary, which costs more than everything else.
+// A call as Python sees it: an object made from keyword arguments, with methods that take further
+// ones, each stored in a field of a struct (common/calls.inl). It runs the functions that take the
+// struct, on the CPU or on CUDA.
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
@@ -18,8 +14,8 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cctype>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -34,55 +30,33 @@ namespace py = pybind11;
 
 // --- from Python to a field ---------------------------------------------------------------------
 
-inline void raise_if_failed() {
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-}
-
+// Addresses and the numbers of enumerations are integers in Python. Throws py::cast_error for what is
+// not of the type of the field.
 template <typename Field>
-void read(PyObject* value, Field& field) {
-    if constexpr (std::is_same_v<Field, Target>) {
-        if (!py::isinstance<Target>(value)) throw py::type_error("must be a Target");
-        field = py::handle(value).cast<const Target&>();
-    } else if constexpr (std::is_same_v<Field, bool>) {
-        if (!PyBool_Check(value)) throw py::type_error("must be True or False");
-        field = value == Py_True;
-    } else if constexpr (std::is_floating_point_v<Field>) {
-        field = PyFloat_AsDouble(value);
-        if (field == -1) raise_if_failed();
-    } else if constexpr (std::is_pointer_v<Field>) {
-        field = static_cast<Field>(PyLong_AsVoidPtr(value));
-        if (field == nullptr) raise_if_failed();
-    } else if constexpr (std::is_unsigned_v<Field>) {
-        field = PyLong_AsUnsignedLongLong(value);
-        if (field == Field(-1)) raise_if_failed();
-    } else {  // a signed integer, or an enumeration
-        const long long number = PyLong_AsLongLong(value);
-        if (number == -1) raise_if_failed();
-        field = static_cast<Field>(number);
-        if (static_cast<long long>(field) != number) throw py::value_error("is too large");
+void read(const py::handle& value, Field& field) {
+    if constexpr (std::is_pointer_v<Field>) {
+        field = reinterpret_cast<Field>(value.cast<uintptr_t>());
+    } else if constexpr (std::is_enum_v<Field>) {
+        field = Field(value.cast<int>());
+    } else {
+        field = value.cast<Field>();
     }
 }
 
 template <typename Item, size_t Count>
-void read(PyObject* value, Item (&items)[Count]) {
-    const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(value, "no sequence"));
-    if (!sequence) throw py::error_already_set();
-    if (PySequence_Fast_GET_SIZE(sequence.ptr()) != Py_ssize_t(Count)) {
-        throw py::value_error("must have " + std::to_string(Count) + " numbers");
-    }
-    for (size_t i = 0; i < Count; ++i) {
-        read(PySequence_Fast_GET_ITEM(sequence.ptr(), Py_ssize_t(i)), items[i]);
-    }
+void read(const py::handle& value, Item (&items)[Count]) {
+    const auto values = value.cast<std::array<py::object, Count>>();
+    for (size_t i = 0; i < Count; ++i) read(values[i], items[i]);
 }
 
 // The sizes of a task, as one tuple.
-inline void read(PyObject* value, TaskSizes& sizes) {
+inline void read(const py::handle& value, TaskSizes& sizes) {
     int64_t n[7];
     read(value, n);
     sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6] != 0};
 }
 
-inline void read(PyObject* value, PosteriorSizes& sizes) {
+inline void read(const py::handle& value, PosteriorSizes& sizes) {
     int64_t n[7];
     read(value, n);
     sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
@@ -106,85 +80,69 @@ std::string type_of() {
 }
 
 // --- keywords -----------------------------------------------------------------------------------
+//
+// Three ways to meet the parameters of a call, which are listed in common/calls.inl: to read them
+// from keyword arguments, to write down their types, and not at all.
 
-template <typename Struct>
-class Keywords {
+// All parameters are required, and no others are allowed.
+class ReadKeywords {
   public:
-    explicit Keywords(std::string function) : function_(std::move(function)) {}
+    ReadKeywords(std::string function, const py::kwargs& given)
+        : function_(std::move(function)), given_(given) {}
 
-    // Keywords with the given names, separated by commas.
-    template <auto... Fields>
-    void add(std::string_view names) {
-        (add_one<Fields>(take_name(names)), ...);
+    template <typename Field>
+    void operator()(const char* name, Field& field) {
+        const py::str key(name);
+        if (!given_.contains(key)) {
+            throw py::type_error(function_ + "() needs the argument '" + name + "'");
+        }
+        known_.push_back(name);
+        const py::object value = given_[key];
+        try {
+            read(value, field);
+        } catch (const py::cast_error&) {
+            const std::string got = py::repr(value);
+            throw py::type_error(function_ + "(): " + name + " must be " + type_of<Field>() +
+                                 ", got " + got);
+        }
     }
 
-    // All keywords are required and no others are allowed; fastest in the order of `add`.
-    void read_all(PyObject* const* values, Py_ssize_t positional, PyObject* names,
-                  Struct& to) const {
-        if (positional != 0) throw py::type_error(function_ + "() takes keyword arguments only");
-        const size_t given = names == nullptr ? 0 : size_t(PyTuple_GET_SIZE(names));
-        for (size_t i = 0; i < given; ++i) {
-            PyObject* const name = PyTuple_GET_ITEM(names, Py_ssize_t(i));
-            const size_t at = i < list_.size() && list_[i].interned == name ? i : find(name);
-            if (at == list_.size()) {
-                const std::string text = py::str(py::handle(name));
-                throw py::type_error(function_ + "() got an unexpected argument '" + text + "'");
+    // Call it when all parameters are read.
+    void refuse_others() const {
+        if (given_.size() == known_.size()) return;
+        for (const auto& item : given_) {
+            const std::string name = py::str(item.first);
+            if (std::find(known_.begin(), known_.end(), name) == known_.end()) {
+                throw py::type_error(function_ + "() got an unexpected argument '" + name + "'");
             }
-            list_[at].set(values[i], to);
-        }
-        // Python rejects duplicate names, so if the count is right none is missing.
-        if (given != list_.size()) {
-            throw py::type_error(function_ + "() takes " + std::to_string(list_.size()) +
-                                 " arguments, got " + std::to_string(given));
         }
     }
-
-    // A docstring: the signature as `inspect` reads it, without types, then with them.
-    std::string signature(bool method, const std::string& result) const {
-        std::string plain = method ? "$self" : "", typed = method ? "self" : "";
-        for (std::string* const all : {&plain, &typed}) {
-            if (!list_.empty()) *all += method ? ", *" : "*";
-        }
-        for (const auto& keyword : list_) {
-            plain += ", " + keyword.name;
-            typed += ", " + keyword.name + ": " + keyword.type;
-        }
-        return function_ + "(" + plain + ")\n--\n\n" + function_ + "(" + typed + ") -> " + result;
-    }
-
-    const char* function() const { return function_.c_str(); }
 
   private:
-    struct Keyword {
-        std::string name;
-        PyObject* interned;
-        std::string type;
-        void (*set)(PyObject*, Struct&);
-    };
+    const std::string function_;
+    const py::kwargs& given_;
+    std::vector<std::string_view> known_;
+};
 
-    template <auto Field>
-    void add_one(const std::string& name) {
-        PyObject* const interned = PyUnicode_InternFromString(name.c_str());
-        if (interned == nullptr) throw py::error_already_set();
-        using Type = std::remove_reference_t<decltype(std::declval<Struct&>().*Field)>;
-        const auto set = [](PyObject* value, Struct& to) { read(value, to.*Field); };
-        list_.push_back({name, interned, type_of<Type>(), set});
+// Writes down a signature: documentation, from which tools/make_stub.py writes _native.pyi.
+class WriteSignature {
+  public:
+    explicit WriteSignature(std::string begin) : text_(std::move(begin)) {}
+
+    template <typename Field>
+    void operator()(const char* name, const Field&) {
+        text_ += std::string(", ") + name + ": " + type_of<Field>();
     }
 
-    static std::string take_name(std::string_view& names) {
-        const std::string_view first = names.substr(0, names.find(','));
-        names.remove_prefix(std::min(first.size() + 1, names.size()));
-        return std::string(first.substr(first.find_first_not_of(' ')));
-    }
+    std::string returning(const std::string& result) const { return text_ + ") -> " + result; }
 
-    size_t find(PyObject* name) const {
-        size_t at = 0;
-        while (at < list_.size() && PyUnicode_Compare(list_[at].interned, name) != 0) ++at;
-        return at;
-    }
+  private:
+    std::string text_;
+};
 
-    std::string function_;
-    std::vector<Keyword> list_;
+struct Skip {
+    template <typename Field>
+    void operator()(const char*, const Field&) const {}
 };
 
 // --- calls ----------------------------------------------------------------------------------------
@@ -240,23 +198,6 @@ void run_call(const Call<Params>& call) {
     if constexpr (Params::kCpu) run_cpu(params, at.threads);
 }
 
-// Turns C++ exceptions into Python ones.
-template <typename Body>
-PyObject* guarded(const Body& body) {
-    try {
-        return body();
-    } catch (py::error_already_set& error) {
-        error.restore();
-    } catch (const py::builtin_exception& error) {
-        error.set_error();
-    } catch (const std::invalid_argument& error) {
-        PyErr_SetString(PyExc_ValueError, error.what());
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    return nullptr;
-}
-
 // Releases the GIL during its lifetime, but takes it about ten times a second to check for signals,
 // whose handlers may raise an exception such as KeyboardInterrupt. The call is then cancelled.
 // Handlers run on the main thread only, so other threads do not check: they would wait for the GIL
@@ -294,120 +235,56 @@ class WithoutGil {
 // handler inside another call must not share it, so it asks for more than the scratch has.
 constexpr int64_t kBeyondScratch = int64_t(1) << 20;
 
-// The keywords of the functions of a call, NAME_call and `run`. The target comes first and the
-// workspace last.
-template <typename P>
-struct CallKeywords {
-    using Params = P;
-    Keywords<Call<Params>> make, workspace{"workspace"}, run{"run"};
-
-    explicit CallKeywords(const std::string& name) : make(name + "_call") {
-        make.template add<&Call<Params>::target>("target");
-    }
-};
-
-// The module function `make` returns an object whose method `workspace` returns the bytes that
-// `run` needs; `run` releases the GIL. There is one such class per struct, so everything is static.
 template <typename Params>
-class CallClass {
-  public:
-    static void add_to(py::module_& module, const std::string& name,
-                       const CallKeywords<Params>& all) {
-        static const CallKeywords<Params> keywords = all;
-        keywords_ = &keywords;
-        static PyMethodDef makers[] = {method(keywords.make, make_call, false, name.c_str()), {}};
-        static PyMethodDef methods[] = {method(keywords.workspace, workspace, true, "int"),
-                                        method(keywords.run, run, true, "None"),
-                                        {}};
-        static PyType_Slot slots[] = {
-            {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(destroy)}, {}};
-        static const std::string full_name =
-            py::str(module.attr("__name__")).cast<std::string>() + "." + name;
-        static PyType_Spec spec = {full_name.c_str(), sizeof(Object), 0,
-                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-        PyObject* const type = PyType_FromSpec(&spec);
-        if (type == nullptr || PyModule_AddFunctions(module.ptr(), makers) != 0) {
-            throw py::error_already_set();
-        }
-        module.attr(name.c_str()) = py::handle(type);
-        type_ = reinterpret_cast<PyTypeObject*>(type);
-    }
+int64_t workspace_bytes(const Call<Params>& call) {
+    const int64_t bytes = workspace_of(call);
+    return inside_call() && bytes >= 0 ? std::max(bytes, kBeyondScratch) : bytes;
+}
 
-  private:
-    struct Object {
-        PyObject_HEAD Call<Params> call;
-    };
-
-    using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
-
-    static PyMethodDef method(const Keywords<Call<Params>>& keywords, Function function,
-                              bool method, const char* result) {
-        // Lives as long as the module.
-        const auto* const doc = new std::string(keywords.signature(method, result));
-        return {keywords.function(),
-                reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)),
-                METH_FASTCALL | METH_KEYWORDS, doc->c_str()};
-    }
-
-    static PyObject* make_call(PyObject*, PyObject* const* values, Py_ssize_t positional,
-                               PyObject* names) {
-        return guarded([&] {
-            Call<Params> call{};
-            keywords_->make.read_all(values, positional, names, call);
-            PyObject* const self = type_->tp_alloc(type_, 0);
-            if (self != nullptr) reinterpret_cast<Object*>(self)->call = call;
-            return self;
-        });
-    }
-
-    static PyObject* workspace(PyObject* self, PyObject* const* values, Py_ssize_t positional,
-                               PyObject* names) {
-        return guarded([&] {
-            Call<Params> call = reinterpret_cast<Object*>(self)->call;
-            keywords_->workspace.read_all(values, positional, names, call);
-            int64_t bytes = workspace_of(call);
-            if (inside_call() && bytes >= 0 && bytes < kBeyondScratch) bytes = kBeyondScratch;
-            return PyLong_FromLongLong(bytes);
-        });
-    }
-
-    static PyObject* run(PyObject* self, PyObject* const* values, Py_ssize_t positional,
-                         PyObject* names) {
-        return guarded([&]() -> PyObject* {
-            Call<Params> call = reinterpret_cast<Object*>(self)->call;
-            keywords_->run.read_all(values, positional, names, call);
-            {
-                const WithoutGil released;
-                run_call(call);
-            }
-            if (PyErr_Occurred() != nullptr) return nullptr;  // raised by a signal handler
-            Py_RETURN_NONE;
-        });
-    }
-
-    static void destroy(PyObject* self) {
-        PyTypeObject* const type = Py_TYPE(self);
-        type->tp_free(self);
-        Py_DECREF(type);
-    }
-
-    inline static const CallKeywords<Params>* keywords_ = nullptr;
-    inline static PyTypeObject* type_ = nullptr;
-};
-
-// Adds NAME_call and the class NameCall to the module; describe(keywords), which is assigned, adds
-// the keywords.
+// Adds NAME_call to the module, which returns an object of the class NameCall. Its method `workspace`
+// returns the bytes that `run` needs; `run` releases the GIL. parameters(params, make, run), which is
+// assigned, passes the name and the field of each parameter to `make` or to `run`.
 template <typename Params>
 struct AddedCall {
     py::module_& module;
     std::string name;
 
-    template <typename Describe>
-    void operator=(const Describe& describe) {
-        CallKeywords<Params> all(name);
-        describe(all);
-        name[0] = char(std::toupper(name[0]));
-        CallClass<Params>::add_to(module, name + "Call", all);
+    template <typename Parameters>
+    void operator=(const Parameters& parameters) {
+        std::string class_name = name + "Call";
+        class_name[0] = char(std::toupper(class_name[0]));
+        const std::string maker = name + "_call";
+
+        Params none{};
+        Skip skip;
+        WriteSignature of_maker(maker + "(*, target: Target"), of_run("run(self, *");
+        parameters(none, of_maker, skip);
+        parameters(none, skip, of_run);
+
+        const auto make = [maker, parameters](const py::kwargs& given) {
+            Call<Params> call{};
+            Skip skip;
+            ReadKeywords keywords(maker, given);
+            keywords("target", call.target);
+            parameters(call, keywords, skip);
+            keywords.refuse_others();
+            return call;
+        };
+        const auto run = [parameters](Call<Params> call, const py::kwargs& given) {
+            Skip skip;
+            ReadKeywords keywords("run", given);
+            parameters(call, skip, keywords);
+            keywords.refuse_others();
+            {
+                const WithoutGil released;
+                run_call(call);
+            }
+            if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // by a signal handler
+        };
+        py::class_<Call<Params>>(module, class_name.c_str(), py::is_final())
+            .def("workspace", &workspace_bytes<Params>, "workspace(self) -> int")
+            .def("run", run, of_run.returning("None").c_str());
+        module.def(maker.c_str(), make, of_maker.returning(class_name).c_str());
     }
 };
 

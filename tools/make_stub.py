@@ -77,7 +77,7 @@ def stub() -> str:
         maker = getattr(_native, name.removesuffix("Call").lower() + "_call")
         text += f"\n{definition(maker)}\n@final\nclass {name}:\n"
         for method, value in vars(kind).items():
-            if not method.startswith("__"):
+            if not method.startswith("_"):
                 text += definition(value, "    ")
     return text
 

@@ -5,8 +5,8 @@
 //                                         whose method `run` runs the call. On the CPU it solves its
 //                                         tasks one by one (CPU_TASKS, see cpu/levels.h), or has its
 //                                         own run_cpu (CPU), or none (NO_CPU); likewise on CUDA.
-//   MAKE(type, names..)                   given to name_call: sizes and options
-//   RUN(type, names..)                    given to `run`: mostly pointers
+//   MAKE(type, name)                      given to name_call: a size, an option or an early pointer
+//   RUN(type, name)                       given to `run`: mostly pointers
 //   OWN(type, name)                       set by native code, not from Python
 //   MEMORY()                              given to `run`: as many bytes of memory as `workspace` says
 //
@@ -19,7 +19,8 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
     MAKE(TaskSizes, size);
     MAKE(double, lam);
     MAKE(Scaling, scaling);
-    MAKE(double, temperature, epsilon);
+    MAKE(double, temperature);
+    MAKE(double, epsilon);
     MAKE(int, max_iter);
     MAKE(double, tol);                    // mean shift of the prototypes
     RUN(const void*, support);            // [B, S, D], [S, D] when shared, or the bank [N, D]
@@ -39,8 +40,11 @@ CALL(Paddle, paddle, CPU_TASKS, CUDA) {
 
 CALL(Sinkhorn, sinkhorn, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(int64_t, B, Q, K);
-    MAKE(bool, row_mass_shared, col_mass_shared);
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);
+    MAKE(bool, row_mass_shared);
+    MAKE(bool, col_mass_shared);
     MAKE(double, sharpness);  // the factor on the cost
     MAKE(int, max_iter);
     MAKE(double, tol);
@@ -56,7 +60,8 @@ CALL(Sinkhorn, sinkhorn, CPU_TASKS, CUDA) {
 // Whether the labels and the numbers of a call are valid.
 CALL(Values, values, CPU, CUDA) {
     MAKE(DType, dtype);  // of the numbers
-    MAKE(int64_t, B, S);
+    MAKE(int64_t, B);
+    MAKE(int64_t, S);
     MAKE(double, most);            // a valid number is at most this in magnitude
     MAKE(ValuesCounts, counts);    // of the numbers
     RUN(const int64_t*, labels);   // [B, S]
@@ -74,7 +79,8 @@ CALL(Tim, tim, CPU_TASKS, CUDA) {
     MAKE(double, temperature);
     // Of the support's cross-entropy, the marginal, the conditional entropy; an order of 1 is
     // Shannon's.
-    MAKE(TimTerms, weight, alpha);
+    MAKE(TimTerms, weight);
+    MAKE(TimTerms, alpha);
     MAKE(double, learning_rate);  // of Adam, or the step fraction towards the closed form
     MAKE(int, max_iter);
     RUN(const void*, support);            // [B, S, D], or [S, D] when shared
@@ -89,7 +95,9 @@ CALL(Tim, tim, CPU_TASKS, CUDA) {
 
 CALL(Adapt, adapt, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the logits
-    MAKE(int64_t, B, Q, K);
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);
     MAKE(double, weight);  // of a query in the counts
     MAKE(int, max_iter);
     MAKE(double, tol);
@@ -113,7 +121,9 @@ CALL(Adapt, adapt, CPU_TASKS, CUDA) {
 // proportions of each group. One group is one task.
 CALL(Groups, groups, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // real: float32 or float64
-    MAKE(int64_t, B, Q, K);
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);
     MAKE(int64_t, partners);  // rows of its group that a row is compared with, at most
     MAKE(int64_t, C);         // chances that two rows are one draw; 0 for the proportions
     MAKE(int, max_iter);
@@ -136,7 +146,8 @@ CALL(Groups, groups, CPU_TASKS, CUDA) {
 // The likeliest mixture of chances of N groups. One task.
 CALL(Mixture, mixture, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // float64
-    MAKE(int64_t, N, C);
+    MAKE(int64_t, N);
+    MAKE(int64_t, C);
     MAKE(int, steps);
     RUN(const double*, likely);   // [N, C] as above
     RUN(const double*, chances);  // [C]
@@ -150,7 +161,9 @@ CALL(Mixture, mixture, CPU_TASKS, CUDA) {
 //   u = softmax( even_k + known ln max(1, 1 + kept_k (sum_k - u_k)) + share logit ),   sum_k of u
 CALL(Judge, judge, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // real: float32 or float64
-    MAKE(int64_t, B, Q, K);
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);
     MAKE(double, temper);         // factor on the last logits
     RUN(const void*, logits);     // [Q, K] real
     RUN(const int64_t*, order);   // [Q] the rows, group by group
@@ -168,7 +181,9 @@ CALL(Judge, judge, CPU_TASKS, CUDA) {
 // these sets. One group is one task.
 CALL(Sets, sets, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // real: float32 or float64
-    MAKE(int64_t, B, Q, K);
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);
     RUN(const void*, logits);     // [Q, K] real
     RUN(const int64_t*, order);   // [Q] the rows, group by group
     RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
@@ -194,7 +209,10 @@ CALL(Mean, mean, CPU, CUDA) {
 // Statistics of the labelled rows of `adaptive`, before calibration.
 CALL(Labelled, labelled, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(int64_t, B, S, K, D);
+    MAKE(int64_t, B);
+    MAKE(int64_t, S);
+    MAKE(int64_t, K);
+    MAKE(int64_t, D);
     MAKE(int64_t, R);             // calibration rows; 0 if every class has one row
     RUN(const void*, support);    // [B, S, D]
     RUN(const int64_t*, labels);  // [B, S]
@@ -213,7 +231,9 @@ CALL(Labelled, labelled, CPU_TASKS, CUDA) {
 // Rows in the coordinates chosen by the labelled rows: unit norm, minus the centre, unit norm.
 CALL(Coordinates, coordinates, CPU, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(int64_t, B, N, D);
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, D);
     MAKE(bool, shared);        // one centre for all tasks
     MAKE(bool, split);         // on CUDA: x split, see cuda/mma.cuh
     RUN(const void*, rows);    // [B, N, D]
@@ -225,14 +245,17 @@ CALL(Coordinates, coordinates, CPU, CUDA) {
 
 CALL(Calibrate, calibrate, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the distances: float32 or float64
-    MAKE(int64_t, B, R, K);
-    MAKE(double, centre, spread);  // the expected sharpness, and the spread of its logarithm
-    RUN(const void*, distances);   // [B, R, K]
-    RUN(const int64_t*, labels);   // [B, R]
-    RUN(const int64_t*, count);    // [B]: number of rows used, from the first on
-    RUN(void*, sharpness);         // out [B]
-    RUN(void*, objective);         // out [B]
-    RUN(void*, drawn);             // out [B, K] share of other classes' rows that a class attracts
+    MAKE(int64_t, B);
+    MAKE(int64_t, R);
+    MAKE(int64_t, K);
+    MAKE(double, centre);         // the expected sharpness
+    MAKE(double, spread);         // the spread of its logarithm
+    RUN(const void*, distances);  // [B, R, K]
+    RUN(const int64_t*, labels);  // [B, R]
+    RUN(const int64_t*, count);   // [B]: number of rows used, from the first on
+    RUN(void*, sharpness);        // out [B]
+    RUN(void*, objective);        // out [B]
+    RUN(void*, drawn);            // out [B, K] share of other classes' rows that a class attracts
     MEMORY();
 };
 
@@ -241,15 +264,19 @@ CALL(Calibrate, calibrate, CPU_TASKS, CUDA) {
 // is then plain x.y + projected (Z x).(Z y), see common/adaptive.h.
 CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(int64_t, B, S, K, D);
-    MAKE(int64_t, R);                       // calibration rows
-    MAKE(bool, full);                       // the full metric too, as far as these rows choose it
-    MAKE(bool, every);                      // write `left_out`
-    MAKE(double, prior_sharpness, spread);  // as in CalibrateParams
-    MAKE(const void*, support);             // [B, S, D]
-    MAKE(const int64_t*, labels);           // [B, S]
-    RUN(void*, centre);                     // out [B, D]
-    RUN(void*, means);                      // out [B, K, D]
+    MAKE(int64_t, B);
+    MAKE(int64_t, S);
+    MAKE(int64_t, K);
+    MAKE(int64_t, D);
+    MAKE(int64_t, R);               // calibration rows
+    MAKE(bool, full);               // the full metric too, as far as these rows choose it
+    MAKE(bool, every);              // write `left_out`
+    MAKE(double, prior_sharpness);  // `centre` in CalibrateParams
+    MAKE(double, spread);           // as there
+    MAKE(const void*, support);     // [B, S, D]
+    MAKE(const int64_t*, labels);   // [B, S]
+    RUN(void*, centre);             // out [B, D]
+    RUN(void*, means);              // out [B, K, D]
     RUN(void*, rows);  // out [B, N, D] scaled means, after the scaled offsets if N = K + S: by rows
     RUN(void*, squares);    // out [B, K] of the means, in the metric
     RUN(void*, bias);       // out [B, K]
@@ -311,7 +338,9 @@ CALL(Posterior, posterior, CPU_TASKS, CUDA) {
 CALL(Assign, assign, CPU, CUDA) {
     MAKE(DType, dtype);    // of the products, and of all reals: float32 or float64
     MAKE(DType, written);  // of `probabilities` and `rest`
-    MAKE(int64_t, B, N, K);
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, K);
     MAKE(int64_t, stride);     // numbers per row of the products, of which the first K count
     MAKE(int64_t, top);        // most probable classes reported per row; may be 0
     MAKE(bool, normalise);     // else write likelihoods, the largest of a row being kLikelihoodUnit
@@ -337,7 +366,9 @@ CALL(Assign, assign, CPU, CUDA) {
 // Stored likelihoods, and the sums of probabilities under class weights.
 CALL(Count, count, CPU, CUDA) {
     MAKE(DType, dtype);  // of the likelihoods; float16 or float32, float64 on the CPU
-    MAKE(int64_t, B, N, K);
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, K);
     RUN(const void*, likelihood);  // [B, N, K]
     RUN(const void*, weights);     // [B, K] real
     RUN(const int32_t*, running);  // [B] tasks where it is not 1 are left out; or null: none
@@ -351,7 +382,8 @@ CALL(Count, count, CPU, CUDA) {
 // continues. A stopped task keeps its state.
 CALL(Dual, dual, CPU, CUDA) {
     MAKE(DType, dtype);  // real
-    MAKE(int64_t, B, K);
+    MAKE(int64_t, B);
+    MAKE(int64_t, K);
     MAKE(Prior, prior);
     MAKE(double, total);    // number of queries times their weight
     MAKE(double, weight);   // of a query in the counts
@@ -387,7 +419,9 @@ CALL(Dual, dual, CPU, CUDA) {
 // is 1 / norm of the row, and x is made unit-norm again.
 CALL(Split, split, NO_CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows: float16, bfloat16 or float32
-    MAKE(int64_t, B, N, D);
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, D);
     MAKE(int64_t, pieces);      // 1 or 3
     MAKE(bool, unit);           // the coordinates of `adaptive`
     RUN(const void*, rows);     // [B, N, D]
@@ -402,7 +436,9 @@ CALL(Split, split, NO_CPU, CUDA) {
 // Sums of rows by class, when most probabilities are too small to count.
 CALL(Sums, sums, CPU, NO_CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(int64_t, N, K, D);
+    MAKE(int64_t, N);
+    MAKE(int64_t, K);
+    MAKE(int64_t, D);
     MAKE(double, threshold);          // smaller probabilities are ignored
     MAKE(int64_t, most);              // limit on entries above it; with more, nothing is done
     RUN(const void*, probabilities);  // [N, K]
@@ -418,8 +454,10 @@ CALL(Sums, sums, CPU, NO_CUDA) {
 CALL(Absorb, absorb, CPU, CUDA) {
     MAKE(DType, dtype);   // of all arrays but `before`: float32 or float64
     MAKE(DType, stored);  // of `before`: the same, or float16 on CUDA
-    MAKE(int64_t, N, K);
-    MAKE(double, trust, temper);
+    MAKE(int64_t, N);
+    MAKE(int64_t, K);
+    MAKE(double, trust);
+    MAKE(double, temper);
     MAKE(double, sharper);          // factor on distances
     MAKE(double, share);            // factor on `added`
     RUN(void*, products);           // [N, K] of rows with s_k in the metric; out: the new logits
@@ -438,7 +476,9 @@ CALL(Absorb, absorb, CPU, CUDA) {
 // unit-norm if lengths are wanted. NaN makes both extremes NaN.
 CALL(Survey, survey, CPU, CUDA) {
     MAKE(DType, dtype);  // of the rows; real on the CPU
-    MAKE(int64_t, B, N, D);
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, D);
     RUN(const void*, rows);  // [B, N, D]
     RUN(void*, length);      // out [B, N] real, 1 / norm, 0 for a row of zeros; or null
     RUN(double*, sums);      // [B, D] incremented
@@ -453,7 +493,10 @@ CALL(Survey, survey, CPU, CUDA) {
 CALL(Place, place, CPU, CUDA) {
     MAKE(DType, dtype);    // of the support; float64 on the CPU
     MAKE(DType, written);  // real
-    MAKE(int64_t, B, S, K, D);
+    MAKE(int64_t, B);
+    MAKE(int64_t, S);
+    MAKE(int64_t, K);
+    MAKE(int64_t, D);
     MAKE(bool, shared);         // one support set for all tasks
     MAKE(Scaling, scaling);     // sets the width, and whether support rows are made unit-norm first
     MAKE(double, total);        // number of queries
@@ -490,7 +533,9 @@ CALL(Slope, slope, CPU, CUDA) {
 // factors of products, and with their part of the logits' bias. A stopped task keeps its own.
 CALL(Move, move, CPU, CUDA) {
     MAKE(DType, dtype);  // real
-    MAKE(int64_t, B, K, D);
+    MAKE(int64_t, B);
+    MAKE(int64_t, K);
+    MAKE(int64_t, D);
     MAKE(int64_t, parts);        // of the sums of a task
     MAKE(int64_t, width);        // numbers per class in `sums`: D, or 2 D, which are added
     MAKE(int64_t, pieces);       // halves of a factor: high; high, low; high, high, low; 0: none
@@ -514,11 +559,13 @@ CALL(Move, move, CPU, CUDA) {
 };
 
 CALL(Task, tasks, CPU, NO_CUDA) {
-    MAKE(int64_t, B, Q);
-    MAKE(int64_t, K);                   // classes of the bank
-    MAKE(int64_t, M);                   // rows to draw from
-    MAKE(int64_t, num_classes, k_eff);  // candidates of a task, and how many of them have queries
-    MAKE(int64_t, shots);               // per class; 0 when the support is not drawn
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);            // classes of the bank
+    MAKE(int64_t, M);            // rows to draw from
+    MAKE(int64_t, num_classes);  // candidates of a task
+    MAKE(int64_t, k_eff);        // how many of them have queries
+    MAKE(int64_t, shots);        // per class; 0 when the support is not drawn
     MAKE(Sampling, sampling);
     MAKE(double, alpha);  // of the Dirichlet distribution
     MAKE(uint64_t, seed);

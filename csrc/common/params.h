@@ -86,8 +86,8 @@ struct ParamsList;
     struct Name##Params;                                                                       \
     PADDLE_EXT_RUN_##cpu(Name##Params) PADDLE_EXT_RUN_##cuda(Name##Params) struct Name##Params \
         : On<PADDLE_EXT_HAS_##cpu, PADDLE_EXT_HAS_##cuda>
-#define MAKE(type, ...) type __VA_ARGS__
-#define RUN(type, ...) type __VA_ARGS__
+#define MAKE(type, name) type name
+#define RUN(type, name) type name
 #define OWN(type, name) type name
 #define MEMORY()     \
     void* workspace; \

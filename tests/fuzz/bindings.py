@@ -8,6 +8,7 @@ of the native module must refuse arguments that are missing, unknown or of a wro
 """
 
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -79,9 +80,7 @@ def sample() -> str:
 def arguments_of(name: str) -> str:
     """A call with random arguments that must fail: one is missing, or is not a number."""
     maker = getattr(native.module, name)
-    signature: str = maker.__text_signature__
-    names = [word.strip("(), *") for word in signature.split(",")]
-    known = [word for word in names if word and word != "$self"]
+    known = re.findall(r"(\w+):", maker.__doc__)
     chosen = random.sample(known, random.randrange(len(known) + 1))
     call = {word: random.choice(GARBAGE) for word in chosen}
     if random.random() < 0.3:

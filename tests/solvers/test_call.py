@@ -220,6 +220,29 @@ def test_numbers_are_those_of_the_native_code() -> None:
     assert (enumeration("TimSolver"), SOLVERS) == (["gradient", "alternating"], ("gd", "adm"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"K": None}, "mean_call() needs the argument 'K'"),
+        ({"K": "x"}, "mean_call(): K must be int, got 'x'"),
+        ({"steps": 2**40}, "mean_call(): steps must be int, got 1099511627776"),
+        ({"target": 1}, "mean_call(): target must be Target, got 1"),
+        ({"rows": 0}, "mean_call() got an unexpected argument 'rows'"),
+    ],
+)
+def test_native_code_says_which_argument_is_wrong(changes: dict[str, Any], words: str) -> None:
+    """One that is missing, of another type, too large, or unknown."""
+    given = {"target": calls.target(torch.ones(1)), "K": 3, "steps": 2, **changes}
+    with pytest.raises(TypeError, match=f"^{re.escape(words)}$"):
+        native.module.mean_call(**{name: x for name, x in given.items() if x is not None})
+
+
+def test_native_code_runs_with_all_its_pointers_only() -> None:
+    call = native.module.mean_call(target=calls.target(torch.ones(1)), K=3, steps=2)
+    with pytest.raises(TypeError, match=r"^run\(\) needs the argument 'measure'$"):
+        call.run(held=torch.ones(3, dtype=torch.float64).data_ptr())
+
+
 # --- fuzzers ------------------------------------------------------------------------------------
 
 
