@@ -82,6 +82,11 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
     module.def("build_info", &build_info);
     module.def("set_simd_level", &set_simd_level, py::arg("name"), py::pos_only());
     module.def("threads_made", &threads_made);
+#if PADDLE_EXT_WITH_CUDA
+    module.def("driver_version", &driver_version);
+#else
+    module.def("driver_version", [] { return 0; });
+#endif
     module.def("gamma_functions", &gamma_functions, py::arg("x"), py::pos_only());
     add_constants(module);
     add_target(module);

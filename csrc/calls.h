@@ -231,16 +231,6 @@ class WithoutGil {
     Interruptible call_;
 };
 
-// Each thread keeps one small workspace (Scratch in native/call.py). A call made by a signal
-// handler inside another call must not share it, so it asks for more than the scratch has.
-constexpr int64_t kBeyondScratch = int64_t(1) << 20;
-
-template <typename Params>
-int64_t workspace_bytes(const Call<Params>& call) {
-    const int64_t bytes = workspace_of(call);
-    return inside_call() && bytes >= 0 ? std::max(bytes, kBeyondScratch) : bytes;
-}
-
 // Adds NAME_call to the module, which returns an object of the class NameCall. Its method `workspace`
 // returns the bytes that `run` needs; `run` releases the GIL. parameters(params, make, run), which is
 // assigned, passes the name and the field of each parameter to `make` or to `run`.
@@ -282,7 +272,7 @@ struct AddedCall {
             if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // by a signal handler
         };
         py::class_<Call<Params>>(module, class_name.c_str(), py::is_final())
-            .def("workspace", &workspace_bytes<Params>, "workspace(self) -> int")
+            .def("workspace", &workspace_of<Params>, "workspace(self) -> int")
             .def("run", run, of_run.returning("None").c_str());
         module.def(maker.c_str(), make, of_maker.returning(class_name).c_str());
     }

@@ -20,6 +20,9 @@ def set_simd_level(name: str, /) -> None: ...
 def threads_made() -> int:
     """Return the number of CPU threads that this process has created; they are kept."""
 
+def driver_version() -> int:
+    """Return the newest version of CUDA that the driver runs, such as 13020; 0 without a driver."""
+
 def gamma_functions(x: float, /) -> tuple[float, float, float]:
     """Return digamma, trigamma and the logarithm of the gamma function, for the tests."""
 

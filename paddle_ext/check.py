@@ -225,7 +225,6 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 def tensors(*given: Any) -> list[Any]:
     """Tensors without a gradient; those of arrays share their memory if possible. Others stay."""
-    call.is_transformed()  # raises an error where torch.func would transform tensors
     return [as_tensor(x) for x in given]
 
 
@@ -286,6 +285,8 @@ def features(name: str, x: object) -> None:
         raise TypeError(
             f"{name} must be float16, bfloat16, float32 or float64, got {plain(x.dtype)}"
         )
+    else:
+        call.require_memory(x)
 
 
 def integers(name: str, x: object) -> None:
@@ -293,6 +294,8 @@ def integers(name: str, x: object) -> None:
         dense_tensor(name, x)
     elif x.dtype not in INTEGERS:
         raise TypeError(f"{name} must be a tensor of integers, got {plain(x.dtype)}")
+    else:
+        call.require_memory(x)
 
 
 def row_numbers(name: str, given: Any, limit: int) -> Tensor:
@@ -457,7 +460,7 @@ def classes_of_valid(
         )
     except ImportError:  # methods in torch need no native code
         return 0
-    extremes = call.allocator(labels)((2,), (1,), torch.int64)
+    extremes = torch.empty(2, dtype=torch.int64, device=labels.device)
     pass_over.run(
         labels=call.pointer(labels, torch.int64, labels.shape, device),
         numbers=numbers + absent,
@@ -477,7 +480,7 @@ def values(
     Every class must be in `labels`, unless they are empty. `limits` are those of indices, by name.
     On CUDA one synchronisation if all are valid; more to say what is not.
     """
-    if call.is_fake(labels):
+    if call.is_traced():
         if num_classes is None:
             raise ValueError(
                 "num_classes must be given for torch.compile, which does not read labels, got None"

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -80,6 +81,27 @@ def test_files_are_short() -> None:
     """As CONTRIBUTING.md says."""
     lengths = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
     assert {name: length for name, length in lengths.items() if length > 600} == {}
+
+
+def private_names_of_torch(path: Path) -> set[str]:
+    """Such as `torch._C`, as it is used in a file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        dotted = []
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            dotted = [ast.unparse(node)]
+        if isinstance(node, ast.Import):
+            dotted = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name for name in dotted if re.match(r"torch\b.*\._(?!_)", name)}
+    return found
+
+
+def test_only_the_public_functions_of_torch_are_used() -> None:
+    """Others change from version to version."""
+    found = {name: private_names_of_torch(path) for name, path in SOURCES.items()}
+    assert {name: used for name, used in found.items() if used} == {}
 
 
 def test_layers_of_the_figure() -> None:

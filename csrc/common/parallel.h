@@ -51,9 +51,6 @@ class Interruptible {
 // loop ends as soon as it can. Takes about 30 ns; loops that may run long check it every round.
 bool interrupted();
 
-// Whether this thread is inside a call, so that a call starting here is nested.
-bool inside_call();
-
 // Number of threads that this process has created for parallel_run.
 int64_t threads_made();
 

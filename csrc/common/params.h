@@ -28,6 +28,9 @@ class DeviceGuard {
     int device_, before_ = 0;
 };
 
+// The newest version of CUDA that the driver runs, such as 13020; 0 without a driver.
+int driver_version();
+
 enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2, kFloat64 = 3 };
 // With kAuto, rows are normalised to unit length.
 enum class Scaling : int { kNone = 0, kMinMax = 1, kAuto = 2 };

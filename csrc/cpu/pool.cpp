@@ -223,8 +223,6 @@ bool Interruptible::ask() {
 
 bool interrupted() { return current_call != nullptr && current_call->ask(); }
 
-bool inside_call() { return current_call != nullptr; }
-
 int64_t threads_made() {
     Pool* const there = current.load(std::memory_order_acquire);
     return there == nullptr ? 0 : there->size();

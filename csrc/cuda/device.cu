@@ -13,4 +13,10 @@ DeviceGuard::~DeviceGuard() {
     if (device_ != before_) cudaSetDevice(before_);
 }
 
+int driver_version() {
+    int version = 0;
+    check_cuda(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+    return version;
+}
+
 }  // namespace paddle_ext

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import check
 from ..check import Options
 from ..limits import CHUNK_NUMBERS, MOST_STORED_ROWS
-from ..native.call import DTYPES, Inputs, alike, allocate, call_native, is_fake, packed, prepare
+from ..native.call import DTYPES, Inputs, alike, allocate, call_native, is_traced, packed, prepare
 from ..native.graphs import Steps, done, is_captured, replayed
 from ..native.load import module as native
 from ..rows import class_sums, computing_dtype, laid_out, power_of_two
@@ -49,7 +49,7 @@ def solve(
     """
     S, D = support.shape[-2:]
     of_query = tuple(query.shape[:-1] if index is None else index.shape)
-    if isinstance(query, Tensor) and (is_fake(query) or of_query[0] == 0):
+    if isinstance(query, Tensor) and (is_traced() or of_query[0] == 0):
         real, top = computing_dtype(query), None if options.all_classes else options.top
         others = {"prototypes": (real, (*of_query[:-1], K, D)) if options.prototypes else None}
         return allocate(query, output_table(of_query, K, real, top, others))

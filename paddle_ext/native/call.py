@@ -9,16 +9,14 @@ one that is out of range counts as no class, or as the nearest row.
 from __future__ import annotations
 
 import inspect
-import math
-import threading
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import lru_cache, partial, wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from . import devices
 from .devices import on_cpu_without_gpu_code
@@ -60,10 +58,10 @@ def prepare(
     first one has no elements, there is no task, and nothing is called.
     """
     first = next(iter(outputs.values()), None)
-    if is_fake(like) or (first is not None and 0 in first[1]):
+    if is_traced() or (first is not None and 0 in first[1]):
         return nothing, allocate(like, outputs)
     device = like.get_device()
-    given: dict[str, Any] = {"target": target(like)}  # in the order of native code: quickest
+    given: dict[str, Any] = {"target": target(like)}
     if typed:
         given["dtype"] = DTYPES[like.dtype]
     given |= options
@@ -73,20 +71,19 @@ def prepare(
     size = call.workspace()
     if size < 0:
         return nothing, []
-    addresses, results, new = pointers(inputs, device), [], allocator(like)
+    addresses, results = pointers(inputs, device), []
     for name, wanted in outputs.items():
         if wanted is None:
             addresses[name] = 0
             continue
         dtype, shape = wanted
-        result = new(shape, strides(shape), dtype)
+        result = torch.empty(shape, dtype=dtype, device=like.device)
         addresses[name] = result.data_ptr()
         results.append(result)
     memory = None
     if size:  # 0: the call takes none
-        small = size <= Scratch.size and not like.is_cuda
-        memory = scratch.memory if small else new((size,), (1,), torch.uint8)
-        addresses["workspace"], addresses["workspace_bytes"] = memory.data_ptr(), memory.numel()
+        memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+        addresses["workspace"], addresses["workspace_bytes"] = memory.data_ptr(), size
 
     def run(kept: object = (memory, inputs, early)) -> None:
         call.run(**addresses)
@@ -150,12 +147,20 @@ def packed(x: Tensor) -> Tensor:
     numbers from such multiples only.
     """
     x = x.contiguous()
-    return x if is_fake(x) or x.data_ptr() % x.element_size() == 0 else x.clone()
+    return x if is_traced() or x.data_ptr() % x.element_size() == 0 else x.clone()
 
 
-def is_fake(x: object) -> bool:
-    """Whether this is a tensor without memory, with which torch traces a call."""
-    return type(x) is FakeTensor  # `isinstance` of a tensor takes as long as two of its properties
+def require_memory(x: Tensor) -> None:
+    """Raise an error for a tensor of vmap, or of gradients, which would be 0."""
+    if is_traced():
+        return
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        raise RuntimeError(
+            "functions of paddle_ext take batches themselves, as [B, ...], and have no gradient: "
+            "they must be called outside the transforms of torch.func"
+        ) from None
 
 
 def packed_features(x: Tensor) -> Tensor:
@@ -177,16 +182,7 @@ def target(x: Tensor) -> Target:
     if not x.is_cuda:
         return make_target(False, torch.get_num_threads(), 0, 0)
     device = x.get_device()
-    return make_target(True, 0, device, raw_stream(device))
-
-
-def stream_by_object(device: int) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
-
-
-# torch's own function, which torch.compile uses too, makes no Stream object and is faster. It is
-# not public, so a torch without it is possible, and one without CUDA never has it.
-raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", stream_by_object)
+    return make_target(True, 0, device, torch.cuda.current_stream(device).cuda_stream)
 
 
 @lru_cache(maxsize=64)
@@ -198,68 +194,11 @@ def make_target(cuda: bool, threads: int, device: int, stream: int) -> Target:
 
 # --- memory -------------------------------------------------------------------------------------
 
-# Functions of sizes, strides and a dtype that return an uninitialised tensor. Those of torch that
-# torch.compile uses take less than half the time of torch.empty, but they are not public: a torch
-# may lack them, or have functions of the same name that do something else.
-Allocator: TypeAlias = Callable[[Shape, Shape, torch.dtype], Tensor]
-
-
-def works(function: Allocator) -> bool:
-    """Whether a function allocates tensors as expected, tried on a small one."""
-    try:
-        made = function((2, 3), (3, 1), torch.int32)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return made.shape == (2, 3) and made.dtype is torch.int32
-
-
-def allocator_of_torch(name: str) -> Allocator | None:
-    """The function of torch with this name, if the one for the CPU works as expected."""
-    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    on_cpu = getattr(guards, "_empty_strided_cpu", None)
-    return getattr(guards, name, None) if on_cpu is not None and works(on_cpu) else None
-
-
-empty_on_cpu = allocator_of_torch("_empty_strided_cpu")
-empty_on_gpu = allocator_of_torch("_empty_strided_cuda")
-
-
-def allocator(x: Tensor) -> Allocator:
-    """A function that allocates tensors on the device of `x`."""
-    chosen = None
-    if x.is_cpu:
-        chosen = empty_on_cpu
-    elif x.is_cuda and x.get_device() == torch.cuda.current_device():
-        chosen = empty_on_gpu
-    return chosen or partial(empty, x.device)
-
-
-def empty(device: torch.device, shape: Shape, strides: Shape, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
-
 
 def allocate(like: Tensor, outputs: Outputs) -> list[Tensor]:
-    """Uninitialised tensors on the device of `like`, which may be fake."""
+    """Uninitialised tensors on the device of `like`."""
     wanted = [x for x in outputs.values() if x is not None]
     return [torch.empty(shape, dtype=dtype, device=like.device) for dtype, shape in wanted]
-
-
-@lru_cache(maxsize=256)
-def strides(shape: Shape) -> Shape:
-    """The strides of a contiguous tensor of this shape."""
-    return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
-
-
-class Scratch(threading.local):
-    """A small workspace kept by each thread, so that small CPU calls do not allocate."""
-
-    size = 2**15  # bytes
-
-    def __init__(self) -> None:
-        self.memory = torch.empty(self.size, dtype=torch.uint8, device="cpu")
-
-
-scratch = Scratch()
 
 
 # --- the public functions -----------------------------------------------------------------------
@@ -287,9 +226,9 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     """Decorate a public function that checks its arguments and returns a named tuple, `kind`.
 
     It computes on the CPU what has no native code on CUDA, and is one node in the graphs of
-    torch.compile: the operator `torch.ops.paddle_ext.NAME`. Its fake kernel is the function itself,
-    because `call_native` only allocates for fake tensors. Fields of the result that are not tensors
-    are None, or arguments of the same name.
+    torch.compile and torch.export: the operator `torch.ops.paddle_ext.NAME`. They trace it by the
+    function itself, which then only allocates its results. Fields of the result that are not
+    tensors are None, or arguments of the same name.
     """
     constants = {name: x for name, x in kind._field_defaults.items() if x is not None}
 
@@ -312,8 +251,7 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
 
         @wraps(function)
         def wrapper(*arguments: P.args, **options: P.kwargs) -> Result:
-            # If torch records or transforms calls, it must see an operator.
-            if not (torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0):
+            if not torch.compiler.is_compiling():
                 on_cpu = arguments and isinstance(arguments[0], Tensor) and arguments[0].is_cpu
                 return (function if on_cpu else run)(*arguments, **options)
             given: dict[str, Any] = {**defaults, **dict(zip(needed, arguments)), **options}  # noqa: B905
@@ -335,23 +273,26 @@ def solver(kind: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     return decorate
 
 
-# Not public, so a torch without them is possible: what is then traced other than by torch.compile,
-# or transformed, has no address, and is refused.
-dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+# Whether torch traces a call now: its tensors have shapes, but neither memory nor values.
+tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 
 
-def is_transformed() -> bool:
-    """Whether torch.func transforms calls; raises for vmap and for gradients, which would be 0."""
-    transform = transforms()
-    if transform is None:
-        return False
-    if (name := transform.key().name) != "Functionalize":
-        raise RuntimeError(
-            "functions of paddle_ext take batches themselves, as [B, ...], and have no gradient: "
-            f"they must be called outside the transforms of torch.func, got {name.lower()}"
-        )
-    return True
+def is_traced() -> bool:
+    return tracing.get()
+
+
+def traced(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let a function know that it is traced."""
+
+    @wraps(function)
+    def wrapper(*arguments: P.args, **options: P.kwargs) -> Result:
+        token = tracing.set(True)
+        try:
+            return function(*arguments, **options)
+        finally:
+            tracing.reset(token)
+
+    return wrapper
 
 
 def register(schema: str, function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
@@ -361,6 +302,6 @@ def register(schema: str, function: Callable[..., list[Tensor]]) -> Callable[...
     for key in ("CPU", "CUDA"):
         library.impl(name, function, key)  # type: ignore[no-untyped-call]
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"paddle_ext::{name}", function, lib=library)
+    torch.library.register_fake(f"paddle_ext::{name}", traced(function), lib=library)
     operator: Callable[..., list[Tensor]] = getattr(torch.ops.paddle_ext, name).default
     return operator

@@ -57,9 +57,7 @@ def needed_driver() -> int:
 
 def driver_version() -> int:
     """Return the newest version of CUDA that the driver runs, such as 13."""
-    # Not public, so a torch without it is possible: then the driver decides at the first call.
-    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return needed_driver() if ask is None else int(ask()) // 1000
+    return native.module.driver_version() // 1000
 
 
 def capability(index: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..limits import MOST_GRAPH_BYTES, MOST_GRAPH_MEMORY, MOST_GRAPHS
-from .call import is_fake
+from .call import is_traced
 from .devices import needs_cpu, warn_once
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ def replayed(function: Callable[..., Result], *arguments: Any) -> Result:
     tensors = tensors_in(arguments)
     first = tensors[0]
     few = first.is_cuda and sum(x.nbytes for x in tensors) <= MOST_GRAPH_BYTES
-    if few and can_record() and not (is_fake(first) or needs_cpu(first) or is_captured(first)):
+    if few and can_record() and not (is_traced() or needs_cpu(first) or is_captured(first)):
         with lock, torch.cuda.device(first.device):
             recorder = recorder_of(first.device)
             replayable = recorder.graphs_for(function, arguments)

@@ -13,7 +13,7 @@ from .. import check
 from ..groups import GroupNames, Groups, groups_and_things, thing_logits
 from ..large.passes import GivenScores, best_prior, classify_rows, is_large
 from ..limits import LEAST_QUERY_WEIGHT
-from ..native.call import Outputs, allocate, call_native, is_fake, packed, packed_features, solver
+from ..native.call import Outputs, allocate, call_native, is_traced, packed, packed_features, solver
 from ..native.load import module as native
 from ..prior import measures_of
 from ..rows import computing_dtype
@@ -115,7 +115,7 @@ def adapt(
     grouped, things = groups_of_one_batch(groups, same, logits)
     tasks = batch[0] if batch else None
     measures, all_possible = None, True
-    if prior is not None and not is_fake(logits):
+    if prior is not None and not is_traced():
         tasks = tasks if grouped is None else len(grouped.names)
         measures, all_possible = measures_of(prior, K, tasks, logits)
     impossible = None
@@ -148,7 +148,7 @@ def groups_of_one_batch(
 ) -> tuple[Groups | None, Groups | None]:
     """Check the groups and the things of these rows, which have no batch dimension."""
     for name, value in {"groups": groups, "same": same}.items():
-        if value is not None and is_fake(rows):
+        if value is not None and is_traced():
             raise TypeError(f"{name} must be None for torch.compile, got {name}")
         if value is not None and rows.dim() != 2:
             raise ValueError(
@@ -207,7 +207,7 @@ def call_adapt(
     *batch, Q, K = logits.shape
     B = batch[0] if batch else 1
     outputs = adapt_table((*batch, Q), K, computing_dtype(logits), top)
-    if B == 0 or is_fake(logits):
+    if B == 0 or is_traced():
         return allocate(logits, outputs)
     if top is not None or is_large(B, Q, K, cuda=logits.is_cuda):
         steps = {"weight": weight, "max_iter": max_iter, "tol": tol}
@@ -272,7 +272,7 @@ def check_values(logits: Tensor, impossible: Tensor | None = None, row: str = "r
 
     Probabilities are refused too.
     """
-    if logits.numel() == 0 or is_fake(logits):
+    if logits.numel() == 0 or is_traced():
         return
     # A NaN anywhere makes both extremes NaN.
     best = (logits if impossible is None else logits.masked_fill(impossible, -math.inf)).amax(-1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import check
 from ..limits import LARGEST_FLOAT
-from ..native.call import call_native, is_fake, packed, solver
+from ..native.call import call_native, is_traced, packed, solver
 from ..native.load import module as native
 from ..rows import computing_dtype
 from ..solution import Transport
@@ -132,7 +132,7 @@ def check_tensors(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
 
 def check_values(cost: Tensor, row_mass: Tensor, col_mass: Tensor) -> None:
     """Check finiteness, signs and totals; on CUDA with one synchronisation."""
-    if cost.numel() == 0 or is_fake(cost):
+    if cost.numel() == 0 or is_traced():
         return
     most = check.LARGEST_FEATURE[cost.dtype]
     rows, columns = row_mass.double(), col_mass.double()

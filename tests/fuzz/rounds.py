@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paddle_ext import TaskBatch, TaskSampler
 from paddle_ext.native import load as native
-from paddle_ext.native.call import Scratch
 
 Call = dict[str, Any]
 Counts = Counter[str]
@@ -36,7 +35,6 @@ def parser_of(description: str | None, calls: int) -> argparse.ArgumentParser:
 def prepare(arguments: argparse.Namespace) -> None:
     if arguments.simd:
         native.module.set_simd_level(arguments.simd)
-    Scratch.size = -1  # every call has a workspace of its own, with redzones where there are any
     random.seed(arguments.seed)
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(2)

@@ -1,4 +1,4 @@
-"""The call of native code: addresses, memory and streams; the loading of the module; fuzzers."""
+"""The call of native code: addresses and streams; the loading of the module; fuzzers."""
 
 import importlib
 import re
@@ -14,11 +14,9 @@ from in_memory import between_addresses
 from problems import make_problem
 from scripts import run_code
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import paddle_ext
 from paddle_ext import check
-from paddle_ext.adaptive_rule.learn import learned
 from paddle_ext.native import call as calls
 from paddle_ext.native import load as native
 from paddle_ext.research import sampler
@@ -26,14 +24,6 @@ from paddle_ext.solvers.tim import SOLVERS
 
 ROOT = Path(__file__).parents[2]
 FUZZ = ROOT / "tests/fuzz"
-DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
-
-
-def solve_call(device: str) -> dict[str, Any]:
-    torch.manual_seed(0)
-    labels = torch.arange(4, device=device).repeat(3, 1)
-    support, query = (torch.randn(3, n, 5, device=device) for n in (4, 6))
-    return {"support": support, "support_labels": labels, "query": query, "num_classes": 4}
 
 
 # --- addresses ----------------------------------------------------------------------------------
@@ -58,14 +48,6 @@ def test_native_code_gets_no_other_tensor(x: Tensor) -> None:
         calls.pointer(x, torch.float32, (2, 3), calls.ON_CPU)
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer:UserWarning")
-def test_tensors_without_memory_are_refused() -> None:
-    with FakeTensorMode():
-        x = torch.ones(2, 3)
-    with pytest.raises((AssertionError, RuntimeError)):
-        calls.pointer(x, torch.float32, (2, 3), calls.ON_CPU)
-
-
 def test_sleeping_class_with_a_large_logit(device: str) -> None:
     """If logits are far apart, a class that held nothing may be the nearest in the next step."""
     features = torch.tensor(
@@ -86,66 +68,10 @@ def test_sleeping_class_with_a_large_logit(device: str) -> None:
             assert torch.allclose(found.probabilities.sum(-1).cpu(), torch.ones(3, dtype=dtype))
 
 
-# --- memory and streams, by functions that torch does not document --------------------------------
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 5), (2, 3, 5), (0, 3, 5), (2, 0, 5)])
-def test_allocates_as_torch_does(device: str, shape: tuple[int, ...]) -> None:
-    x = torch.ones(2, device=device)
-    for dtype in DTYPES:
-        want = torch.empty(shape, dtype=dtype, device=device)
-        made = calls.allocator(x)(shape, calls.strides(shape), dtype)
-        for one in (made, calls.empty(x.device, shape, want.stride(), dtype)):
-            assert (one.shape, one.stride(), one.dtype) == (want.shape, want.stride(), dtype)
-            assert one.device == want.device
-            assert not one.requires_grad
-            assert torch.equal(one.fill_(1), torch.ones_like(want))  # memory of its own
-
-
-def test_functions_that_torch_has_changed_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_arguments(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def other_result(*_: object) -> Tensor:
-        return torch.empty(2)
-
-    assert calls.allocator_of_torch("_empty_strided_cpu") is not None
-    guards = torch._C._dynamo.guards
-    for changed in (other_arguments, other_result, None):
-        monkeypatch.setattr(guards, "_empty_strided_cpu", changed)
-        assert calls.allocator_of_torch("_empty_strided_cpu") is None
-        assert calls.allocator_of_torch("_empty_strided_cuda") is None
-
-
-def test_same_results_without_undocumented_functions(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call = solve_call(device)
-
-    def results() -> list[Tensor]:
-        found, _ = learned(call["support"], call["support_labels"], 4, "diagonal")
-        everything = (
-            *found.tensors().values(),
-            *paddle_ext.solve(**call),
-            *paddle_ext.adapt(call["query"]),
-        )
-        return [x for x in everything if isinstance(x, Tensor)]
-
-    usual = results()
-    monkeypatch.setattr(calls, "empty_on_cpu", None)
-    monkeypatch.setattr(calls, "empty_on_gpu", None)
-    monkeypatch.setattr(calls, "raw_stream", calls.stream_by_object)
-    for one, other in zip(usual, results(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-        assert one.stride() == other.stride()
-
-
 @pytest.mark.cuda
 def test_stream_is_the_current_one() -> None:
-    device = torch.cuda.current_device()
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
-            assert calls.raw_stream(device) == stream.cuda_stream
             assert calls.target(torch.ones(1, device="cuda")).stream == stream.cuda_stream
 
 

@@ -126,11 +126,14 @@ NAMES = ["solve", "solve_indexed", "tim", "adapt", "sinkhorn", "adaptive"]
 @pytest.mark.usefixtures("old_gpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES[:-1])
-def test_computes_on_the_cpu_and_warns_once(name: str, dtype: torch.dtype) -> None:
-    """Without a GPU: tensors that only say they are there."""
+def test_computes_on_the_cpu_and_warns_once(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: traced tensors, which only say they are there."""
     reason = "float64 on CUDA has no native code" if dtype is torch.float64 else "computing on the"
     function, tensors, options = call_of(name, dtype)
-    with FakeTensorMode():
+    with FakeTensorMode(), monkeypatch.context() as patched:
+        patched.setattr(torch.compiler, "is_compiling", lambda: True)
         there = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors]
         with pytest.warns(UserWarning, match=reason):
             found = function(*there, **options)
