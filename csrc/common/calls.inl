@@ -114,7 +114,6 @@ CALL(Adapt, adapt, CPU_TASKS, CUDA) {
     RUN(void*, bound);           // out [B]       real
     RUN(int32_t*, chosen);       // out [B]       the measure with the largest bound
     MEMORY();
-    OWN(const volatile int*, stop);  // on CUDA: 1 once the call is cancelled; or null
 };
 
 // Groups of rows that share what they know (docs/groups.md): what pairs of rows say, or the

@@ -80,8 +80,7 @@ def adapt(
     validate : bool
         Check the values of the logits. On CUDA this synchronises with the host. Without it nothing
         does, the call works under `torch.cuda.graph`, and the result for invalid values is
-        undefined. A call that may take more than half a second always waits for the device, so that
-        Ctrl-C works. `torch.compile(fullgraph=True)` takes either.
+        undefined. `torch.compile(fullgraph=True)` takes either.
 
     Returns
     -------

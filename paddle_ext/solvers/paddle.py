@@ -97,10 +97,9 @@ def solve(
     validate : bool
         Check the values of the tensors: labels in range, a support for every class, features finite
         and of a magnitude that can be summed (at most 1e30; 1e290 in float64). On CUDA this
-        synchronises with the host; without it only large tasks do, and calls that may take more
-        than half a second, to handle signals. Then the call works under `torch.cuda.graph`,
-        `num_classes` must be given, and the result for invalid values is undefined.
-        `torch.compile(fullgraph=True)` takes either, with `num_classes`.
+        synchronises with the host; without it only large tasks do. Then the call works under
+        `torch.cuda.graph`, `num_classes` must be given, and the result for invalid values is
+        undefined. `torch.compile(fullgraph=True)` takes either, with `num_classes`.
 
     Returns
     -------

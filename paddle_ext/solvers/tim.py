@@ -71,8 +71,7 @@ def tim(
         Also return the loss before every step.
     validate : bool
         Check the values of the tensors, as in `solve`. Without it `num_classes` must be given, the
-        result for invalid values is undefined, and nothing synchronises with the host, except that
-        a call of more than half a second waits, so that Ctrl-C works.
+        result for invalid values is undefined, and nothing synchronises with the host.
 
     Returns
     -------

@@ -1,4 +1,7 @@
-"""Signals, such as Ctrl-C, end native work within two seconds, and the process continues."""
+"""Signals, such as Ctrl-C, end native work within two seconds, and the process continues.
+
+A CUDA kernel ends on its own.
+"""
 
 import contextlib
 import signal
@@ -68,7 +71,7 @@ def adapt(device: str, Q: int, K: int) -> object:
 
 
 CALLS: dict[str, Callable[[str], object]] = {
-    "solve": lambda device: solve(device, 200, 30, 150, 20_000 if device == "cpu" else 10**6),
+    "solve": lambda device: solve(device, 200, 30, 150, 20_000),
     "solve, a large task": lambda device: solve(device, 9000, 900, 400),
     "tim": lambda device: tim(device, "gd", 60, 7, 40),
     "tim, many tasks": lambda device: tim(device, "gd", 60, 7, 40, 50),
@@ -82,6 +85,8 @@ CALLS: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_native_work_ends_soon_after_a_signal(name: str, device: str) -> None:
+    if device == "cuda" and not name.startswith(("tim", "solve, a large")):
+        pytest.skip("one kernel for all iterations")
     before = paddle_ext.solve(*task(9, 3, 4)).probabilities
     solve(device, 3, 3, 4, max_iter=1)  # what happens only once takes its own time
     start = time.perf_counter()

@@ -433,13 +433,7 @@ int64_t workspace_cuda(const AdaptParams& p) { return has_few(p) ? 0 : adapt_man
 
 void run_cuda(const AdaptParams& p, cudaStream_t stream) {
     require(p.K <= INT32_MAX, "num_classes must be fewer than 2^31, got ", p.K);
-    const int at_once = device_attribute(cudaDevAttrMultiProcessorCount);
-    const double products = double(p.Q) * double(p.K) / 5e9;
-    Watch watch(stream, seconds_at_most(p.max_iter, products, p.B, at_once));
-    AdaptParams watched = p;
-    watched.stop = watch.stop();
-    has_few(p) ? launch_adapt_few(watched, stream) : launch_adapt_many(watched, stream);
-    if (watch.active()) watch.wait();
+    has_few(p) ? launch_adapt_few(p, stream) : launch_adapt_many(p, stream);
 }
 
 }  // namespace paddle_ext

@@ -96,8 +96,7 @@ struct Loop {
     double bound = 0;  // ... and what it led to
 
     __device__ bool goes_on(const AdaptParams& p) const {
-        if (iterations >= p.max_iter || (p.tol > 0 && !(double(moved) > p.tol))) return false;
-        return !given_up(p.stop, iterations);
+        return iterations < p.max_iter && (p.tol <= 0 || double(moved) > p.tol);
     }
 };
 

@@ -144,7 +144,6 @@ __device__ Outcome solve_few(const Block& b, int64_t task, float tol, int max_it
         __syncthreads();  // the sums of all warps are complete, the changes have been read
         if (b.warp == 0) update_few(b, lines);
         __syncthreads();  // the classes are up to date
-        if (given_up(b.c.stop, iteration)) break;
         if (tol == 0.0f && iteration < max_iter) continue;
         outcome.criterion = warp_sum(b.lane < b.K ? b.s.shift[b.lane] : 0.0f) / float(b.K);
         if (tol > 0.0f && !(outcome.criterion > tol)) {
@@ -374,7 +373,7 @@ __device__ Outcome iterate(const Block& b, float tol, int max_iter) {
             break;
         }
         // The last softmax computed the shares of sleeping classes by logits that are out of date.
-        if (iteration == max_iter || given_up(b.c.stop, iteration)) break;
+        if (iteration == max_iter) break;
         const int before = tiles;
         let_sleep(b, full, tiles, asleep, soft.best);
         // Nothing moved and no class left: every further iteration would repeat this one exactly.

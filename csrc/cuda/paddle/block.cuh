@@ -355,12 +355,10 @@ struct Outcome {
     float criterion;
 };
 
-// The next task of the chunk, from a common counter: a task that ends early costs nothing. None if
-// the call is cancelled.
+// The next task of the chunk, from a common counter: a task that ends early costs nothing.
 __device__ inline int64_t next_task(const Chunk& c, const Shared& s) {
     if (threadIdx.x == 0) {
-        const bool stop = c.stop != nullptr && *c.stop != 0;
-        s.state[kTask] = stop ? INT32_MAX : atomicAdd(c.next_task, 1);
+        s.state[kTask] = atomicAdd(c.next_task, 1);
         s.state[kWake] = 0;
     }
     __syncthreads();

@@ -30,7 +30,6 @@ struct ChunkSetup {
     CudaPlan plan;
     int multiprocessors;
     cudaStream_t stream;
-    const volatile int* stop;  // 1 once the call is cancelled; null if it is not watched
 };
 
 struct Chunk : ChunkSetup {

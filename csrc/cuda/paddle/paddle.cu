@@ -44,7 +44,7 @@ int64_t chunk_tasks(const ChunkSetup& c) {
 ChunkSetup make_setup(const PaddleParams& params) {
     require(params.dtype != DType::kFloat64, "the CUDA solver takes half or single precision");
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    return {params, make_plan(params), multiprocessors, nullptr, nullptr};
+    return {params, make_plan(params), multiprocessors, nullptr};
 }
 
 }  // namespace
@@ -59,22 +59,18 @@ void run_cuda(const PaddleParams& params, cudaStream_t stream) {
     ChunkSetup setup = make_setup(params);
     require(setup.plan.fits, "a task is too large for this solver");
     setup.stream = stream;
-    const TaskSizes& n = params.size;
-    const double products = double(n.Q) * double(n.Q) * double(n.K) / 5e10;
-    Watch watch(stream, seconds_at_most(params.max_iter, products, n.B, setup.multiprocessors));
-    setup.stop = watch.stop();
+    const int64_t B = params.size.B;
     const int64_t step = chunk_tasks(setup);
     Arena arena(params.workspace);
     Chunk c{setup, &arena, step};
     require_workspace(params.workspace_bytes, arena.used());
-    for (c.first = 0; c.first < n.B; c.first += step) {
-        c.tasks = std::min(step, n.B - c.first);
+    for (c.first = 0; c.first < B; c.first += step) {
+        c.tasks = std::min(step, B - c.first);
         launch_scale_queries(c);
         launch_class_sums(c);
         launch_products(c);
         launch_blocks(c);
         if (params.prototypes != nullptr) launch_prototypes(c);
-        if (watch.active() && watch.wait()) return;
     }
 }
 

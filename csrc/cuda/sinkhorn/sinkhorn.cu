@@ -14,7 +14,7 @@ namespace {
 struct TileKernel {
     bool rows_across;
     int tiles, held;
-    void (*run)(SinkhornParams, const volatile int* stop);
+    void (*run)(SinkhornParams);
 };
 
 template <int kTiles, int kHeld>
@@ -92,26 +92,20 @@ void run_cuda(const SinkhornParams& p, cudaStream_t stream) {
     require(p.Q <= INT32_MAX && p.K <= INT32_MAX && p.B <= INT32_MAX,
             "tasks, rows and columns must each be fewer than 2^31");
     const LaunchPlan plan = make_plan(p);
-    const bool alone = plan.tile != nullptr || plan.shared;
-    const int at_once = alone ? device_attribute(cudaDevAttrMultiProcessorCount) : plan.teams.teams;
-    const double products = double(p.Q) * double(p.K) / 2e10 / (alone ? 1 : plan.teams.blocks);
-    Watch watch(stream, seconds_at_most(p.max_iter, products, p.B, at_once));
     if (plan.tile != nullptr) {
         allow_all_shared(plan.tile->run);
-        launch("sinkhorn_tile_kernel", plan.tile->run, p.B, 32 * plan.warps, plan.bytes, stream, p,
-               watch.stop());
+        launch("sinkhorn_tile_kernel", plan.tile->run, p.B, 32 * plan.warps, plan.bytes, stream, p);
     } else if (plan.shared) {
         allow_all_shared(sinkhorn_shared_kernel);
         launch("sinkhorn_shared_kernel", sinkhorn_shared_kernel, p.B, kLargeThreads, plan.bytes,
-               stream, p, watch.stop());
+               stream, p);
     } else {
         const TeamPlan& teams = plan.teams;
         require_workspace(p.workspace_bytes, teams.bytes);
         fill_bytes(p.workspace, 0, teams.team_bytes(), stream);
         launch_together("sinkhorn_teams_kernel", sinkhorn_teams_kernel, teams.blocks * teams.teams,
-                        kLargeThreads, 0, stream, p, teams, watch.stop());
+                        kLargeThreads, 0, stream, p, teams);
     }
-    if (watch.active()) watch.wait();
 }
 
 }  // namespace paddle_ext

@@ -342,7 +342,7 @@ __device__ __noinline__ void first_iteration(Team& team, const Task& t, const La
 
 // Solves one task.
 __device__ inline void solve(const SinkhornParams& p, Team& team, int64_t task, const Task& t,
-                             const LargeTask& s, const volatile int* stop) {
+                             const LargeTask& s) {
     first_iteration(team, t, s);
     int done = 1;
     float residual;
@@ -350,9 +350,6 @@ __device__ inline void solve(const SinkhornParams& p, Team& team, int64_t task, 
         sum_rows(team, t, s);
         residual = row_residual(team, t, s);
         if (t.stops(p, done, residual)) break;
-        // All blocks of a team must agree whether the call is cancelled.
-        const bool asks = stop != nullptr && done % 64 == 0;
-        if (asks && team.any(threadIdx.x == 0 && *stop != 0)) break;
         find_rows(team, t, s);
         if (column_step(team, t, s, row_step(team, t, s))) absorb(team, t, s);
     }
@@ -370,12 +367,11 @@ __device__ inline void solve(const SinkhornParams& p, Team& team, int64_t task, 
 }
 
 // One block per task.
-__global__ void __launch_bounds__(kLargeThreads)
-    sinkhorn_shared_kernel(const SinkhornParams p, const volatile int* stop) {
+__global__ void __launch_bounds__(kLargeThreads) sinkhorn_shared_kernel(const SinkhornParams p) {
     extern __shared__ double memory[];
     Team team;
     const LargeTask s{{SharedArena(memory), p.Q, p.K}, kLargeThreads, true};
-    solve(p, team, blockIdx.x, Task(p, blockIdx.x), s, stop);
+    solve(p, team, blockIdx.x, Task(p, blockIdx.x), s);
 }
 
 // How tasks that do not fit in shared memory are divided among blocks.
@@ -400,14 +396,14 @@ struct TeamPlan {
 
 // A team per task, until none is left.
 __global__ void __launch_bounds__(kLargeThreads, 2)
-    sinkhorn_teams_kernel(const SinkhornParams p, const TeamPlan plan, const volatile int* stop) {
+    sinkhorn_teams_kernel(const SinkhornParams p, const TeamPlan plan) {
     const int number = blockIdx.x / plan.blocks;
     Team team(plan.team(p.workspace, number), blockIdx.x % plan.blocks, plan.blocks);
     for (int64_t task = number; task < p.B; task += plan.teams) {
         const Task t(p, task);
         LargeTask s{{SharedArena(plan.task(p.workspace, number)), p.Q, p.K}, team.threads, false};
         s.m = t.plan;
-        solve(p, team, task, t, s, stop);
+        solve(p, team, task, t, s);
     }
 }
 

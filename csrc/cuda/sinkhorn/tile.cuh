@@ -272,7 +272,7 @@ __device__ __forceinline__ void fill_for(Refill refill, const Task& t, const Til
 
 template <bool kRowsAcross, int kTiles, int kHeld>
 __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
-    sinkhorn_tile_kernel(const SinkhornParams p, const volatile int* stop) {
+    sinkhorn_tile_kernel(const SinkhornParams p) {
     extern __shared__ double memory[];
     const int64_t task = blockIdx.x;
     const Task t(p, task);
@@ -317,7 +317,6 @@ __global__ void __launch_bounds__(tile_threads(kTiles* kHeld))
         if (done > 0 && !known && refill == Refill::kNone) {
             if (kRowsAcross) worst = tile.across_residual(sum);
             if (t.stops(p, done, t.row_total * __uint_as_float(worst))) break;
-            if (given_up(stop, done)) break;
         }
         if (!kRowsAcross && held_lost) refill = Refill::kCentreHeld;
         if (refill == Refill::kNone && (done > 0 || reduced) && tile.across_lost(sum) &&

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/parallel.h"
 #include "cuda/tim/chunk.cuh"
 
 namespace paddle_ext {
@@ -251,14 +252,7 @@ void set_weights(TimSetup& c) {
     c.plan.query_counts = range > 0.0;
 }
 
-// A rough upper bound on the time of one iteration of this many tasks.
-double iteration_seconds(const TaskSizes& n, int64_t tasks) {
-    return 5e-5 + double(tasks) * double(n.S + n.Q) * double(n.K) * double(n.D) / 1e13;
-}
-
-void iterate(const TimChunk& c, Watch& watch) {
-    // Iterations of a long call that are queued at a time.
-    const int ahead = int(std::max(1.0, 0.25 / iteration_seconds(c.call.size, c.tasks)));
+void iterate(const TimChunk& c) {
     const bool measure = measures(c.call);
     const auto clear_largest = [&] {
         fill_bytes(c.largest_weight, 0, c.tasks * int64_t(sizeof(unsigned)), c.stream);
@@ -283,7 +277,7 @@ void iterate(const TimChunk& c, Watch& watch) {
         }
         launch_tim_weights(c, it);
         launch_tim_prototypes(c, it);
-        if (watch.active() && it.number % ahead == ahead - 1 && watch.wait()) return;
+        if (interrupted()) return;  // what is launched is done first
     }
     it.stage = TimStage::kFinish;
     launch_tim_logits(c, it);
@@ -309,12 +303,9 @@ void run_cuda(const TimParams& params, cudaStream_t stream) {
     Arena arena(params.workspace);
     TimChunk c{setup, &arena, step};
     require_workspace(params.workspace_bytes, arena.used());
-    const double iteration = iteration_seconds(params.size, step);
-    Watch watch(stream, seconds_at_most(params.max_iter, iteration, params.size.B, step));
     for (c.first = 0; c.first < params.size.B; c.first += step) {
         c.tasks = std::min(step, params.size.B - c.first);
-        iterate(c, watch);
-        if (watch.active() && watch.wait()) return;
+        iterate(c);
     }
 }
 
