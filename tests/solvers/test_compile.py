@@ -102,6 +102,19 @@ def test_changing_sizes() -> None:
         assert_same(compiled(*inputs), solve(*inputs))
 
 
+def test_adaptive_between_two_graphs() -> None:
+    """It reads values, so it is left out of them."""
+    torch.compiler.reset()
+    adaptive = torch.compiler.disable(paddle_ext.adaptive)
+
+    def doubled(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        found = adaptive(2 * support, labels, 2 * query, num_classes=K, validate=False)
+        return 2 * found.probabilities
+
+    inputs = tasks("own", "cpu")
+    assert torch.equal(torch.compile(doubled, backend="aot_eager")(*inputs), doubled(*inputs))
+
+
 def test_gradients_asked_for() -> None:
     torch.compiler.reset()
     function, (support, labels, query) = call_of("solve", "own", "cpu")
