@@ -139,10 +139,13 @@ def test_compare(run: Run) -> None:
     labels = np.arange(20).repeat(90)
     rows = np.random.default_rng(0).normal(size=(20, 16))[labels]
     np.savez("features.npz", features=rows, labels=labels)
-    (evaluate,) = commands("../evaluation")
+    evaluate, against = commands("../evaluation")
     printed = run(evaluate)
     assert "SimpleShot" in printed
     assert "Adaptive" in printed
+    printed = run([*against, "--n-tasks", "20"])
+    assert "Adaptive - PADDLE" in printed
+    assert r"\begin{tabular}" in Path("results.tex").read_text()
 
 
 def test_large(run: Run) -> None:

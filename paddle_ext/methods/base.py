@@ -167,7 +167,8 @@ class Method(ABC):
         Notes
         -----
         Inputs are not modified. Results have no gradient, and a warning says so once if an input
-        requires one. The result of a task does not depend on its batch, except for rounding where torch sums in another order for other batch sizes.
+        requires one. The result of a task does not depend on its batch, except for rounding where
+        torch sums in another order for other batch sizes.
 
         Examples
         --------
