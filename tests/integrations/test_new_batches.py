@@ -96,7 +96,7 @@ def test_a_pipeline_with_metadata_routing_classifies_a_batch() -> None:
 def test_groups_of_single_rows_are_refused() -> None:
     fitted = model().fit(X, KNOWN)
     for predict in (fitted.predict, fitted.predict_proba):
-        with pytest.raises(ValueError, match="as_batch must be True with groups or same, got False"):
+        with pytest.raises(ValueError, match="must be True with groups or same, got False"):
             predict(NEW, groups=np.zeros(60, dtype=int))
         with pytest.raises(TypeError, match="as_batch must be True or False, got int"):
             predict(NEW, as_batch=1)

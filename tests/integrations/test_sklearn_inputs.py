@@ -93,7 +93,7 @@ WORDS = ("", "-1", "nan", "NaT", "NA", "<NA>", "None", "null", "n/a", "?", "-", 
 def test_a_word_means_the_same_to_the_estimator_the_command_and_a_bank(
     word: str, tmp_path: Path
 ) -> None:
-    """Only "none" is a class; where a word could have been one, the user is told."""
+    """Only "none" is a class; a word that could have been one causes a warning."""
     X, y = np.eye(6, 4, dtype=np.float32), np.array(["ash", "ash", "elm", "elm", word, word])
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
