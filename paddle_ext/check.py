@@ -523,9 +523,15 @@ def values(
 
 
 def not_probabilities(logits: Tensor, low: float, high: float) -> None:
-    """Reject rows that sum to 1, with these extremes; only numbers in [0, 1] are read again."""
+    """Reject rows that sum to 1, with these extremes; only numbers in [0, 1] are read again.
+
+    A single row of logits may do so by chance, several hardly ever.
+    """
     if not (0 <= low <= high <= 1 + PROBABILITY_ROUNDING) or logits.shape[-1] == 1:
         return
+    if logits.shape[:-1].numel() == 1:
+        return
+
     least, most = numbers_of([*torch.aminmax(logits.sum(-1, dtype=torch.float64))])
     if 1 - PROBABILITY_ROUNDING <= least <= most <= 1 + PROBABILITY_ROUNDING:
         raise ValueError(

@@ -56,8 +56,8 @@ def adapt(
         Log-likelihoods or log-probabilities of any classifier, up to a constant per query: float16,
         bfloat16, float32 or float64, on the CPU or a CUDA device. They should be calibrated: if
         they are twice too sharp, the batch corrects too little. -inf is allowed for an impossible
-        class, if a row has others. Probabilities, rows >= 0 that sum to 1, are refused: pass their
-        logarithm.
+        class, if a row has others. Probabilities, two rows or more that are >= 0 and sum to 1, are
+        refused: pass their logarithm.
     weight : float
         How much a query adds to the counts, from 1e-6 to 1. Use less than 1 if queries resemble
         each other, so that their likelihoods are not independent.

@@ -119,6 +119,14 @@ def test_probabilities_are_refused(device: str, dtype: torch.dtype) -> None:
     paddle_ext.adapt(torch.cat([u[0], 0.9 * u[0, :1]]))
 
 
+def test_one_row_of_logits_may_sum_to_one(device: str) -> None:
+    """By chance, as one of a hundred rows of two logits does; two rows are no chance."""
+    row = torch.tensor([[0.35, 0.65]], device=device)
+    assert paddle_ext.adapt(row).labels.tolist() == [1]
+    with pytest.raises(ValueError, match="got probabilities"):
+        paddle_ext.adapt(row.repeat(2, 1))
+
+
 # --- what it is for -------------------------------------------------------------------------------
 
 
