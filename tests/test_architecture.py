@@ -77,12 +77,6 @@ def test_the_reference_is_an_oracle() -> None:
         assert graph()[name] - inside <= {"paddle_ext.solution"}, name
 
 
-def test_files_are_short() -> None:
-    """As CONTRIBUTING.md says."""
-    lengths = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
-    assert {name: length for name, length in lengths.items() if length > 600} == {}
-
-
 def private_names_of_torch(path: Path) -> set[str]:
     """Such as `torch._C`, as it is used in a file."""
     found = set()
