@@ -464,10 +464,6 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
         K, dtype = len(self.classes_), solution.probabilities.dtype
         none = np.zeros(len(rows), dtype=bool)
         novelty, alarm = self._alarm(rows, solution)
-        if self._familiar is not None:
-            novelty = moved(self._familiar, rows.device).novelty(rows, solution.labels)
-        alarm = alarm_of(rows, novelty)
-        alarm.warn()
         return ClassifiedBatch(
             labels=np.asarray(self.classes_[places]),
             probabilities=fitted.label_distributions(places, none, K, solution, dtype),

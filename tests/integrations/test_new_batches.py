@@ -54,6 +54,7 @@ def test_an_unfamiliar_batch_raises_the_alarm() -> None:
             found = fitted.classify_batch(rows)
         assert found.alarm
         assert warned[0].filename == __file__
+        assert len(warned) == 1
         for classify in (fitted.predict_batch, lambda rows: fit_with(rows).transduction_):
             with pytest.warns(UnfamiliarBatchWarning):
                 classify(rows)
