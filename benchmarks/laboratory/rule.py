@@ -45,7 +45,7 @@ LONGEST_STEP = 1.5  # in the logarithm of the sharpness
 ARRIVED = 1e-3  # a step that is shorter is the last
 MIXTURE_STEPS = 20
 LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of the sharpness
-LEAST, MOST = 1e-4, 1e4  # of a concentration
+LEAST = 1e-4  # of a concentration, and of a chance
 TINY = 1e-30
 
 
@@ -239,7 +239,10 @@ def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
     rows, means = metric.see(labelled.rows), metric.see(prototypes.rows)
     member = labelled.members.bool()
     n = labelled.counts_of_rows
-    offsets = metric.see(labelled.rows - labelled.members @ labelled.means)
+    # A class mean is (n + n0) / n times the prototype: nothing needs to be projected again.
+    stretch = prototypes.mass / labelled.counts.clamp(min=1).unsqueeze(1)  # [B, 1, K]
+    own_means = (labelled.members * stretch) @ means.projected
+    offsets = Rows(metric.offsets, rows.projected - own_means)
 
     def of_own(x: Tensor) -> Tensor:
         return x.gather(2, labelled.labels.unsqueeze(-1)).squeeze(-1)

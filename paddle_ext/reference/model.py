@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .adapt import adapt, measures
+from .adapt import LEAST, adapt, measures
 from .adapt import next_concentration as newton_step
+from .adaptive import centred, squared
+from .groups import Members
 from .paddle import unit_rows
 
 SHARPNESS = 40.0  # the median of f a priori
@@ -34,7 +36,6 @@ SET_CLASSES = 8  # the likeliest classes of a group, whose sets are compared
 CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows are one draw
 
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.1, 1e4
-LEAST, MOST = 1e-4, 1e4  # of a concentration
 MIXTURE_STEPS = 20
 TINY = 1e-30
 
@@ -82,11 +83,6 @@ class Labelled:
         return Labelled(self.rows[~left_out], self.labels[~left_out], self.num_classes)
 
 
-def unit_about(x: Tensor, centre: Tensor) -> Tensor:
-    """(1) Unit-norm rows minus the centre, unit-norm again."""
-    return unit_rows(unit_rows(x) - centre)
-
-
 def relative(variance: Tensor) -> Tensor:
     """Divided by the mean over the features."""
     return variance / variance.mean().clamp(min=TINY)
@@ -125,11 +121,11 @@ class Model:
         mass = labelled.counts + self.prior_rows
         return labelled.means * (labelled.counts / mass).unsqueeze(1), mass
 
-    def distances(self, squared: Tensor, mass: Tensor, labelled_mass: Tensor) -> Tensor:
+    def distances(self, squares: Tensor, mass: Tensor, labelled_mass: Tensor) -> Tensor:
         """(5) -2/f times the log predictive density, from squared distances to the prototypes."""
         spread, spread_of_labels = 1 + 1 / mass, 1 + 1 / labelled_mass
         determinant = DETERMINANT * spread_of_labels.log() + (spread / spread_of_labels).log()
-        return squared / spread + self.variance * determinant
+        return squares / spread + self.variance * determinant
 
 
 def model_of(labelled: Labelled, weights: Tensor) -> Model:
@@ -145,12 +141,6 @@ def model_of(labelled: Labelled, weights: Tensor) -> Model:
     variance = variance / (degrees + PRIOR_DEGREES)
     share = min(max(variance / square, 0.02), 0.98)
     return Model(variance, share / (1 - share))
-
-
-def squared_distances(x: Tensor, y: Tensor, metric: Tensor) -> Tensor:
-    """Of rows [N, D] to rows [M, D] in a metric [D, D], [N, M]."""
-    away = x.unsqueeze(1) - y
-    return ((away @ metric) * away).sum(-1)
 
 
 # --- labelled rows left out -----------------------------------------------------------------------
@@ -190,8 +180,8 @@ def leave_rows_out(labelled: Labelled, weights: Tensor, model: Model) -> LeftOut
             of_others = offset * n / (n - 1)  # from the mean of the other rows
             length_of_plain += float(of_others @ of_others)
             length_of_full += float(of_others @ A_without @ of_others)
-        plain[i] = squared_distances(row, means * root, torch.eye(len(root)).to(A))
-        full[i] = squared_distances(row, means * root, A_without)
+        plain[i] = squared(row, means * root, torch.eye(len(root)).to(A))
+        full[i] = squared(row, means * root, A_without)
 
     judged = labelled.has_others
     length = max(length_of_full / max(length_of_plain, TINY), 1e-9) if judged.any() else 1.0
@@ -214,8 +204,8 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, weights: Tensor, model:
         A, _ = full_metric(rest, root.square())
         means, mass[left_out] = model.prototypes(rest)
         rows = labelled.rows[left_out] * root
-        plain[left_out] = squared_distances(rows, means * root, torch.eye(len(root)).to(A))
-        full[left_out] = squared_distances(rows, means * root, A)
+        plain[left_out] = squared(rows, means * root, torch.eye(len(root)).to(A))
+        full[left_out] = squared(rows, means * root, A)
         judged[left_out] = rest.counts[labelled.labels[left_out]] > 0
         length_of_plain += float(rows.square().sum())
         length_of_full += float(((rows @ A) * rows).sum())
@@ -266,8 +256,8 @@ class Known:
     bias: Tensor  # [K] of hubs
     expected_accuracy: float  # the share of rows that are right when left out; nan without any
 
-    def logits(self, squared: Tensor, mass: Tensor, labelled_mass: Tensor) -> Tensor:
-        distances = self.model.distances(squared, mass, labelled_mass)
+    def logits(self, squares: Tensor, mass: Tensor, labelled_mass: Tensor) -> Tensor:
+        distances = self.model.distances(squares, mass, labelled_mass)
         return self.bias - self.sharpness / 2 * distances
 
 
@@ -283,7 +273,7 @@ def learn(
     rows = unit_rows(support.double())
     uncentred = Labelled(rows, labels, num_classes)
     centre = uncentred.means.mean(0)
-    labelled = Labelled(unit_about(rows, centre), labels, num_classes)
+    labelled = Labelled(centred(rows, centre), labels, num_classes)
     weights = feature_weights(labelled)
     model = model_of(labelled, weights)
     if groups is not None and bool((groups != groups[0]).any()):
@@ -336,8 +326,8 @@ def absorbed_logits(known: Known, x: Tensor, weights: Tensor) -> Tensor:
         others[q] = 0
         mass = labelled_mass + others.sum(0)
         sums = labelled_mass.unsqueeze(1) * prototypes + others.mT @ x
-        squared = squared_distances(x[q : q + 1], sums / mass.unsqueeze(1), known.metric)
-        logits.append(known.logits(squared[0], mass, labelled_mass))
+        squares = squared(x[q : q + 1], sums / mass.unsqueeze(1), known.metric)[0]
+        logits.append(known.logits(squares, mass, labelled_mass))
     return torch.stack(logits)
 
 
@@ -346,7 +336,7 @@ def classify(known: Known, query: Tensor, groups: Tensor | None = None) -> Tenso
     if known.labelled.num_classes == 1:
         return query.new_ones(len(query), 1, dtype=torch.float64)
 
-    x = unit_about(query.double(), known.centre)
+    x = centred(query.double(), known.centre)
     nothing = x.new_zeros(len(x), known.labelled.num_classes)
     first = absorbed_logits(known, x, nothing)
     u = in_one_batch(known, x, first) if groups is None else in_groups(known, x, first, groups)
@@ -384,24 +374,23 @@ def in_one_batch(known: Known, x: Tensor, logits: Tensor) -> Tensor:
 def in_groups(known: Known, x: Tensor, first: Tensor, groups: Tensor) -> Tensor:
     """(12) to (15) The same where each group has class proportions of its own."""
     S, Q = len(known.labelled.rows), len(x)
-    number = torch.unique(groups, return_inverse=True)[1]
-    members = [torch.nonzero(number == g).flatten() for g in range(int(number.max()) + 1)]
+    members = Members.of(groups)
     logits, u = first, first.softmax(-1)
-    concentrations = concentrations_by_pairs([u[rows] for rows in members])
+    concentrations = concentrations_by_pairs([u[rows] for rows in members.rows])
     for turn in range(ROUNDS):
-        r = likeness_in_groups(known, x, members, u)
-        worth = [1 / (1 + (len(rows) - 1) * r) for rows in members]  # of a row of each group
+        r = likeness_in_groups(known, x, members.rows, u)
+        worth = [1 / (1 + (len(rows) - 1) * r) for rows in members.rows]  # of a row of each group
         if turn > 0:
-            of_rows = torch.tensor(worth, dtype=x.dtype)[number].unsqueeze(1)
+            of_rows = torch.tensor(worth, dtype=x.dtype)[members.of_row].unsqueeze(1)
             weights = 2 * S / (2 * S + Q) * of_rows * u.square()
             logits = absorbed_logits(known, x, weights)
 
         u = u.clone()
-        for rows, a in zip(members, concentrations, strict=True):
+        for rows, a in zip(members.rows, concentrations, strict=True):
             u[rows] = proportions_of_group(logits[rows], u[rows], a, r, S / (S + len(rows)))
-        rhos = [S / (S + len(rows)) for rows in members]
+        rhos = [S / (S + len(rows)) for rows in members.rows]
         rows_weigh = [rho * h for rho, h in zip(rhos, worth, strict=True)]
-        u = few_classes(logits, u, members, concentrations, rows_weigh)
+        u = few_classes(logits, u, members.rows, concentrations, rows_weigh)
         u = (r * logits.log_softmax(-1) + (1 - r) * u.clamp(min=TINY).log()).softmax(-1)
     return u
 
