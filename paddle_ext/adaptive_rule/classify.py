@@ -15,7 +15,7 @@ from ..large.sources import Rows, TensorRows
 from ..native.call import call_native, packed
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.load import module as native
-from ..solution import Solution
+from ..solution import Solution, most_probable
 from ..solvers.adapt import adapt_table, solution_of
 from ..solvers.groups import each_alone, of_rows
 from ..task import merged
@@ -68,21 +68,16 @@ def classify(
         options["groups"] = None if groups is None else groups.of_things(same)
         found, finite = classify(likelihood, rows[None], extra[None], **options)
         return of_rows(found, same, groups), finite
-    (*tasks, Q), K = query.shape[:-1], likelihood.bias.shape[-1]
-    on = {"cuda": query.device.type == "cuda", "full": likelihood.factor is not None}
-    is_small = all_classes and not is_large(tasks[0] if tasks else 1, Q, K, **on)
-    if isinstance(query, Tensor) and is_small:
-        query = query.to(likelihood.bias.dtype)
-        found, finite = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
-        return with_shots(found, likelihood), finite
-    options["validate"] = validate
-    if isinstance(query, Tensor):
-        found = one_by_one(query, likelihood, added, measures, **options)
-    else:
-        assert added is None
-        one = None if measures is None else measures[0]
-        found = solve_large(likelihood, query, None, one, **options)
-    return with_shots(found, likelihood), None
+    if not isinstance(query, Tensor):
+        query = torch.cat([*query.chunks(2**20)]).unsqueeze(0)
+    found, finite = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
+    found = with_shots(found, likelihood)
+    if not all_classes:
+        u = found.probabilities
+        classes = most_probable(u, found.labels, top)
+        held = u.double().sum(-2)
+        found = found._replace(probabilities=u.gather(-1, classes), classes=classes, held=held)
+    return found, finite
 
 
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
@@ -118,29 +113,6 @@ def by_group(
     return each_alone(groups, solve)
 
 
-@on_cpu_without_gpu_code
-def one_by_one(
-    query: Tensor,
-    likelihood: Likelihood,
-    added: Tensor | None,
-    measures: Tensor | None,
-    **options: Any,
-) -> Solution:
-    """Classify large tasks [B, Q, D]; arguments as in `classify`."""
-    solutions = [
-        solve_large(
-            likelihood.task(b),
-            TensorRows(rows),
-            None if added is None else packed(added[b]),
-            None if measures is None else measures[b % len(measures)],
-            **options,
-        )
-        for b, rows in enumerate(query)
-    ]
-    return merged(solutions)
-
-
-@on_cpu_without_gpu_code
 def posterior(
     query: Tensor,
     likelihood: Likelihood,
@@ -149,47 +121,9 @@ def posterior(
     *,
     max_iter: int,
     tol: float,
-) -> tuple[Solution, Tensor]:
-    """Classify small tasks [B, Q, D] in one native call; arguments as in `classify`.
+) -> tuple[Solution, Tensor | None]:
+    """Classify small tasks [B, Q, D]; arguments as in `classify`."""
+    from ._scaffold import posterior
 
-    It finds the class proportions, and takes the absorb step.
-    """
-    (B, Q, D), (L, K), N = query.shape, likelihood.shots.shape, likelihood.scaled.shape[1]
-    factor, real = likelihood.factor, query.dtype
-    if likelihood.correction is not None:
-        correction = likelihood.corrected(likelihood.centred(query))
-        added = correction if added is None else correction.add_(added)
-    if added is not None:
-        added = packed(added)
-    if measures is not None:
-        measures = packed(measures.to(query.dtype).expand(B, -1, K))
-    priors = 0 if measures is None else measures.shape[1]
-    query = packed(query)
-    M = 0 if factor is None else factor.shape[1]
-    kinds = native_kinds(real, query.is_cuda, L=L, K=K, D=D, N=N, M=M)
-    tables: dict[str, Any] = {}
-    for name in EARLY + LATER:
-        x, (dtype, shape) = getattr(likelihood, name), kinds[name]
-        if L < B and name in OF_EACH_TASK:
-            shape = (B, *shape[1:])
-            x = packed(x.expand(shape))
-        tables[name] = x, dtype, shape
-    options = {
-        "size": (B, Q, K, D, 0 if factor is None else min(N - K or D, D), N, L),
-        "weight": likelihood.weight_of(Q),
-        "temper": likelihood.temper,
-        "mean_shots": likelihood.mean_shots,
-        "max_iter": max_iter,
-        "tol": tol,
-        "priors": priors,
-    }
-    early = {name: tables[name] for name in EARLY}
-    early["added"] = added, real, (B, Q, K)
-    early["measures"] = measures, real, (B, priors, K)
-    inputs = {NATIVE_TENSORS[name].name or name: tables[name] for name in LATER}
-    inputs["query"] = query, real, (B, Q, D)
-    outputs = {**adapt_table((B, Q), K, real, None), "finite": (torch.bool, (B,))}
-    *results, finite = call_native(
-        native.posterior_call, options, query, inputs, outputs, early=early
-    )
-    return solution_of(results, measures), finite
+    found, _ = posterior(likelihood, query, added, measures, max_iter=max_iter, tol=tol)
+    return found, None

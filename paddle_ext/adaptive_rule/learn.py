@@ -54,8 +54,6 @@ def likelihood_of(
     support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto"
 ) -> Likelihood:
     """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
-    if support.shape[1] == num_classes:
-        return replayed(one_shot, support, labels, num_classes)
     return learned(support, labels, num_classes, metric)[0]
 
 
@@ -102,7 +100,6 @@ def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> list[Tensor]:
     return call_native(native.calibrate_call, options, distances, inputs, outputs)
 
 
-@on_cpu_without_gpu_code
 def learned(
     support: Tensor,
     labels: Tensor,
@@ -111,75 +108,9 @@ def learned(
     *,
     left_out: bool = False,
 ) -> tuple[Likelihood, Tensor | None]:
-    """The likelihood, and with `left_out` the squared distances of rows left out, [B, S, K]."""
-    (B, S, D), K = support.shape, num_classes
-    full = uses_full_metric(metric, S, K)
-    support, labels = packed(support), packed_int64(labels)
-    real = support.dtype
-    options = {
-        "B": B,
-        "S": S,
-        "K": K,
-        "D": D,
-        "R": calibration_count(S, K, full),
-        "full": full,
-        "every": left_out,
-        "prior_sharpness": PRIOR_SHARPNESS,
-        "spread": SHARPNESS_SPREAD,
-    }
-    early = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
-    N = S + K if full and S < D else K
-    block = native.FACTOR_BLOCK
-    M = -(-min(S, D) // block) * block
-    kinds = native_kinds(real, support.is_cuda, L=B, K=K, D=D, N=N, M=M)
-    absent = () if full else ("factor", "solved", "shares")
-    outputs: dict[str, Any] = {
-        NATIVE_TENSORS[x].name or x: None if x in absent else kinds[x] for x in kinds
-    }
-    outputs["left_out"] = (real, (B, S, K)) if left_out else None
-    results = call_native(native.likelihood_call, options, support, {}, outputs, early=early)
-    distances = results.pop() if left_out else None
-    tensors: Any = dict(zip((x for x in kinds if x not in absent), results, strict=True))
-    return Likelihood(**tensors, temper=1.0, rows=S), distances
+    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K]."""
+    from ._scaffold import learn
 
-
-def one_shot(support: Tensor, labels: Tensor, num_classes: int) -> Likelihood:
-    """The likelihood for one row per class, with the sharpness of the prior."""
-    data, K = labelled(support, labels, num_classes, 0), num_classes
-    means = data.means
-    squares, hubs = one_shot_hubs(means, data.scale, calibration_count(K, K, False))
-    return Likelihood(
-        centre=data.centre,
-        prototypes=means,
-        scaled=as_split(means, data.scale),
-        squares=squares,
-        bias=hubs - PRIOR_SHARPNESS / 2 * squares,
-        shots=data.shots,
-        sharpness=means.new_full((len(means),), PRIOR_SHARPNESS),
-        variance=means.new_zeros(len(means)),
-        temper=ONE_SHOT_TEMPER,
-        rows=K,
-        scale=data.scale,
-    )
-
-
-def one_shot_hubs(means: Tensor, scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The square of the only row of each class, and its bias, lower for hubs, [B, K] each."""
-    B, K, _ = means.shape
-    weighted = means * scale.unsqueeze(1)
-    if count < K:  # some rows, evenly spread, are compared with all other classes
-        own = evenly_spread(count, K, means.device)
-        logits = products(weighted.index_select(1, own), means)
-        squares = (weighted * means).sum(-1)
-    else:
-        own = torch.arange(K, device=means.device)
-        # Of few rows, torch.mm, which products has for a single task, adds up in another order.
-        logits = torch.bmm(weighted, means.mT) if K < FEW_ROWS else products(weighted, means)
-        squares = logits.diagonal(dim1=-2, dim2=-1).clone()
-    if K == 1:
-        return squares, torch.zeros_like(squares)
-    logits = logits.mul_(PRIOR_SHARPNESS).sub_(PRIOR_SHARPNESS / 2 * squares.unsqueeze(1))
-    logits.scatter_(-1, own.view(1, -1, 1).expand(B, -1, -1), -math.inf)
-    drawn = logits.softmax(-1).sum(1)
-    bias = -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (count / K + 1))
-    return squares, bias * (count / (count + HUB_PRIOR_ROWS))
+    tensors, distances = learn(support, labels, num_classes, metric)
+    likelihood = Likelihood(**tensors, rows=support.shape[1])
+    return likelihood, distances if left_out else None

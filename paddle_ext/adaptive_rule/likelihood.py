@@ -4,15 +4,14 @@ Letters: L tasks, or 1 for labelled rows shared by all B tasks; S labelled rows,
 features. N = K, or S + K with a full metric and S < D; M = min(S, D), rounded up to a multiple of
 `FACTOR_BLOCK`. The equations are in docs/adaptive.md.
 
-Distances are only needed up to a constant per row: ||x||^2 is never computed, and ||x - w_k||^2 is
-``w.w - 2 x.w``. Which code runs depends on shapes only, not on values of tensors.
+Which code runs depends on shapes only, not on values of tensors.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +21,6 @@ from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
 from ..native.load import module as native
 from ..rows import class_sums, laid_out, products
-
-Number = TypeVar("Number", float, Tensor)
-
 
 class NativeTensor(NamedTuple):
     """How native code knows a tensor of a likelihood."""
@@ -44,42 +40,64 @@ def shaped(letters: str, **options: Any) -> dict[str, NativeTensor]:
 class Likelihood:
     """Log-likelihoods of rows, up to a constant per row, calibrated on labelled rows.
 
-    With x a centred row, one made unit-norm, minus the centre, and unit-norm again, they are
-    ``sharpness x.weights_k + bias_k``, plus a linear correction of x if there is one.
+    A row x is first centred: made unit-norm, minus the centre, and unit-norm again. Its logits are
+    ``-f/2 d_k(x) + bias_k``, with the distances d of equation (5), plus a linear correction of x if
+    there is one. They are linear in x and its square in the metric:
 
-    "Scaled" rows are multiplied by the root of the feature scale. With a full metric, the product
+        logit_k = x.weights_k - steepness_k x.x + constant_k
+
+    "Scaled" rows are multiplied by the root of the feature weights. With a full metric, the product
     of two is ``plain x.y + projected (Z x).(Z y)``; Z is given by its Cholesky factor, see
     csrc/common/adaptive.h.
     """
 
     centre: Tensor = field(metadata=shaped("LD"))  # the mean of the class means
-    prototypes: Tensor = field(metadata=shaped("LKD", name="means"))  # class means
-    # The scaled prototypes; if N > K, the scaled offsets of rows from their prototypes come first.
+    prototypes: Tensor = field(metadata=shaped("LKD"))  # m_k, means of labelled rows and n0 others
+    # The scaled prototypes; if N > K, the scaled offsets of rows from their class means come first.
     scaled: Tensor = field(metadata=shaped("LND", name="rows", split=True))
     squares: Tensor = field(metadata=shaped("LK"))  # of the prototypes, in the metric
-    bias: Tensor = field(metadata=shaped("LK"))
-    shots: Tensor = field(metadata=shaped("LK"))  # labelled rows of each class
-    sharpness: Tensor = field(metadata=shaped("L"))  # factor on products with the prototypes
-    # Mean squared distance of a labelled row to its prototype.
-    variance: Tensor = field(metadata=shaped("L"))
-    # Weight of a feature in squared distances, 1 on average.
-    scale: Tensor = field(metadata=shaped("LD"))
-    temper: float  # factor on the final logits
+    bias: Tensor = field(metadata=shaped("LK"))  # b_k, lower for classes that attract rows of others
+    shots: Tensor = field(metadata=shaped("LK"))  # n_k, the labelled rows of each class
+    prior_rows: Tensor = field(metadata=shaped("L"))  # n0, rows at the centre in every prototype
+    variance: Tensor = field(metadata=shaped("L"))  # V inside classes, in squared length
+    sharpness: Tensor = field(metadata=shaped("L"))  # f
+    scale: Tensor = field(metadata=shaped("LD"))  # g, the weight of a feature, 1 on average
     rows: int  # S
     # With a full metric only: its Cholesky factor, with inverted diagonal blocks; Z of the scaled
     # prototypes; and the weight of the full metric, in [0, 1], plain and projected.
     factor: Tensor | None = field(default=None, metadata=shaped("LMM", split=True))
     solved: Tensor | None = field(default=None, metadata=shaped("LKM", split=True))
     shares: Tensor | None = field(default=None, metadata=shaped("L3"))
+    absorbed: Tensor | None = None  # [L, K] how many rows of a batch are in the prototypes
     correction: Tensor | None = None  # [D + 1, K] of one task, the last row a constant
     ties: Tensor | None = None  # [1, 3] float64, if rows are means of labelled things: `ties_of`
     # True if every class has a row and all are finite, False is inconclusive; None: checked before.
     finite: Tensor | None = field(default=None, metadata=shaped("L", dtype=torch.bool))
 
+    @property
+    def labelled_mass(self) -> Tensor:
+        """Of how many rows a prototype is the mean, [L, K], before it absorbs those of a batch."""
+        return self.shots + self.prior_rows.unsqueeze(-1)
+
+    @property
+    def mass(self) -> Tensor:
+        """Of how many rows each prototype is the mean, [L, K]."""
+        return self.labelled_mass if self.absorbed is None else self.labelled_mass + self.absorbed
+
+    @cached_property
+    def terms(self) -> tuple[Tensor, Tensor]:
+        """The steepness and the constant of each class in the logits, [L, K] each."""
+        spread, spread_of_labels = 1 + 1 / self.mass, 1 + 1 / self.labelled_mass
+        half = self.sharpness.unsqueeze(-1) / 2
+        steepness = half / spread
+        determinant = spread.log() - spread_of_labels.log() / 2
+        constant = self.bias - steepness * self.squares
+        return steepness, constant - half * self.variance.unsqueeze(-1) * determinant
+
     @cached_property
     def weights(self) -> Tensor:
-        """The prototypes times the metric, [L, K, D]."""
-        return laid_out(self.in_metric(self.prototypes))
+        """The factors of a centred row in its logits, [L, K, D]."""
+        return laid_out(self.in_metric(self.prototypes) * (2 * self.terms[0]).unsqueeze(-1))
 
     @cached_property
     def diagonal(self) -> Tensor:
@@ -138,41 +156,13 @@ class Likelihood:
         P, projected = self.projection
         return plain + products(x, P).square().sum(-1) * projected.unsqueeze(-1)
 
-    @property
-    def mean_shots(self) -> float:
-        return self.rows / self.bias.shape[-1]
-
-    def excess(self, more: Tensor | float = 0.0) -> Tensor:
-        """How much farther prototypes seem because they have few rows, [L, K].
-
-        The mean of n rows is v / n from the mean of its class, in squared distance, with v the
-        variance. As its rows are in the centre of K means, they are nearer to it than queries, by
-        2 / K of this, so that their mean, whose square is 1 - v + v / n, is too long once all are
-        unit-norm. `more` [1, K] is the weight of further rows; it is all relative to classes of
-        `mean_shots` rows.
-        """
-        v = self.variance.unsqueeze(-1)
-        known, part = (1 - v).clamp(min=0), 2 / self.shots.shape[-1]
-        few, usual = (
-            v / n * (1 + part * (known + v / n))
-            for n in (self.shots.clamp(min=1) + more, more + max(self.mean_shots, 1.0))
-        )
-        return few - usual
-
-    def constant_with(self, more: Tensor) -> Tensor:
-        """The bias without the square of the prototype, [L, K], with `more` rows added."""
-        half = self.sharpness.unsqueeze(-1) / 2
-        return self.bias + half * (self.squares + (self.excess(more) - self.excess()))
-
-    def weight_of(self, queries: Number) -> Number:
-        """The weight of a query in the class counts: many do not overrule the labelled rows."""
-        return 2 * self.rows / (2 * self.rows + queries)
-
     def logits(self, rows: Tensor) -> Tensor:
         """Logits of rows [N, D] or [B, N, D], not centred yet, each independent, [.., N, K]."""
         x = self.centred(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
-        logits = products(x, self.weights).mul_(column(self.sharpness))
-        logits += self.bias.unsqueeze(-2)
+        steepness, constant = self.terms
+        logits = products(x, self.weights)
+        logits -= steepness.unsqueeze(-2) * self.squared(x).unsqueeze(-1)
+        logits += constant.unsqueeze(-2)
         if self.correction is not None:
             logits += self.corrected(x)
         return logits.reshape(*rows.shape[:-1], -1)
@@ -233,25 +223,24 @@ def reweighted(likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tenso
     w = weights.to(x.dtype)
     both = torch.stack([w, w.square()], -1)
     mass, squared_mass = class_sums(both, labels, K)[0].unbind(-1)
+    shots = (mass.square() / squared_mass).to(likelihood.shots.dtype)
     means = class_sums(x, labels, K, w)[0] / mass.unsqueeze(-1)
-    squares = likelihood.squared(means)
-    half = (likelihood.sharpness / 2).unsqueeze(-1)
-    scaled = torch.cat([likelihood.scaled[:, :-K], as_split(means, likelihood.scale)], 1)
+    known = shots / (shots + likelihood.prior_rows.unsqueeze(-1))  # the rest is at the centre
+    prototypes = means * known.unsqueeze(-1)
+    scaled = torch.cat([likelihood.scaled[:, :-K], as_split(prototypes, likelihood.scale)], 1)
     solved = likelihood.solved
     if likelihood.factor is not None and likelihood.projection is not None:
-        solved = products(means, likelihood.projection[0])
+        solved = products(prototypes, likelihood.projection[0])
         pad = (0, likelihood.factor.shape[1] - solved.shape[-1])
         solved = as_split(torch.nn.functional.pad(solved, pad))
-    moved = replace(
+    return replace(
         likelihood,
-        prototypes=means,
+        prototypes=prototypes,
         scaled=scaled,
         solved=solved,
-        squares=squares,
-        shots=(mass.square() / squared_mass).to(likelihood.shots.dtype),
+        squares=likelihood.squared(prototypes),
+        shots=shots,
     )
-    nearer = likelihood.squares - likelihood.excess() - squares + moved.excess()
-    return replace(moved, bias=likelihood.bias + nearer * half)
 
 
 @on_cpu_without_gpu_code
