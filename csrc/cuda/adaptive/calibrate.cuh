@@ -3,9 +3,9 @@
 // task, else a team of blocks does. Sums over the rows are taken in one order for any team.
 //
 // Distances provides (task, i, k, share), the distance of row i to class k in a mixture of two
-// metrics, with this share of the second; start(task), which all threads of all blocks call once,
-// and which ends with a barrier if it writes; and finish(task, sharpness, share), called by one
-// block after the share and the sharpness that fit best have been found and `drawn` is complete.
+// metrics, with this share of the second; is_judged(task, i), whether the row counts in (7); start(task),
+// which all threads of all blocks call once, and which ends with a barrier if it writes; and
+// finish(task, sharpness, share), called by one block after the share and the sharpness that fit best have been found and `drawn` is complete.
 // The share grows from 0 to 1 in this many `mixtures`, see kStandardError; with 0 mixtures there is
 // one metric.
 #pragma once
@@ -18,8 +18,7 @@ namespace paddle_ext {
 
 // Of a block: the most if only one fits a multiprocessor with its rows, else fewer.
 constexpr int kCalibrateThreads = 512, kMostCalibrateThreads = 1024;
-constexpr int kRowLanes = 8;         // lanes that share a row
-constexpr float kFarBehind = 1e30f;  // the distance of a class that does not exist
+constexpr int kRowLanes = 8;  // lanes that share a row
 
 // Exchange between the threads of a block.
 struct CalibrateShared {
@@ -54,7 +53,7 @@ struct CalibrateTask {
     int64_t task;
     Team team;
     CalibrateShared& shared;
-    int64_t count = min(max(p.count[task], int64_t(0)), p.R);
+    int64_t count = p.R;
     const int64_t* labels = p.labels + task * p.R;
     float* least = p.least + task * p.R;
     float* normaliser = p.normaliser + task * p.R;
@@ -153,7 +152,8 @@ struct CalibrateTask {
             sum = group_sum(sum, kRowLanes);
             mean = group_sum(mean, kRowLanes) / sum;
             second = group_sum(second, kRowLanes) / sum;
-            const float lag = i < count ? own_behind(i, low) - mean : 0.0f;
+            if (i >= count || !source.is_judged(task, i)) return make_double2(0.0, 0.0);
+            const float lag = own_behind(i, low) - mean;
             return make_double2(double(lag), double(fmaxf(second - mean * mean, 0.0f)));
         });
     }
@@ -167,6 +167,7 @@ struct CalibrateTask {
             sum = group_sum(sum, kRowLanes);
             if (i >= count) return make_double2(0.0, 0.0);
             if (threadIdx.x % kRowLanes == 0) normaliser[i] = half * low - log2f(sum);
+            if (!source.is_judged(task, i)) return make_double2(0.0, 0.0);
             const double off = 0.5 * double(f) * double(own_behind(i, low));
             return make_double2(log(double(sum)) + off, 0.0);
         });
