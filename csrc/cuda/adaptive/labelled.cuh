@@ -270,6 +270,7 @@ __device__ inline void add_class(const ClassRows& c, const PartSums& to, bool fi
     for (int64_t d = 4 * (threadIdx.x % 32); d < c.D; d += 128) {
         const float4 mean = load_row4(c.mean, d, c.D, c.aligned), square = mean * mean;
         float4 inside = make_float4(0, 0, 0, 0);
+#pragma unroll 4
         for (int i = c.begin; n > 1 && i < c.end; ++i) {
             const int64_t s = c.order[i];
             const float4 away = c.load<true>(s, c.firsts[s], d) * c.seconds[s] - mean;
