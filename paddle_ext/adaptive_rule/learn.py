@@ -5,28 +5,25 @@ features, R calibration rows. All tensors of a call are float32 or float64, and 
 equations are in docs/adaptive.md.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..native.call import call_native, packed, packed_int64
 from ..native.devices import on_cpu_without_gpu_code
-from ..native.graphs import replayed
 from ..native.load import module as native
-from ..rows import FEW_ROWS, evenly_spread, products
-from .likelihood import NATIVE_TENSORS, Likelihood, as_split, native_kinds
+from ..rows import content_keys
+from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
-# Limits on the labelled rows that are left out to calibrate, and on these rows times classes.
-MOST_CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES = 2**14, 2**22
-FEWEST_CALIBRATION_ROWS = 256  # however many classes there are
+# So many labelled rows are left out to calibrate, or as many as there are classes, within a limit
+# on rows times classes: more change no accuracy by what could be measured.
+CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES = 512, 2**22
 
 
 def calibration_count(S: int, K: int) -> int:
     """How many of S labelled rows are left out to calibrate."""
-    most = max(FEWEST_CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES // K)
-    return min(S, most, MOST_CALIBRATION_ROWS)
+    return min(S, max(CALIBRATION_ROWS, min(K, MOST_CALIBRATION_ENTRIES // K)))
 
 
 def uses_full_metric(metric: str, S: int, K: int) -> bool:
@@ -72,7 +69,6 @@ def calibrate(
     return call_native(native.calibrate_call, options, distances, inputs, outputs)
 
 
-@on_cpu_without_gpu_code
 def learned(
     support: Tensor,
     labels: Tensor,
@@ -82,6 +78,36 @@ def learned(
     left_out: bool = False,
 ) -> tuple[Likelihood, Tensor | None]:
     """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K]."""
+    (B, S, D), K = support.shape, num_classes
+    if calibration_count(S, K) < S:
+        return learned_in_order(support, labels, num_classes, metric, left_out)
+    return learned_as_given(support, labels, num_classes, metric, left_out)
+
+
+def learned_in_order(
+    support: Tensor, labels: Tensor, num_classes: int, metric: str, left_out: bool
+) -> tuple[Likelihood, Tensor | None]:
+    """The same with the rows in an order that does not depend on the one in which they are given.
+
+    The calibration rows are evenly spread in it, so over the classes.
+    """
+    by_content = content_keys(support).argsort(dim=-1, stable=True)
+    by_class = labels.gather(1, by_content).argsort(dim=-1, stable=True)
+    order = by_content.gather(1, by_class)
+    at = order.unsqueeze(-1)
+    rows = support.gather(1, at.expand_as(support))
+    given = rows, labels.gather(1, order), num_classes, metric, left_out
+    likelihood, distances = learned_as_given(*given)
+    if distances is None:
+        return likelihood, None
+    return likelihood, torch.empty_like(distances).scatter_(1, at.expand_as(distances), distances)
+
+
+@on_cpu_without_gpu_code
+def learned_as_given(
+    support: Tensor, labels: Tensor, num_classes: int, metric: str, left_out: bool
+) -> tuple[Likelihood, Tensor | None]:
+    """`learned`, with calibration rows evenly spread in the order given."""
     (B, S, D), K = support.shape, num_classes
     full = uses_full_metric(metric, S, K)
     support, labels = packed(support), packed_int64(labels)
