@@ -72,7 +72,8 @@ PADDLE_EXT_HD double relative(double value, double sum, double D) {
 PADDLE_EXT_HD double feature_weight(const FeatureSums& feature, const FeatureTotals& of) {
     const double fourths = feature.fourths > kTiny ? feature.fourths : kTiny;
     const double resting = feature.between * feature.between / fourths;
-    const double inside = relative(feature.inside, of.inside, of.D);
+    // Rows that differ by rounding alone show no variance.
+    const double inside = relative(feature.inside, of.inside + of.degrees * kNoScatter, of.D);
     const double between = relative(feature.between, of.between, of.D);
     const double variance = (of.degrees * inside + resting * between + kPriorDegrees) /
                             (of.degrees + resting + kPriorDegrees);
