@@ -93,6 +93,7 @@ def coordinates(tasks: Tasks, dtype: torch.dtype = torch.float64) -> tuple[Label
     support = unit_norm(tasks.support.to(dtype))
     query = unit_norm(tasks.query.to(dtype))
     centre = ((members.mT @ support) / counts.unsqueeze(-1)).mean(1, keepdim=True)
+    centre = centre * (tasks.num_classes > 1)
     labelled = Labelled(unit_norm(support - centre), tasks.labels, members, counts)
     return labelled, unit_norm(query - centre)
 
@@ -143,7 +144,7 @@ def relative(variance: Tensor) -> Tensor:
     return variance / variance.mean(-1, keepdim=True).clamp(min=TINY)
 
 
-def metric_of(labelled: Labelled, full: bool) -> Metric:
+def metric_of(labelled: Labelled, full: bool = True) -> Metric:
     means = labelled.means
     offsets = labelled.rows - labelled.members @ means
     offsets = offsets * labelled.members.sum(-1, keepdim=True)
@@ -302,7 +303,9 @@ def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
     return LeftOut(torch.stack(found), length, labelled.weights)
 
 
-def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model, full: bool) -> LeftOut:
+def leave_groups_out(
+    labelled: Labelled, groups: Tensor, model: Model, full: bool = True
+) -> LeftOut:
     """(6) The same where labelled rows belong to groups: rows without all rows of their group.
 
     Folds of whole groups, at most ten; groups are dealt to folds by their sorted numbers.

@@ -47,10 +47,10 @@ def centred(x: Tensor, centre: Tensor) -> Tensor:
     return torch.where(norm > SAME, x / norm.clamp(min=SAME), 0)
 
 
-def squared(x: Tensor, w: Tensor, metric: Tensor) -> Tensor:
-    """Squared distances of rows [N, D] to rows [K, D] in a metric [D, D], [N, K]."""
+def squared(x: Tensor, w: Tensor, metric: Tensor | None = None) -> Tensor:
+    """Squared distances of rows [N, D] to rows [K, D], perhaps in a metric [D, D], [N, K]."""
     away = x.unsqueeze(1) - w
-    return ((away @ metric) * away).sum(-1)
+    return ((away if metric is None else away @ metric) * away).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,6 @@ def leave_rows_out(labelled: Labelled, weights: Tensor, model: Model) -> LeftOut
     root = weights.sqrt()
     full_of_all = full_metric(labelled, weights)
     A, ridge = full_of_all.matrix, full_of_all.ridge
-    identity = torch.eye(len(root)).to(A)
     S = len(labelled.rows)
     plain, full, mass = (labelled.rows.new_zeros(S, labelled.num_classes) for _ in range(3))
     length_of_plain = length_of_full = 0.0
@@ -210,7 +209,7 @@ def leave_rows_out(labelled: Labelled, weights: Tensor, model: Model) -> LeftOut
             length_of_plain += float(of_others @ of_others)
             length_of_full += float(of_others @ A_without @ of_others)
         row = (labelled.rows[i] * root).unsqueeze(0)
-        plain[i] = squared(row, prototypes.rows * root, identity)
+        plain[i] = squared(row, prototypes.rows * root)
         full[i] = squared(row, prototypes.rows * root, A_without)
         mass[i] = prototypes.mass
 
@@ -234,7 +233,7 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
         root, A = weights.sqrt(), full_metric(rest, weights).matrix
         prototypes = model.prototypes(rest.means, rest.counts)
         rows = labelled.rows[left_out] * root
-        plain[left_out] = squared(rows, prototypes.rows * root, torch.eye(len(root)).to(A))
+        plain[left_out] = squared(rows, prototypes.rows * root)
         full[left_out] = squared(rows, prototypes.rows * root, A)
         mass[left_out] = prototypes.mass
         judged[left_out] = rest.counts[labelled.labels[left_out]] > 0
@@ -374,7 +373,8 @@ def learn(
     If labels may be wrong, those of `trusted` rows [S] are right all the same.
     """
     rows = unit_rows(support.double())
-    centre = Labelled(rows, labels, num_classes).means.mean(0)
+    # A single class has no other to be told from: its directions stay those from the origin.
+    centre = Labelled(rows, labels, num_classes).means.mean(0) * (num_classes > 1)
     labelled = Labelled(centred(rows, centre), labels, num_classes)
     weights = feature_weights(labelled)
     model = model_of(labelled, weights)

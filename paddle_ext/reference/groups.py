@@ -121,14 +121,19 @@ class Groups:
         """ln t, [Q, K]: log probabilities of rows without their groups."""
         return log_alone(logits, self.members, self.measure)
 
-    def proportions(
-        self, logits: Tensor, u: Tensor, weights: Tensor, likeness: float = 0.0
+    def probabilities(
+        self,
+        logits: Tensor,
+        weights: Tensor,
+        likeness: float = 0.0,
+        before: Tensor | None = None,
     ) -> Tensor:
-        """(12) Three times, from u [Q, K]; rows of a group weigh rho [G].
+        """(12) Three times, from u [Q, K] or rows alone; rows of a group weigh rho [G].
 
         What the group adds to a row alone counts 1 - r.
         """
-        alone, possible, u = self.alone(logits), self.measure > 0, u.clone()
+        alone, possible = self.alone(logits), self.measure > 0
+        u = alone.exp() if before is None else before.clone()
         for g, rows in enumerate(self.members.rows):
             rho, prior = weights[g], self.pseudocounts[g]
             for _ in range(ROUNDS):
@@ -176,7 +181,7 @@ def start_of(logits: Tensor, members: Members, weights: Tensor, prior: Tensor | 
     def under(measure: Tensor) -> Start:
         t = log_alone(logits, members, measure).exp()
         groups = Groups(members, measure, concentrations_by_pairs(t, members, measure))
-        u = groups.proportions(logits, t, weights)
+        u = groups.probabilities(logits, weights)
         return Start(groups, groups.bounds(logits, u, weights), None)
 
     start = under(even)
@@ -285,18 +290,18 @@ def adapt_groups(
     logits: Tensor,
     groups: Tensor,
     *,
-    weight: float | Tensor = 1.0,
+    weight: float = 1.0,
     prior: Tensor | None = None,
 ) -> Solution:
-    """`paddle_ext.adapt` with groups that share, in float64; a row of a group weighs [G], or one.
+    """`paddle_ext.adapt` with groups that share, in float64.
 
     The same without features: rows of a group are as different as any, r = 0, and logits stay.
     """
     members = Members.of(groups)
-    weights = torch.ones_like(members.sizes) * weight
+    weights = torch.full_like(members.sizes, weight)
     given = logits.double().clamp(min=LOWEST)
     start = start_of(given, members, weights, prior)
-    u = start.groups.proportions(given, start.groups.alone(given).exp(), weights)
+    u = start.groups.probabilities(given, weights)
     u = few_classes(start.groups, given, u, weights)
     own = members.counts(u, weights) + start.groups.pseudocounts
     return solution_of(start, weights, u, u, own / own.sum(-1, keepdim=True))
@@ -344,7 +349,7 @@ def rounds_of_groups(
             of_rows = worth[members.of_row].unsqueeze(1)
             logits = absorbed_logits(known, x, of_rows * absorbed_weights(known, u)) + added
 
-        u = groups.proportions(logits, u, weights, r)
+        u = groups.probabilities(logits, weights, r, before=u)
         u = few_classes(groups, logits, u, weights * worth)
         u = r * groups.alone(logits) + (1 - r) * u.clamp(min=TINY).log()
         u = torch.where(possible, u, LOWEST).softmax(-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .adapt import adapt
 from .adaptive import SHARPNESS as USUAL_SHARPNESS
 from .adaptive import centred, classify, learn, likeliest_sharpness, squared
-from .groups import Members, adapt_groups, posterior_of_groups
+from .groups import Members, posterior_of_groups, start_of
 from .paddle import unit_rows
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS = 3.0, 0.4, 0.5
@@ -116,7 +116,7 @@ def first_logits(rows: Rows) -> Tensor:
     variance = float(rows.every.square().sum(1).mean())
     sharpness = trust(rows) * SHARPNESS * (1 + math.log(K))
     scale = sharpness / variance if variance > 1e-24 else 0.0
-    return -scale / 2 * squared(rows.every[:Q], w, torch.eye(w.shape[1]).double())
+    return -scale / 2 * squared(rows.every[:Q], w)
 
 
 def round_logits(rows: Rows, u: Tensor, joint: bool) -> Tensor:
@@ -156,8 +156,10 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
         if task.groups is None:
             steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
             return adapt(logits, weight=min(1.0, enough / Q), prior=prior, **steps).probabilities
-        weights = (enough / Members.of(task.groups).sizes).clamp(max=1)
-        return adapt_groups(logits, task.groups, weight=weights, prior=prior).probabilities
+        # These logits are too rough to compare sets of classes (15).
+        members = Members.of(task.groups)
+        weights = (enough / members.sizes).clamp(max=1)
+        return start_of(logits, members, weights, prior).groups.probabilities(logits, weights)
 
     S = len(rows.known)
     known = 2 * (S + ANCHOR_ROWS * K)
