@@ -34,6 +34,7 @@ FOLDS = 10  # of groups of labelled rows, at most
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.1, 1e4
 BISECTIONS = 60
 SAME = 1e-12  # rows that are this near to the centre differ from it by rounding
+NO_SCATTER = 1e-10  # squared distances below are rounding
 TINY = 1e-30
 
 
@@ -93,9 +94,10 @@ class Labelled:
         return Labelled(self.rows[~left_out], self.labels[~left_out], self.num_classes)
 
 
-def relative(variance: Tensor) -> Tensor:
-    """Divided by the mean over the features."""
-    return variance / variance.mean().clamp(min=TINY)
+def relative(variance: Tensor, rounding: float = 0.0) -> Tensor:
+    """Divided by the mean over the features; a sum over these of less than `rounding` is none."""
+    mean = (variance.sum() + rounding) / len(variance)
+    return variance / mean.clamp(min=TINY)
 
 
 def feature_weights(labelled: Labelled) -> Tensor:
@@ -105,7 +107,8 @@ def feature_weights(labelled: Labelled) -> Tensor:
     between = means.square().sum(0)
     resting = between.square() / means.pow(4).sum(0).clamp(min=TINY)
 
-    variance = degrees * relative(inside) + resting * relative(between) + PRIOR_DEGREES
+    relative_inside = relative(inside, degrees * NO_SCATTER)
+    variance = degrees * relative_inside + resting * relative(between) + PRIOR_DEGREES
     variance = variance / (degrees + resting + PRIOR_DEGREES)
     return relative(1 / (variance + 1))
 
@@ -120,7 +123,8 @@ class FullMetric:
 
 def full_metric(labelled: Labelled, weights: Tensor) -> FullMetric:
     offsets = labelled.offsets * weights.sqrt()
-    ridge = float(offsets.square().sum()) / max(labelled.degrees, 1.0) + 1e-12
+    rows = max(labelled.degrees, 1.0)
+    ridge = float(offsets.square().sum()) / rows + rows * NO_SCATTER
     identity = torch.eye(len(weights), dtype=offsets.dtype)
     return FullMetric(torch.linalg.inv(offsets.mT @ offsets / ridge + identity), ridge)
 
@@ -214,7 +218,8 @@ def leave_rows_out(labelled: Labelled, weights: Tensor, model: Model) -> LeftOut
         mass[i] = prototypes.mass
 
     judged = labelled.has_others
-    length = max(length_of_full / max(length_of_plain, TINY), 1e-9) if judged.any() else 1.0
+    rounding = S * NO_SCATTER
+    length = (length_of_full + rounding) / (length_of_plain + rounding)
     return LeftOut(in_mixtures(model, plain, full / length, mass), judged, length)
 
 
@@ -240,7 +245,8 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
         length_of_plain += float(rows.square().sum())
         length_of_full += float(((rows @ A) * rows).sum())
 
-    length = max(length_of_full, 1e-9) / length_of_plain if length_of_plain > TINY else 1.0
+    rounding = S * NO_SCATTER
+    length = (length_of_full + rounding) / (length_of_plain + rounding)
     return LeftOut(in_mixtures(model, plain, full / length, mass), judged, length)
 
 
