@@ -48,6 +48,7 @@ ARRIVED = 1e-3  # a step that is shorter is the last
 MIXTURE_STEPS = 20
 LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of the sharpness
 LEAST, MOST = 1e-4, 1e4  # of a concentration; the smallest chance
+NO_SCATTER = 1e-10  # squared distances below are rounding
 TINY = 1e-30
 CHECK_EVERY = 4  # iterations of the proportions between two looks at the criterion
 
@@ -139,9 +140,10 @@ class Metric:
         return Rows(scaled, projected)
 
 
-def relative(variance: Tensor) -> Tensor:
-    """Divided by its mean over the features."""
-    return variance / variance.mean(-1, keepdim=True).clamp(min=TINY)
+def relative(variance: Tensor, rounding: Tensor | float = 0.0) -> Tensor:
+    """Divided by its mean over the features; a sum over these of less than `rounding` is none."""
+    mean = (variance.sum(-1, keepdim=True) + rounding) / variance.shape[-1]
+    return variance / mean.clamp(min=TINY)
 
 
 def metric_of(labelled: Labelled, full: bool = True) -> Metric:
@@ -155,7 +157,8 @@ def metric_of(labelled: Labelled, full: bool = True) -> Metric:
     between = means.square().sum(1, keepdim=True)
     resting = between.square() / means.pow(4).sum(1, keepdim=True).clamp(min=TINY)
     degrees = labelled.degrees.unsqueeze(-1)
-    variance = degrees * relative(inside) + resting * relative(between) + PRIOR_DEGREES
+    relative_inside = relative(inside, degrees * NO_SCATTER)
+    variance = degrees * relative_inside + resting * relative(between) + PRIOR_DEGREES
     variance = variance / (degrees + resting + PRIOR_DEGREES)
     weights = 1 / (variance + 1)
     root = relative(weights).sqrt()
@@ -163,7 +166,8 @@ def metric_of(labelled: Labelled, full: bool = True) -> Metric:
     # (3) A = (offsets' offsets / ridge + 1)^-1, by the Woodbury identity: as if D further rows
     # had spread evenly in all directions.
     offsets = offsets * root
-    ridge = offsets.square().sum((-2, -1), keepdim=True) / degrees.clamp(min=1) + 1e-12
+    rows = degrees.clamp(min=1)
+    ridge = offsets.square().sum((-2, -1), keepdim=True) / rows + rows * NO_SCATTER
     if not full:
         return Metric(root, offsets, ridge, None)
     gram = offsets @ offsets.mT
@@ -281,8 +285,9 @@ def leave_rows_out(labelled: Labelled, metric: Metric, model: Model) -> LeftOut:
     vv_full = vv[1] * (1 + gain * vv[1])
 
     weights = labelled.weights * (n / (n - 1).clamp(min=1)).square()
-    length = (weights * vv_full).sum(1) / (weights * vv[0]).sum(1).clamp(min=TINY)
-    length = torch.where(labelled.weights.sum(1) > 0, length.clamp(min=1e-9), 1.0)
+    rounding = labelled.weights.shape[1] * NO_SCATTER
+    length = (weights * vv_full).sum(1) + rounding
+    length = length / ((weights * vv[0]).sum(1) + rounding)
 
     mass = prototypes.mass.expand_as(xm_full)
     own_mass = of_own(mass)
@@ -333,9 +338,8 @@ def leave_groups_out(
         xm = rows.products(means)
         mm = means.squares()
         left = of_fold.to(labelled.rows)
-        plain_length = (xx[0] * left).sum()
-        length = (xx[1] * left).sum().clamp(min=1e-9) / plain_length.clamp(min=TINY)
-        length = torch.where(plain_length > TINY, length, 1.0)
+        rounding = left.shape[1] * NO_SCATTER
+        length = ((xx[1] * left).sum() + rounding) / ((xx[0] * left).sum() + rounding)
         found = []
         for share in metric.mixtures:
             mixture = Mixture(left.new_full((folds,), share), length.expand(folds))

@@ -125,7 +125,7 @@ def full_metric(labelled: Labelled, weights: Tensor) -> FullMetric:
     offsets = labelled.offsets * weights.sqrt()
     rows = max(labelled.degrees, 1.0)
     ridge = float(offsets.square().sum()) / rows + rows * NO_SCATTER
-    identity = torch.eye(len(weights), dtype=offsets.dtype)
+    identity = torch.eye(len(weights)).to(offsets)
     return FullMetric(torch.linalg.inv(offsets.mT @ offsets / ridge + identity), ridge)
 
 
@@ -197,8 +197,9 @@ def leave_rows_out(labelled: Labelled, weights: Tensor, model: Model) -> LeftOut
     plain, full, mass = (labelled.rows.new_zeros(S, labelled.num_classes) for _ in range(3))
     length_of_plain = length_of_full = 0.0
     offsets, counts = labelled.offsets * root, labelled.counts[labelled.labels]
+    number = torch.arange(S, device=labelled.labels.device)
     for i in range(S):
-        rest = labelled.without(torch.arange(S) == i)
+        rest = labelled.without(number == i)
         prototypes = model.prototypes(rest.means, rest.counts)
         n = float(counts[i])
         A_without = A
@@ -229,7 +230,7 @@ def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOu
     folds = min(FOLDS, int(number.max()) + 1)
     S = len(labelled.rows)
     plain, full, mass = (labelled.rows.new_zeros(S, labelled.num_classes) for _ in range(3))
-    judged = torch.zeros(S, dtype=torch.bool)
+    judged = torch.zeros_like(labelled.labels, dtype=torch.bool)
     length_of_plain = length_of_full = 0.0
     for fold in range(folds):
         left_out = number % folds == fold
@@ -500,7 +501,7 @@ def rounds(
     first = adapt(logits, weight=rho, prior=second, max_iter=max_iter, tol=tol)
     assert first.concentration is not None
     even, own = measures(second, 1)
-    measure = own if first.prior_used else even  # [1, K]
+    measure = (own if first.prior_used else even).to(x)  # [1, K]
     u, a = first.probabilities, first.concentration.view(1, 1)
     for _ in range(ROUNDS):
         logits = absorbed_logits(known, x, absorbed_weights(known, u)) + more
