@@ -18,7 +18,7 @@ from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
 # So many labelled rows are left out to calibrate, or as many as there are classes, within a limit
 # on rows times classes: more change no accuracy by what could be measured.
-CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES = 512, 2**22
+CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES = 256, 2**22
 
 
 def calibration_count(S: int, K: int) -> int:
