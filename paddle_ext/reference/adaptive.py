@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..solution import Solution
 from .adapt import adapt, measures
-from .label_noise import (
+from ._former_label_noise import (
     MIXTURES,
     NO_SCATTER,
     STANDARD_ERROR,
