@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import adaptive_torch
 import harness
 import torch
+from laboratory.tasks import Tasks
 from peers import agreement, bytes_moved
 from tasks import (
     DenseTasks,
@@ -149,19 +150,19 @@ def flops(shape: Shape, metric: str, iterations: float) -> float:
     Gram matrix is enough; else the covariance is needed. A symmetric matrix counts half.
     """
     S, Q, K, D = shape.support, shape.queries, shape.classes, shape.dim
-    full = metric == "auto"
-    R = min(S, max(256 if full else 128, K))  # calibration rows
+    full = metric == "auto" and shape.shots > 1
     M = min(S, D)
-    work = 8 * (S + Q) * D + 2 * Q * Q * K + 12 * Q * K * (1 + iterations)
+    rounds = adaptive_torch.ROUNDS
+    work = 8 * (S + Q) * D + rounds * 2 * Q * Q * K + 12 * Q * K * (1 + rounds + iterations)
     if shape.shots > 1:
-        work += NEWTON_STEPS * 12 * R * K * (5 if full else 1)
+        work += NEWTON_STEPS * 12 * S * K * (len(adaptive_torch.MIXTURES) if full else 1)
     if full and S < D:
         work += (S + Q) ** 2 * D
     else:
-        work += 2 * (R + Q) * K * D + Q * Q * D + (S * D * D if full else 0)
+        work += 2 * (S + Q) * K * D + Q * Q * D + (S * D * D if full else 0)
     if full:
-        rows = R + K + Q
-        work += M**3 / 3 + rows * M * M + (2 * (R + Q) * K + K * K + Q * Q) * M
+        rows = S + K + Q
+        work += M**3 / 3 + rows * M * M + (2 * (S + Q) * K + K * K + Q * Q) * M
     return work
 
 
@@ -204,6 +205,13 @@ def busy(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float
     return least
 
 
+def in_torch(tasks: DenseTasks, metric: str, **options: Any) -> Tensor:
+    """Probabilities in float32."""
+    rows = tasks.support, tasks.support_labels, tasks.query, tasks.query_labels
+    options |= {"full": metric == "auto", "dtype": torch.float32}
+    return adaptive_torch.classify(Tasks(*rows, num_classes=tasks.shape.classes), **options)
+
+
 def check(case: Case, count: int) -> dict[str, Any]:
     """Compare the first tasks with the reference, after the same number of iterations."""
     tasks, metric = case
@@ -219,7 +227,7 @@ def check(case: Case, count: int) -> dict[str, Any]:
         **FIXED,
     ).probabilities
     ours = methods.create("adaptive", metric=metric, **FIXED).predict(*inputs, num_classes=K)
-    _, theirs = adaptive_torch.adaptive(*inputs, K, full=metric == "auto", **FIXED)
+    theirs = in_torch(tasks, metric, **FIXED)
     got, other = (agreement(u[: len(truth)], truth) for u in (ours.probabilities, theirs))
     right = got.wrong == other.wrong == 0
     right &= got.worst <= TOLERANCE and other.worst <= TORCH_TOLERANCE
@@ -250,7 +258,7 @@ def run_case(
     calls: dict[str, Callable[[], object]] = {
         "adaptive": partial(method.predict, *inputs, num_classes=K),
         "solve": partial(paddle_ext.solve, *inputs, num_classes=K),
-        "torch": partial(adaptive_torch.adaptive, *inputs, K, full=metric == "auto"),
+        "torch": partial(in_torch, tasks, metric),
     }
     calls["solve"]()
     timings = harness.time_side_by_side(

@@ -1,9 +1,9 @@
 """The panel that judges every change of the rule: all rules on all protocols and banks, one table.
 
-It runs the rule of the laboratory, `adaptive` as the package has it, and what others use, on tasks
-as people have them. `laboratory/banks.json` says which bank is for choosing a rule and which for
-reporting; nothing is chosen on banks for reporting. The last table has the bars that a rule must
-reach to replace `adaptive`.
+It runs `adaptive` as the package has it and in batched torch, where a change of the rule begins,
+and what others use, on tasks as people have them. `laboratory/banks.json` says which bank is for
+choosing a rule and which for reporting; nothing is chosen on banks for reporting. The last table
+has the bars that a rule must reach to replace `adaptive`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laboratory import results as stored
 from laboratory.bars import bars
 from laboratory.measures import Measured, Summary, done, summary
 from laboratory.protocols import Cell
-from laboratory.registry import GIBBS, NOT_BY_DEFAULT, PROPOSED, RULES
+from laboratory.registry import GIBBS, NOT_BY_DEFAULT, RULES, TORCH
 from laboratory.results import CellResult, Results, by_bank, by_protocol, by_situation
 from laboratory.tasks import Rule, Tasks
 
@@ -32,7 +32,7 @@ EXAMPLES = """\
   python benchmarks/panel.py --data DATA
   python benchmarks/panel.py --data DATA --small --threads 2
   python benchmarks/panel.py --data DATA --role reporting
-  python benchmarks/panel.py --data DATA --protocols natural,patterns --rules proposed,adaptive
+  python benchmarks/panel.py --data DATA --protocols natural,patterns --rules torch,adaptive
   python benchmarks/panel.py --show benchmarks/out/panel.json other/panel.json --cells
 """
 
@@ -76,7 +76,7 @@ def options() -> argparse.Namespace:
     add("--merge", type=Path, nargs="+", default=[], metavar="FILE", help="add stored results")
     add("--show", type=Path, nargs="+", metavar="FILE", help="only print stored results")
     add("--cells", action="store_true", help="also a table of the cells of each protocol")
-    add("--judge", default=PROPOSED, choices=RULES, metavar="RULE", help=f"default: {PROPOSED}")
+    add("--judge", default=TORCH, choices=RULES, metavar="RULE", help=f"default: {TORCH}")
 
     chosen = parser.parse_args()
     if chosen.n_tasks is None:

@@ -12,6 +12,8 @@ from torch import Tensor
 FEW_ROWS = 32  # from here on, copying to OpenBLAS's preferred memory order pays: up to 3x faster
 MANY_ROWS = 512  # from here on, the copy takes longer than it saves
 PART = 2**24  # how many numbers are processed at once; 128 MiB in float64
+KEY_FACTOR = -0x61C8864680B583EB  # 2^64 over the golden ratio, as a signed integer
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
 def computing_dtype(features: Tensor) -> torch.dtype:
@@ -106,3 +108,34 @@ def parts(count: int, row: int, most: int = PART) -> Iterator[slice]:
 def evenly_spread(count: int, total: int, device: torch.device) -> Tensor:
     """`count` indices spread evenly over [0, `total`), each in the middle of its part; int64."""
     return (2 * torch.arange(count, device=device) + 1) * total // max(1, 2 * count)
+
+
+def content_keys(rows: Tensor) -> Tensor:
+    """A key of each row [.., N, D], as good as random, that depends on its content alone; int64.
+
+    It depends neither on the order of the rows nor on other rows; equal rows have equal keys. On
+    CUDA nothing synchronises.
+    """
+    *batch, N, D = rows.shape
+    rows = rows.reshape(-1, D)
+    # A sum of the bits, as integers, times odd numbers: unlike one of reals it is exact, so that it
+    # depends neither on the order of summation nor on the size of the numbers.
+    factors = torch.arange(1, D + 1, device=rows.device) * KEY_FACTOR | 1
+    keys = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    for part in parts(len(rows), D):
+        x = rows[part].contiguous() + 0.0  # both zeros are the same number
+        keys[part] = (x.view(INTEGERS[rows.element_size()]) * factors).sum(-1)
+    for _ in range(2):  # all bits of a key depend on all of the sum
+        keys = (keys ^ (keys >> 31 & 0x1FFFFFFFF)) * KEY_FACTOR
+    return keys.view(*batch, N)
+
+
+def sample_by_content(rows: Tensor, count: int) -> Tensor:
+    """The indices of `count` of the rows [N, D], in ascending order; all if there are no more.
+
+    Which rows they are depends on their content alone, not on their order. Of equal rows it does
+    not matter which is taken.
+    """
+    if count >= len(rows):
+        return torch.arange(len(rows), device=rows.device)
+    return content_keys(rows).argsort(stable=True)[:count].sort().values

@@ -264,26 +264,26 @@ def cell_result(protocol: str, situation: str, bank: str = "a", **accuracies: fl
 
 
 def bar(cells: list[Any], start: str) -> Any:
-    (found,) = (bar for bar in bars.bars(cells, "proposed") if bar.name.startswith(start))
+    (found,) = (bar for bar in bars.bars(cells, "torch") if bar.name.startswith(start))
     return found
 
 
 def test_bars_compare_means_over_banks() -> None:
     cells = [
-        cell_result("equal", "5 classes", "a", proposed=60.0, adaptive=61.0),
-        cell_result("equal", "5 classes", "b", proposed=70.0, adaptive=69.5),
-        cell_result("equal", "20 classes", "a", proposed=50.0, adaptive=40.0),
+        cell_result("equal", "5 classes", "a", torch=60.0, adaptive=61.0),
+        cell_result("equal", "5 classes", "b", torch=70.0, adaptive=69.5),
+        cell_result("equal", "20 classes", "a", torch=50.0, adaptive=40.0),
     ]
     found = bar(cells, "equal")
     assert (found.figure, found.where, found.passed) == (pytest.approx(-0.25), "5 classes", True)
-    cells[1].rules["proposed"] = with_accuracies([69.0], claim=69.0)
+    cells[1].rules["torch"] = with_accuracies([69.0], claim=69.0)
     assert bar(cells, "equal").passed is False
     assert bar(cells, "drawn groups").passed is None
 
 
 def test_bars_of_tails() -> None:
     others = {"logistic_regression": 52.0, "nearest_mean": 53.0}
-    cells = [cell_result("natural", "1/k", proposed=52.2, adaptive=53.8, **others)]
+    cells = [cell_result("natural", "1/k", torch=52.2, adaptive=53.8, **others)]
     cells[0].rules["alpha-TIM"] = with_accuracies([40.0], claim=40.0)
     assert bar(cells, "tails: over best").figure == pytest.approx(-0.8)
     assert bar(cells, "tails: over best").passed
@@ -295,11 +295,11 @@ def test_bars_of_tails() -> None:
 def test_a_pattern_is_compared_with_the_best_before_it() -> None:
     accuracies = [70.0, 80.0, 79.8, 79.4, 90.0]
     cells = [
-        cell_result("patterns", f"{pattern}; 5 present", proposed=accuracy)
+        cell_result("patterns", f"{pattern}; 5 present", torch=accuracy)
         for pattern, accuracy in zip(bars.CHAINS["ten classes"], accuracies, strict=True)
     ]
     # A bank without all patterns of the chain does not count.
-    cells.append(cell_result("patterns", "10: 20 ..; 5 present", "b", proposed=0.0))
+    cells.append(cell_result("patterns", "10: 20 ..; 5 present", "b", torch=0.0))
     found = bar(cells, "patterns of ten")
     assert found.figure == pytest.approx(-0.6)
     assert (found.where, found.passed) == ("10: 20 x 5, 1 x 5; 5 present", False)
@@ -307,20 +307,20 @@ def test_a_pattern_is_compared_with_the_best_before_it() -> None:
 
 
 def test_bars_of_real_groups_and_honesty() -> None:
-    cells = [cell_result("real groups", "2 labels", proposed=60.0)]
+    cells = [cell_result("real groups", "2 labels", torch=60.0)]
     rules = cells[0].rules
-    rules["proposed, one batch"] = with_accuracies([60.5], claim=60)
-    rules["proposed, each alone"] = with_accuracies([30.0], claim=30)
+    rules["torch, one batch"] = with_accuracies([60.5], claim=60)
+    rules["torch, each alone"] = with_accuracies([30.0], claim=30)
     rules["logistic regression"] = with_accuracies([50.0], claim=50)
     rules["regression, summed"] = with_accuracies([58.0], claim=58)
     assert bar(cells, "real groups: over one batch, alone; any cell").figure == pytest.approx(-0.5)
     assert bar(cells, "real groups: over regression, summed; average").figure == pytest.approx(2)
 
-    rules["proposed"] = with_accuracies([60.0], claim=68.0)
+    rules["torch"] = with_accuracies([60.0], claim=68.0)
     assert not bar(cells, "honest: mean of a protocol").passed
     assert bar(cells, "honest: any situation on one bank").passed
     assert bar(cells, "errors").passed
-    rules["proposed"].add_failure(1, "ValueError: no")
+    rules["torch"].add_failure(1, "ValueError: no")
     assert not bar(cells, "errors").passed
 
 
@@ -382,7 +382,7 @@ def test_regressions_compute_one_regression(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rules_apply_where_they_make_sense() -> None:
     grouped = next(protocols.drawn_groups(BANK, 1))
     plain = next(protocols.equal(BANK, 1))
-    for name in ("adaptive, one batch", "proposed, each alone", "regression, summed"):
+    for name in ("adaptive, one batch", "torch, each alone", "regression, summed"):
         assert registry.RULES[name](grouped) is not None
         assert registry.RULES[name](plain) is None
     assert registry.RULES["Gibbs sampler"](plain) is None
@@ -491,12 +491,12 @@ def failing(_: Any) -> Tensor:
 def test_panel_continues_after_an_error(
     run: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.RULES, "proposed", registry.everywhere(failing))
-    printed = run(*RUN, "--rules", "proposed,nearest mean")
-    assert "error of proposed: ValueError: this rule (first: strangers" in printed
+    monkeypatch.setitem(registry.RULES, "torch", registry.everywhere(failing))
+    printed = run(*RUN, "--rules", "torch,nearest mean")
+    assert "error of torch: ValueError: this rule (first: strangers" in printed
 
     measured = results.load(folder / "panel.json").cells[0].rules
-    assert measured["proposed"].errors == 2
+    assert measured["torch"].errors == 2
     assert measured["nearest mean"].errors == 0
 
 

@@ -282,7 +282,7 @@ def over_best(cells: Sequence[CellResult], judged: str, others: Sequence[str]) -
 
 
 def drawn_groups(cells: Sequence[CellResult], judged: str) -> Bar:
-    """On average over banks, what groups gain today is kept."""
+    """On average over banks, what groups gain with `adaptive` is kept."""
     return over_adaptive("drawn groups: over adaptive", DRAWN_GROUPS, cells, judged)
 
 

@@ -317,7 +317,7 @@ def with_groups(tasks: Tasks, of_labelled: np.ndarray, of_queries: np.ndarray) -
 
 
 def drawn_groups(bank: Bank, n_tasks: int) -> Iterator[Cell]:
-    """Groups made of rows of a bank: the guard of what groups gain today."""
+    """Groups made of rows of a bank: the guard of what groups gain where they are random."""
     yield from made_groups(bank, n_tasks, "drawn groups", background=0.0)
 
 

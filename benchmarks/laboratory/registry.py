@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import adaptive_torch
 import torch
 from torch import Tensor
 
@@ -27,8 +28,8 @@ from .tasks import Rule, Tasks
 
 RuleOfCell = Callable[[Cell], Rule | None]
 
-PROPOSED = "proposed"
 ADAPTIVE = "adaptive"
+TORCH = "torch"  # the same rule in batched torch: a change of the rule begins there
 REGRESSION = "logistic regression"
 REGRESSION_ADAPTED = "regression, adapted"
 REGRESSION_SUMMED = "regression, summed"
@@ -72,25 +73,19 @@ def tabpfn_of(cell: Cell) -> Rule | None:
     return tabpfn_v1() if cell.protocol == "tables" and fits else None
 
 
-# --- the rule of the laboratory -------------------------------------------------------------------
+# --- the rule in torch ----------------------------------------------------------------------------
 
 
-def proposed(tasks: Tasks) -> Tensor:
-    from . import rule
-
-    return rule.classify(tasks)
+def in_torch(tasks: Tasks) -> Tensor:
+    return adaptive_torch.classify(tasks)
 
 
-def proposed_one_batch(tasks: Tasks) -> Tensor:
-    from . import rule
-
-    return rule.classify(tasks, groups="ignored")
+def in_torch_one_batch(tasks: Tasks) -> Tensor:
+    return adaptive_torch.classify(tasks, groups="ignored")
 
 
-def proposed_each_alone(tasks: Tasks) -> Tensor:
-    from . import rule
-
-    return rule.classify(tasks, groups="alone")
+def in_torch_each_alone(tasks: Tasks) -> Tensor:
+    return adaptive_torch.classify(tasks, groups="alone")
 
 
 # --- the rule of the package ----------------------------------------------------------------------
@@ -196,12 +191,12 @@ class Regression:
 REGRESSIONS = Regression()
 
 RULES: dict[str, RuleOfCell] = {
-    PROPOSED: everywhere(proposed),
-    one_batch(PROPOSED): with_groups(proposed_one_batch),
-    each_alone(PROPOSED): with_groups(proposed_each_alone),
     ADAPTIVE: everywhere(adaptive),
     one_batch(ADAPTIVE): with_groups(adaptive_one_batch),
     each_alone(ADAPTIVE): with_groups(adaptive_each_alone),
+    TORCH: everywhere(in_torch),
+    one_batch(TORCH): with_groups(in_torch_one_batch),
+    each_alone(TORCH): with_groups(in_torch_each_alone),
     **{name: everywhere(rule) for name, rule in BASELINES.items()},
     REGRESSION: everywhere(REGRESSIONS.plain),
     REGRESSION_ADAPTED: everywhere(REGRESSIONS.adapted),

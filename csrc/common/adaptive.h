@@ -6,13 +6,20 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/density.h"
 #include "common/math.h"
 #include "common/params.h"
 
 namespace paddle_ext {
 
-constexpr double kPriorRows = 10.0;   // weight of the mean variance in that of a feature, in rows
+// What is believed of a task before any row is seen, see docs/adaptive.md.
+constexpr double kSharpness = 40.0;               // the median of f
+constexpr double kSharpnessSpread = 0.693147180559945309;  // of ln f: a factor of two
+constexpr double kVarianceInside = 0.65;          // of the squared length of a row
+constexpr double kPriorDegrees = 10.0;            // degrees of freedom that a priori variances weigh
+
 constexpr double kNoScatter = 1e-10;  // squared distances below are rounding
+constexpr double kTiny = 1e-30;       // keeps a denominator from being 0
 
 // A unit-norm row this near to the centre is the centre, up to rounding.
 template <typename Real>
@@ -31,44 +38,71 @@ PADDLE_EXT_HD bool plainly_finite(Real first) {
     return first > Real(1e-18) && first < Real(1e18);
 }
 
-// Of `total` rows that could calibrate, `count` evenly spread ones do: the position of the row of
-// this rank, or -1 if it is not used.
-PADDLE_EXT_HD int64_t place_of(int64_t rank, int64_t total, int64_t count) {
-    const int64_t near = rank * count / total;
-    for (int64_t place = near; place <= near + 1 && place < count; ++place) {
-        if ((2 * place + 1) * total / (2 * count) == rank) return place;
+// The calibration row of this rank, if R of S rows are left out, evenly spread; all if R is S.
+PADDLE_EXT_HD int64_t calibration_row(int64_t rank, int64_t S, int64_t R) {
+    return (2 * rank + 1) * S / (2 * R);
+}
+
+// --- feature weights and model --------------------------------------------------------------------
+
+// Of one feature, over all labelled rows in the coordinates.
+struct FeatureSums {
+    double inside = 0;     // squared offsets of rows that have others in their class
+    double stretched = 0;  // the same times n / (n - 1)
+    double squares = 0;    // squared rows
+    double between = 0;    // squared class means
+    double fourths = 0;    // their fourth powers
+};
+
+// Of a task: sums of these over the features, and what they rest on.
+struct FeatureTotals {
+    double inside = 0, between = 0;
+    double D;
+    double degrees;  // of freedom inside classes: rows minus classes
+
+    PADDLE_EXT_HD FeatureTotals(double D, double degrees) : D(D), degrees(degrees) {}
+};
+
+PADDLE_EXT_HD double relative(double value, double sum, double D) {
+    const double mean = sum / D;
+    return value / (mean > kTiny ? mean : kTiny);
+}
+
+// (2) The weight of a feature, before the weights are divided by their mean.
+PADDLE_EXT_HD double feature_weight(const FeatureSums& feature, const FeatureTotals& of) {
+    const double fourths = feature.fourths > kTiny ? feature.fourths : kTiny;
+    const double resting = feature.between * feature.between / fourths;
+    // Rows that differ by rounding alone show no variance.
+    const double inside = relative(feature.inside, of.inside + of.degrees * kNoScatter, of.D);
+    const double between = relative(feature.between, of.between, of.D);
+    const double variance = (of.degrees * inside + resting * between + kPriorDegrees) /
+                            (of.degrees + resting + kPriorDegrees);
+    return 1 / (variance + 1);
+}
+
+// (4) The variance V inside classes, and how many rows at the centre a class starts with.
+struct ClassModel {
+    double variance, prior_rows;
+
+    // From sums over the weighted features: of the stretched squares of `counted` rows that have others
+    // in their class, and of the squares of all S rows.
+    PADDLE_EXT_HD ClassModel(double stretched, double counted, double squares, double S,
+                             double degrees) {
+        const double square = squares / S > kTiny ? squares / S : kTiny;
+        const double inside = counted > 0 ? stretched / counted : 0;
+        variance = (degrees * inside + kPriorDegrees * kVarianceInside * square) /
+                   (degrees + kPriorDegrees);
+        const double share = fmin(fmax(variance / square, 0.02), 0.98);
+        prior_rows = share / (1 - share);
     }
-    return -1;
-}
-
-// The weight of a feature, up to a factor, from its within-class variance and the mean of these
-// variances, both times `degrees` of freedom.
-PADDLE_EXT_HD double feature_scale(double scatter, double mean_scatter, double degrees, double D) {
-    const double mean = degrees > 0 ? mean_scatter / degrees : 0.0;
-    const double variance = (scatter + kPriorRows * mean) / (degrees + kPriorRows);
-    return 1.0 / (variance + mean + kNoScatter / D);
-}
-
-// One row per class: the number of rows that the scatter of a feature over the classes rests on, from
-// the sums of squares and of fourth powers.
-PADDLE_EXT_HD double effective_rows(double squares, double fourths) {
-    const double rows = fourths > 1e-30 ? squares * squares / fourths : 1.0;
-    return rows > 1.0 ? rows : 1.0;
-}
-
-// The factor by which scales are multiplied so that rows are as long as without them, on average,
-// given the sums over the features of the squares, of the scales, and of both multiplied.
-PADDLE_EXT_HD double length_factor(double squares, double scales, double scaled, double D) {
-    const double unit = D / scales;
-    return unit * (squares + kNoScatter) / (scaled * unit + kNoScatter);
-}
+};
 
 // --- calibration ---------------------------------------------------------------------------------
 //
 // Finds the sharpness f that maximises the likelihood of the labels of some rows, given their
 // squared distances d to the classes.
 //
-//   F(f) = sum_i CE_i( softmax(-f/2 d_i.) ) + (ln f - ln centre)^2 / (2 spread^2)
+//   (7)  F(f) = sum_i CE_i( softmax(-f/2 d_i.) ) + (ln f - ln centre)^2 / (2 spread^2)
 //
 // is minimised over ln f by Newton steps inside a bracket; a step outside the bracket becomes a
 // bisection. With m and v the mean and variance of d_i. under the softmax, and d_iy the distance to
@@ -81,6 +115,9 @@ constexpr int kMaxCalibrationSteps = 40;
 // Stop after a step in ln f smaller than this: the error left by Newton is about its square.
 constexpr double kCalibrated = 1e-3;
 constexpr double kLongestStep = 1.5;  // in ln f; longer ones overshoot
+
+// The distance to a class that does not compete for a row.
+constexpr float kFarBehind = 1e30f;
 
 struct Bracket {
     double low, high, at;  // ln f
@@ -112,34 +149,7 @@ struct Bracket {
     }
 };
 
-// --- likelihoods ---------------------------------------------------------------------------------
-
-// A row that is not among the n rows of a mean is farther from it than one of them, by this factor
-// in squared distance on average. Calibration rows are treated as if they were not among them.
-template <typename Real>
-PADDLE_EXT_HD Real left_out_rate(Real shots) {
-    const Real n = shots > 2 ? shots : Real(2);
-    return (n + 1) / (n - 1);
-}
-
-// A mean of n rows misses the true mean of its class by variance / n in squared distance, and queries
-// are that much farther from it. Its rows are in the centre of K means, so nearer to it than queries,
-// by 2 / K of this, and their mean, of square 1 - variance + variance / n, longer once scaled.
-template <typename Real>
-PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real mean_shots, int64_t K) {
-    const auto farther = [&](Real n) {
-        const Real miss = variance / (n > 1 ? n : Real(1)), known = 1 - variance;
-        return miss * (1 + Real(2) / Real(K) * ((known > 0 ? known : Real(0)) + miss));
-    };
-    return farther(shots) - farther(mean_shots);
-}
-
-// The variance within a class, estimated by the squared distance of one of its rows to their mean.
-template <typename Real>
-PADDLE_EXT_HD Real variance_by(Real square, Real shots) {
-    const Real n = shots > 2 ? shots : Real(2);
-    return square * n / (n - 1);
-}
+// --- the full metric, and labelled rows left out --------------------------------------------------
 
 // The full metric is A = (V^T V / scatter + 1)^-1, with V the offsets [S, D] of labelled rows from
 // the means of their classes, and `scatter` their mean squared length, see mean_scatter. It is found
@@ -173,28 +183,36 @@ PADDLE_EXT_HD double mean_scatter(double squares, int64_t S, int64_t K) {
 constexpr int kMixtureSteps = 4;
 constexpr double kStandardError = 0.5;
 
-// A labelled row and the full metric A without it: removing the row removes n/(n-1) v v^T from the
-// scatter within the classes, where v is its offset from the mean of its class, so distances follow
-// from those in A = (V^T V / scatter + 1)^-1.
+// (6) A labelled row as if it were new: left out of the prototype of its class and, with a full metric,
+// of A. With v the offset of the row from the mean of its class, the scatter inside classes loses
+// n/(n-1) v v^T without it, so A gains  gain (A v)(A v)^T.
 template <typename Real>
 struct LeftOutRow {
-    Real own;    // squared distance to the mean of the other rows of its class
-    Real along;  // v A x
-    Real share;  // of a squared product with v in a squared distance
+    Real stretch;  // class mean / prototype
+    Real apart;    // n / (n - 1), by which its offset from the other rows is longer; 0 without others
+    Real to_own;   // of squared distances to its own class
+    Real own_determinant;
 
-    // From the rows of the class, v A v and v A w, w the mean of its class.
-    PADDLE_EXT_HD LeftOutRow(Real shots, Real square, Real along_mean, Real scatter) {
-        const Real n = shots > 2 ? shots : Real(2), cut = n / ((n - 1) * scatter);
-        const Real kept = 1 - cut * square, part = kept > Real(1e-3) ? kept : Real(1e-3);
-        own = left_out_rate(shots) * square / part;
-        along = square + along_mean;
-        share = cut / part;
+    PADDLE_EXT_HD LeftOutRow(Real shots, Real prior_rows, Real variance) {
+        const Real mass = shots + prior_rows, rest = mass - 1;
+        stretch = mass / shots;
+        apart = shots > 1 ? shots / (shots - 1) : Real(0);
+        // The prototype without the row is (mass m - x) / rest.
+        to_own = mass * mass / (rest * rest) * closeness(rest);
+        own_determinant = determinant(variance, rest, rest);
     }
 
-    // Squared distance to another class mean w minus x A x, from w A w, x A w and v A w.
-    PADDLE_EXT_HD Real distance(Real square, Real cross, Real along_other) const {
-        const Real away = along - along_other;
-        return square - 2 * cross + share * away * away;
+    PADDLE_EXT_HD bool has_others() const { return apart > 0; }
+
+    // The gain, from v A v.
+    PADDLE_EXT_HD Real gain(Real square, Real scatter) const {
+        const Real cut = apart / scatter, kept = 1 - cut * square;
+        return cut / (kept > Real(1e-3) ? kept : Real(1e-3));
+    }
+
+    // The squared length of the offset from the mean of the others, from that of v.
+    PADDLE_EXT_HD Real squared_offset(Real square, Real gain) const {
+        return apart * apart * square * (1 + gain * square);
     }
 };
 
@@ -210,6 +228,11 @@ constexpr double kSofter = 0.7, kFew = 0.02;
 template <typename Real>
 PADDLE_EXT_HD Real absorb_share(Real a) {
     return 1 - Real(kSofter) / (1 + a / Real(kFew));
+}
+
+template <typename Real>
+PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real, int64_t) {
+    return variance / shots;  // TODO: goes with the old posterior
 }
 
 // Whether the Gram matrix of the queries is less work than sums of queries.
@@ -280,6 +303,25 @@ PADDLE_EXT_HD Real half_distance(Real weight, Real cross, Real inner, Real self,
 // What `labelled` and `calibrate` share with the likelihood they are a part of, and `adapt` with the
 // posterior, from a task on; the caller adds arrays of its own.
 
+// The statistics of labelled rows, before calibration; S rows of B tasks.
+struct LabelledParams {
+    DType dtype;  // of all arrays: float32 or float64
+    int64_t B, S, K, D, R;
+    const void* support;    // [B, S, D]
+    const int64_t* labels;  // [B, S]
+    void* first;            // out [B, S]    1 / norm of a row
+    void* second;           // out [B, S]    1 / norm of the unit row minus the centre
+    void* centre;           // out [B, D]
+    void* means;            // out [B, K, D] class means in these coordinates
+    void* shots;            // out [B, K]
+    void* scale;            // out [B, D]    the feature weights
+    void* variance;         // out [B]
+    void* prior_rows;       // out [B]
+    int64_t* own;           // out [B, R]    class of a calibration row
+    bool* finite;           // out [B] every class has a row, each plainly finite
+    void* workspace;        // on CUDA
+};
+
 template <typename Real>
 LabelledParams labelled_of(const LikelihoodParams& p, int64_t task = 0) {
     LabelledParams part{};
@@ -287,9 +329,12 @@ LabelledParams labelled_of(const LikelihoodParams& p, int64_t task = 0) {
     part.support = reals<Real>(p.support, task * p.S * p.D);
     part.labels = p.labels + task * p.S;
     part.centre = reals<Real>(p.centre, task * p.D);
-    part.means = reals<Real>(p.means, task * p.K * p.D);
+    part.means = reals<Real>(p.prototypes, task * p.K * p.D);
     part.shots = reals<Real>(p.shots, task * p.K);
     part.scale = reals<Real>(p.scale, task * p.D);
+    part.variance = reals<Real>(p.variance, task);
+    part.prior_rows = reals<Real>(p.prior_rows, task);
+    part.finite = p.finite + task;
     return part;
 }
 
@@ -297,7 +342,7 @@ template <typename Real>
 CalibrateParams calibrate_of(const LikelihoodParams& p, int64_t task = 0) {
     CalibrateParams part{};
     part.dtype = p.dtype, part.B = p.B, part.R = p.R, part.K = p.K;
-    part.centre = p.prior_sharpness, part.spread = p.spread;
+    part.centre = kSharpness, part.spread = kSharpnessSpread;
     part.sharpness = reals<Real>(p.sharpness, task);
     return part;
 }

@@ -205,28 +205,6 @@ CALL(Mean, mean, CPU, CUDA) {
     RUN(double*, measure);     // out [K] the proportions, times K
 };
 
-// Statistics of the labelled rows of `adaptive`, before calibration.
-CALL(Labelled, labelled, CPU_TASKS, CUDA) {
-    MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(int64_t, B);
-    MAKE(int64_t, S);
-    MAKE(int64_t, K);
-    MAKE(int64_t, D);
-    MAKE(int64_t, R);             // calibration rows; 0 if every class has one row
-    RUN(const void*, support);    // [B, S, D]
-    RUN(const int64_t*, labels);  // [B, S]
-    RUN(void*, first);            // out [B, S]    1 / norm of a row
-    RUN(void*, second);           // out [B, S]    1 / norm of the unit row minus the centre
-    RUN(void*, centre);           // out [B, D]
-    RUN(void*, means);            // out [B, K, D] of the rows in these coordinates
-    RUN(void*, shots);            // out [B, K]
-    RUN(int64_t*, own);           // out [B, R]    class of a calibration row
-    RUN(int64_t*, count);         // out [B]       number of calibration rows; the rest is padding
-    RUN(void*, scale);            // out [B, D]    the feature scale
-    MEMORY();
-    OWN(bool*, finite);  // out [B] every class has a row, each plainly finite; or null
-};
-
 // Rows in the coordinates chosen by the labelled rows: unit norm, minus the centre, unit norm.
 CALL(Coordinates, coordinates, CPU, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
@@ -242,6 +220,7 @@ CALL(Coordinates, coordinates, CPU, CUDA) {
     OWN(bool*, finite);        // out [B] set to false where a row is not plainly finite; or null
 };
 
+// (7) and (8): the sharpness under which the labels of rows are likeliest, and hubs.
 CALL(Calibrate, calibrate, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of the distances: float32 or float64
     MAKE(int64_t, B);
@@ -249,47 +228,45 @@ CALL(Calibrate, calibrate, CPU_TASKS, CUDA) {
     MAKE(int64_t, K);
     MAKE(double, centre);         // the expected sharpness
     MAKE(double, spread);         // the spread of its logarithm
-    RUN(const void*, distances);  // [B, R, K]
+    RUN(const void*, distances);  // [B, R, K] below kFarBehind; that if a class does not compete
     RUN(const int64_t*, labels);  // [B, R]
-    RUN(const int64_t*, count);   // [B]: number of rows used, from the first on
+    RUN(const bool*, judged);     // [B, R] whether a row counts in (7); null: all do
     RUN(void*, sharpness);        // out [B]
     RUN(void*, objective);        // out [B]
     RUN(void*, drawn);            // out [B, K] share of other classes' rows that a class attracts
     MEMORY();
 };
 
-// Likelihoods estimated from labelled rows: `labelled`, then the metric, the sharpness and the bias
-// of hubs. Rows are multiplied by the root of the feature scale first; their product in the metric
-// is then plain x.y + projected (Z x).(Z y), see common/adaptive.h.
+// What labelled rows determine: coordinates, feature weights, model, metric, sharpness and the bias of
+// hubs. Rows are multiplied by the root of the feature weights first; their product in the metric is
+// then plain x.y + projected (Z x).(Z y), see common/adaptive.h.
 CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
     MAKE(int64_t, B);
     MAKE(int64_t, S);
     MAKE(int64_t, K);
     MAKE(int64_t, D);
-    MAKE(int64_t, R);               // calibration rows
-    MAKE(bool, full);               // the full metric too, as far as these rows choose it
-    MAKE(bool, every);              // write `left_out`
-    MAKE(double, prior_sharpness);  // `centre` in CalibrateParams
-    MAKE(double, spread);           // as there
-    MAKE(const void*, support);     // [B, S, D]
-    MAKE(const int64_t*, labels);   // [B, S]
-    RUN(void*, centre);             // out [B, D]
-    RUN(void*, means);              // out [B, K, D]
-    RUN(void*, rows);  // out [B, N, D] scaled means, after the scaled offsets if N = K + S: by rows
-    RUN(void*, squares);    // out [B, K] of the means, in the metric
-    RUN(void*, bias);       // out [B, K]
-    RUN(void*, variance);   // out [B] of the calibration rows, see excess_distance
-    RUN(void*, shots);      // out [B, K]
-    RUN(void*, sharpness);  // out [B]
-    RUN(bool*, finite);     // out [B] see plainly_finite
-    RUN(void*, scale);      // out [B, D]
-    RUN(void*, factor);     // out [B, M', M'] null unless full, like the next two
-    RUN(void*, solved);     // out [B, K, M'] Z of the scaled means
-    RUN(void*, shares);     // out [B, 3] weight of the full metric in the mixture, plain, projected
-    // out [B, S, K] squared distances of every row, left out of its class, up to a constant per row;
-    // or null
-    RUN(void*, left_out);
+    MAKE(int64_t, R);              // calibration rows, of which the others are evenly between
+    MAKE(bool, full);              // the full metric too, as far as these rows choose it
+    MAKE(bool, every);             // write `left_out`
+    MAKE(const void*, support);    // [B, S, D]
+    MAKE(const int64_t*, labels);  // [B, S]
+    RUN(void*, centre);            // out [B, D]
+    RUN(void*, prototypes);        // out [B, K, D]
+    // out [B, N, D] scaled prototypes, after the scaled offsets if N = K + S: by rows
+    RUN(void*, rows);
+    RUN(void*, squares);     // out [B, K] of the prototypes, in the metric
+    RUN(void*, bias);        // out [B, K]
+    RUN(void*, shots);       // out [B, K]
+    RUN(void*, prior_rows);  // out [B]
+    RUN(void*, variance);    // out [B]
+    RUN(void*, sharpness);   // out [B]
+    RUN(void*, scale);       // out [B, D]
+    RUN(void*, factor);      // out [B, M', M'] null unless full, like the next two
+    RUN(void*, solved);      // out [B, K, M'] Z of the scaled prototypes
+    RUN(void*, shares);      // out [B, 3] weight of the full metric in the mixture, plain, projected
+    RUN(bool*, finite);      // out [B] see plainly_finite
+    RUN(void*, left_out);    // out [B, S, K] distances (5) of every row, left out; or null
     MEMORY();
 };
 
@@ -583,5 +560,5 @@ CALL(Task, tasks, CPU, NO_CUDA) {
 };
 
 // Those of CPU_TASKS.
-ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, LabelledParams, CalibrateParams,
+ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, CalibrateParams,
            LikelihoodParams, PosteriorParams, GroupsParams, MixtureParams, JudgeParams, SetsParams);

@@ -1,4 +1,4 @@
-// `labelled` and `coordinates` for one SIMD level. The algebra is in common/adaptive.h.
+// Labelled rows, `coordinates` and `calibrate` for one SIMD level. The algebra is in common/adaptive.h.
 
 constexpr int64_t kSumRows = 64;  // limit on the rows of a float sum: rounding accumulates
 
@@ -62,10 +62,12 @@ struct LabelledTask {
     T* centre = reals<T>(p.centre, task* D);
     T* means = reals<T>(p.means, task * K * D);
     T* shots = reals<T>(p.shots, task* K);
-    int64_t* own = p.own + task * R;
     T* scale = reals<T>(p.scale, task* D);
+    T* variance = reals<T>(p.variance, task);
+    T* prior_rows = reals<T>(p.prior_rows, task);
     T* row = arena.take<T>(D);
-    double* scatter = arena.take<double>(D);
+    FeatureSums* features = arena.take<FeatureSums>(D);
+    double* weights = arena.take<double>(D);
     int64_t* order = arena.take<int64_t>(S);      // rows by class
     int64_t* start = arena.take<int64_t>(K + 1);  // where each class begins in `order`
 
@@ -135,104 +137,83 @@ static void find_means(const LabelledTask<T>& t) {
     }
 }
 
-// Calls use(place, row) for the calibration rows: from classes with two rows or more, evenly
-// spread. Returns their number.
-template <typename T, typename Use>
-static int64_t choose_rows(const LabelledTask<T>& t, const Use& use) {
-    const auto eligible = [&](int64_t s) { return t.label(s) >= 0 && t.shots[t.label(s)] > 1; };
-    int64_t total = 0;
-    for (int64_t s = 0; s < t.S; ++s) total += eligible(s);
-    const int64_t count = std::min(total, t.R);
-    for (int64_t s = 0, rank = 0; s < t.S; ++s) {
-        if (!eligible(s)) continue;
-        const int64_t place = place_of(rank++, total, count);
-        if (place >= 0) use(place, s);
-    }
-    return count;
-}
-
-// Chooses the calibration rows, and weighs features by their scatter there. Returns the number of
-// these rows.
+// Adds the rows of a class to the sums of the features.
 template <typename T>
-static int64_t scale_features(const LabelledTask<T>& t) {
+static void add_class(const LabelledTask<T>& t, int64_t k) {
     const int64_t D = t.D;
-    double degrees = 0, mean = 0, sum = 0;
-    for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0, t.row[d] = 0;
+    const T* __restrict__ mean = t.means + k * D;
+    const T* __restrict__ centre = t.centre;
+    T* __restrict__ inside = t.row;  // squared offsets of some rows
+    const double n = double(t.shots[k]), apart = n > 1 ? n / (n - 1) : 0;
     const auto collect = [&] {
-        for (int64_t d = 0; d < D; ++d) t.scatter[d] += double(t.row[d]), t.row[d] = 0;
+        for (int64_t d = 0; d < D; ++d) {
+            t.features[d].inside += double(inside[d]);
+            t.features[d].stretched += apart * double(inside[d]);
+            t.features[d].squares += double(inside[d]);
+            inside[d] = 0;
+        }
     };
-    const int64_t count = choose_rows(t, [&](int64_t place, int64_t s) {
-        const int64_t k = t.own[place] = t.labels[s];
+
+    for (int64_t d = 0; d < D; ++d) {
+        const double square = double(mean[d]) * double(mean[d]);
+        t.features[d].between += square;
+        t.features[d].fourths += square * square;
+        t.features[d].squares += n * square;
+        inside[d] = 0;
+    }
+    for (int64_t at = t.start[k]; n > 1 && at < t.start[k + 1]; ++at) {
+        const int64_t s = t.order[at];
         const T* __restrict__ x = t.support + s * D;
-        const T* __restrict__ middle = t.means + k * D;
-        const T* __restrict__ centre = t.centre;
-        T* __restrict__ to = t.row;
         const T first = t.first[s], second = t.second[s];
         for (int64_t d = 0; d < D; ++d) {
-            const T away = (x[d] * first - centre[d]) * second - middle[d];
-            to[d] += away * away;
+            const T away = (x[d] * first - centre[d]) * second - mean[d];
+            inside[d] += away * away;
         }
-        degrees += 1 - 1 / double(t.shots[k]);
-        if (place % kSumRows == kSumRows - 1) collect();
-    });
+        if ((at - t.start[k]) % kSumRows == kSumRows - 1) collect();
+    }
     collect();
-    for (int64_t i = count; i < t.R; ++i) t.own[i] = 0;
-    for (int64_t d = 0; d < D; ++d) mean += t.scatter[d];
-    mean /= double(D);
-    for (int64_t d = 0; d < D; ++d) {
-        t.scatter[d] = feature_scale(t.scatter[d], mean, degrees, double(D));
-        sum += t.scatter[d];
-    }
-    for (int64_t d = 0; d < D; ++d) t.scale[d] = T(t.scatter[d] * double(D) / sum);
-    return count;
 }
 
-// Weighs features by their scatter over one row per class.
+// (2) and (4): the feature weights, V and n0.
 template <typename T>
-static void scale_one_shot(const LabelledTask<T>& t) {
+static void find_model(const LabelledTask<T>& t) {
     const int64_t K = t.K, D = t.D;
-    T* __restrict__ fourths = t.row;
-    for (int64_t d = 0; d < D; ++d) t.scatter[d] = 0, fourths[d] = 0;
+    std::fill_n(t.features, D, FeatureSums{});
+    double rows = 0, classes = 0, counted = 0;
     for (int64_t k = 0; k < K; ++k) {
-        const T* __restrict__ mean = t.means + k * D;
-        for (int64_t d = 0; d < D; ++d) {
-            const T x = mean[d] * mean[d];
-            t.scatter[d] += double(x);
-            fourths[d] += x * x;
-        }
+        add_class(t, k);
+        const double n = double(t.shots[k]);
+        rows += n;
+        classes += n > 0;
+        counted += n > 1 ? n : 0;
     }
-    double total = 0, scales = 0, scaled = 0;
-    for (int64_t d = 0; d < D; ++d) total += t.scatter[d];
+
+    FeatureTotals of(double(D), rows - classes);
     for (int64_t d = 0; d < D; ++d) {
-        const double square = t.scatter[d], rows = effective_rows(square, double(fourths[d]));
-        const double mean = rows * total / double(K * D);
-        t.scatter[d] = feature_scale(rows * square / double(K), mean, rows, double(D));
-        scales += t.scatter[d];
-        scaled += t.scatter[d] * square;
+        of.inside += t.features[d].inside;
+        of.between += t.features[d].between;
     }
-    const double factor = length_factor(total, scales, scaled, double(D));
-    for (int64_t d = 0; d < D; ++d) t.scale[d] = T(t.scatter[d] * factor);
+    double total = 0;
+    for (int64_t d = 0; d < D; ++d) total += t.weights[d] = feature_weight(t.features[d], of);
+
+    double stretched = 0, squares = 0;
+    for (int64_t d = 0; d < D; ++d) {
+        const double weight = t.weights[d] * double(D) / total;
+        t.scale[d] = T(weight);
+        stretched += weight * t.features[d].stretched;
+        squares += weight * t.features[d].squares;
+    }
+    const ClassModel model(stretched, counted, squares, std::max(rows, 1.0), of.degrees);
+    *t.variance = T(model.variance);
+    *t.prior_rows = T(model.prior_rows);
 }
 
-// All outputs but their number of calibration rows, which is returned.
 template <typename T>
-static int64_t find_statistics(const LabelledTask<T>& t) {
+static void find_statistics(const LabelledTask<T>& t) {
     order_rows(t);
     find_centre(t);
     find_means(t);
-    if (t.R > 0) return scale_features(t);
-    scale_one_shot(t);
-    return 0;
-}
-
-template <typename T>
-static void labelled_task(const LabelledParams& p, int64_t task, void* scratch, int = 1) {
-    Arena arena(scratch);
-    p.count[task] = find_statistics(LabelledTask<T>{arena, p, task});
-}
-
-static Work labelled_work(const LabelledParams& p) {
-    return {p.B, 6.0 * double(p.S + p.R) * double(p.D), 0};
+    find_model(t);
 }
 
 // --- calibrate -----------------------------------------------------------------------------------
@@ -248,14 +229,16 @@ template <typename T>
 struct CalibrateScratch {
     Arena& arena;
     const CalibrateParams& p;
-    int64_t count = 0;
-    int64_t K = p.K, Rp = round_up(p.R, Simd<T>::kPanel);
+    int64_t count = p.R, K = p.K, Rp = round_up(p.R, Simd<T>::kPanel);
+    const bool* flags = nullptr;  // of the task, as CalibrateParams::judged
     T* panels = arena.take<T>(Rp * K);
     T* own = arena.take<T>(Rp);  // distances to the own class
     T* low = arena.take<T>(Rp);  // the smallest distances, subtracted to avoid overflow
     T* shares = arena.take<T>(K * Simd<T>::kLanes);  // of a vector of rows in the classes
     double* drawn = arena.take<double>(K);
     Moments* moments = arena.take<Moments>(Rp / Simd<T>::kLanes);  // of the rows of a vector
+
+    bool judged(int64_t row) const { return flags == nullptr || flags[row]; }
 
     // The nearest class: without validation a label may be out of range.
     int64_t label(int64_t given) const { return std::min(std::max(given, int64_t(0)), K - 1); }
@@ -293,6 +276,7 @@ static Moments moments_at(const CalibrateScratch<T>& s, T f, int threads) {
             seconds += second;
         }
         for (int64_t lane = 0; lane < std::min(s.count - i, kLanes); ++lane) {
+            if (!s.judged(i + lane)) continue;
             const double share = 1 / double(sums[lane]), mean = double(firsts[lane]) * share;
             const double second = double(seconds[lane]) * share;
             s.moments[v].lag += double(s.own[i + lane]) - double(s.low[i + lane]) - mean;
@@ -325,7 +309,8 @@ static double add_drawn(const CalibrateScratch<T>& s, const int64_t* labels, T f
         }
         for (int64_t lane = 0; lane < std::min(s.count - i, kLanes); ++lane) {
             const double behind = double(s.own[i + lane]) - double(s.low[i + lane]);
-            entropy += std::log(double(sums[lane])) - double(half) * behind;
+            const double lost = std::log(double(sums[lane])) - double(half) * behind;
+            entropy += s.judged(i + lane) ? lost : 0.0;
             share[lane] = 1 / sums[lane];
             s.shares[s.label(labels[i + lane]) * kLanes + lane] = 0;
         }
@@ -342,8 +327,9 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
     const T* const d = reals<T>(p.distances, task * p.R * p.K);
     const int64_t* const labels = p.labels + task * p.R;
     Arena arena(scratch);
-    const int64_t count = std::min(std::max(p.count[task], int64_t(0)), p.R);
-    const CalibrateScratch<T> s{arena, p, count};
+    const int64_t count = p.R;
+    CalibrateScratch<T> s{arena, p};
+    s.flags = p.judged == nullptr ? nullptr : p.judged + task * p.R;
     pack_rows(d, p.K, count, p.K, T(1), s.panels, p.K);
     for (int64_t i = 0; i < count; i += kLanes) {
         const T* const from = s.from(i);

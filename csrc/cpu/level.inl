@@ -61,8 +61,6 @@ constexpr CpuKernels kKernels = {
      task_kernels<SinkhornTask>("cost", sinkhorn_work, sinkhorn_task<float>, sinkhorn_task<double>),
      task_kernels<TimMemory>("features", tim_work, tim_task<float>, tim_task<double>),
      task_kernels<AdaptTask>("logits", adapt_work, adapt_task<float>, adapt_task<double>),
-     task_kernels<LabelledTask>("support", labelled_work, labelled_task<float>,
-                                labelled_task<double>),
      task_kernels<CalibrateScratch>("distances", calibrate_work, calibrate_task<float>,
                                     calibrate_task<double>),
      task_kernels<LikelihoodScratch>("support", likelihood_work, likelihood_task<float>,

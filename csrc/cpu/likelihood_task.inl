@@ -1,5 +1,5 @@
-// Labelled rows left out of their classes, in the metric of the feature scale and in the full
-// metric, for one SIMD level. The algebra is in common/adaptive.h.
+// Labelled rows left out of their classes, in the feature weights and in the full metric, for one
+// SIMD level. The algebra is in common/adaptive.h.
 
 constexpr int64_t kOffsetRows = 128;  // of many at once
 
@@ -7,46 +7,49 @@ template <typename T>
 struct JudgedScratch {
     Arena& arena;
     const LikelihoodParams& p;
-    int64_t task, count = 0;  // of calibration rows
-    int64_t S = p.S, K = p.K, D = p.D, M = std::min(S, D);
-    int64_t C = p.full ? factor_columns(M) : 0;             // columns of the factor
-    bool by_rows = p.full && S < D;                         // see common/adaptive.h
-    int64_t N = by_rows || p.every ? S : std::min(S, p.R);  // rows judged: all, or to calibrate
-    int64_t step = by_rows ? D : std::max(D, C);            // from one to the next
+    int64_t task;
+    int64_t S = p.S, K = p.K, D = p.D, R = p.R, M = std::min(S, D);
+    int64_t C = p.full ? factor_columns(M) : 0;  // columns of the factor
+    bool by_rows = p.full && S < D;              // see common/adaptive.h
+    int64_t N = by_rows || p.every ? S : R;      // rows left out: all, or to calibrate
+    int64_t step = by_rows ? D : std::max(D, C);  // from one to the next
     int64_t Kp = round_up(K, Simd<T>::kPanel);
-    bool each = K <= N;  // products of class means: for each class, or for the class of each row
+    bool each = K <= N;  // products of prototypes: for each class, or for the class of each row
     int64_t pair_count = !p.full ? 0 : each ? K : N;
     T* out = reals<T>(p.rows, task*(by_rows ? S + K : K) * D);
 
-    int64_t* rows = arena.take<int64_t>(N);     // the numbers of the rows judged
-    int64_t* own = arena.take<int64_t>(N);      // their classes
-    int64_t* judge = arena.take<int64_t>(p.R);  // which of them are the calibration rows
+    int64_t* rows = arena.take<int64_t>(N);  // the numbers of the rows left out
+    int64_t* own = arena.take<int64_t>(N);   // their classes
     T* root = arena.take<T>(D);
     T* v = by_rows ? out : arena.take<T>(N * step);  // their scaled offsets
-    T* panels = arena.take<T>(Kp * std::max(D, C));  // class means
-    T* squares = arena.take<T>(K);                   // w.w
+    T* panels = arena.take<T>(Kp * std::max(D, C));  // prototypes
+    T* squares = arena.take<T>(K);                   // m.m
     T* square = arena.take<T>(N);                    // v.v
-    T* plain = arena.take<T>(N * Kp);                // distances in the feature scale
-    T* excess = arena.take<T>(K);                    // see excess_distance
+    T* self = arena.take<T>(N);                      // x.x
+    T* plain = arena.take<T>(N * Kp);                // distances in the feature weights
+    T* terms = arena.take<T>(K);                     // of the log-determinant in distances
     T* factor = reals<T>(p.factor, task * C * C);    // all others are for the full metric
     T* solved = reals<T>(p.solved, task * K * C);
-    T* second = arena.take<T>(C > 0 ? K : 0);  // (Z w).(Z w)
-    T* whole = arena.take<T>(C > 0 ? K : 0);   // w A w
-    T* near = arena.take<T>(C > 0 ? N : 0);    // distances to the own class
+    T* second = arena.take<T>(C > 0 ? K : 0);   // (Z m).(Z m)
+    T* whole = arena.take<T>(C > 0 ? K : 0);    // m A m
+    T* offset = arena.take<T>(C > 0 ? N : 0);   // squared offsets from the others of the class
     T* z = by_rows ? arena.take<T>(N * C) : v;
-    T* along = arena.take<T>(C > 0 ? N * Kp : 0);                 // v A w, then distances
-    T* pairs = arena.take<T>(pair_count * Kp);                    // products of class means
-    T* projected = arena.take<T>(by_rows ? pair_count * Kp : 0);  // (Z w).(Z w) for them
+    T* along = arena.take<T>(C > 0 ? N * Kp : 0);                 // v A m, then distances
+    T* pairs = arena.take<T>(pair_count * Kp);                    // products of prototypes
+    T* projected = arena.take<T>(by_rows ? pair_count * Kp : 0);  // (Z m).(Z m) for them
     T* blocks = arena.take<T>(kFactorBlock * C);                  // of the factor, in panels
     T* offsets = arena.take<T>(C > 0 && !by_rows ? kOffsetRows * D : 0);
     T* packed = arena.take<T>(by_rows ? round_up(S, Simd<T>::kPanel) * D
                               : C > 0 ? kOffsetRows * round_up(D, Simd<T>::kPanel)
                                       : 0);
 
-    T* means() const { return out + (by_rows ? S * D : 0); }  // scaled
+    // Where a calibration row is among the rows left out.
+    int64_t place(int64_t rank) const { return N == S ? calibration_row(rank, S, R) : rank; }
+
+    T* prototypes() const { return out + (by_rows ? S * D : 0); }  // scaled
     const T* pair_row(int64_t i) const { return pairs + (each ? own[i] : i) * Kp; }
 
-    // Products of class means of `inner` numbers; they are in `panels` too.
+    // Products of prototypes of `inner` numbers; they are in `panels` too.
     void multiply_pairs(const T* given, int64_t inner, T* to, int threads) const {
         constexpr int64_t kPanel = Simd<T>::kPanel;
         const MatrixRows<T> all = {given, inner, 1, each ? nullptr : own};
@@ -54,10 +57,17 @@ struct JudgedScratch {
     }
 };
 
-// Scaled rows minus `means`, unless that is null: the rows in `index`, or from `first` on if null.
+// A row as if it were new, by its class.
 template <typename T>
-static void scale_rows(const LabelledTask<T>& t, const T* root, const T* means,
-                       const int64_t* index, int64_t first, int64_t count, T* out, int64_t step) {
+static LeftOutRow<T> left_out(const LabelledTask<T>& t, int64_t k) {
+    return {std::max(t.shots[k], T(1)), *t.prior_rows, *t.variance};
+}
+
+// Scaled rows, minus the means of their classes if `offsets`: the rows in `index`, or from `first` on
+// if null.
+template <typename T>
+static void scale_rows(const LabelledTask<T>& t, const T* root, bool offsets, const int64_t* index,
+                       int64_t first, int64_t count, T* out, int64_t step) {
     const int64_t D = t.D;
     const T* const centre = t.centre;
     for (int64_t i = 0; i < count; ++i) {
@@ -65,64 +75,73 @@ static void scale_rows(const LabelledTask<T>& t, const T* root, const T* means,
         const T* const x = t.support + s * D;
         const T norm = t.first[s], second = t.second[s];
         T* __restrict__ to = out + i * step;
-        for (int64_t d = 0; d < D; ++d) to[d] = (x[d] * norm - centre[d]) * second * root[d];
-        if (means == nullptr || k < 0) continue;
-        for (int64_t d = 0; d < D; ++d) to[d] -= means[k * D + d];
+        for (int64_t d = 0; d < D; ++d) to[d] = (x[d] * norm - centre[d]) * second;
+        if (offsets && k >= 0) {
+            const T* __restrict__ mean = t.means + k * D;
+            for (int64_t d = 0; d < D; ++d) to[d] -= mean[d];
+        }
+        for (int64_t d = 0; d < D; ++d) to[d] *= root[d];
     }
 }
 
-// The rows judged, and their distances in the feature scale, up to a constant per row.
+// Squared distances of a row left out to the prototypes, as those in (5) without the determinant.
+template <typename T>
+static void weigh_by_class(const LabelledTask<T>& t, const LeftOutRow<T>& row, int64_t own, T* to) {
+    const T to_own = to[own] * row.to_own;
+    for (int64_t k = 0; k < t.K; ++k) to[k] *= closeness(t.shots[k] + *t.prior_rows);
+    to[own] = to_own;
+}
+
+// The rows left out, and their distances in the feature weights, but for the terms of classes.
 template <typename T>
 static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D;
-    const T* const shots = t.shots;
-    const bool all = s.N == s.S;
-    for (int64_t i = 0; i < s.N; ++i) s.rows[i] = all ? i : 0;
-    choose_rows(t, [&](int64_t place, int64_t row) {
-        s.judge[place] = all ? row : place;
-        s.rows[s.judge[place]] = row;
-    });
     for (int64_t i = 0; i < s.N; ++i) {
+        s.rows[i] = s.N == s.S ? i : calibration_row(i, s.S, s.R);
         s.own[i] = std::min(std::max(t.labels[s.rows[i]], int64_t(0)), K - 1);
     }
     for (int64_t d = 0; d < D; ++d) s.root[d] = std::sqrt(t.scale[d]);
     for (int64_t k = 0; k < K; ++k) {
+        const T mass = t.shots[k] + *t.prior_rows, known = t.shots[k] / mass;
         const T* const mean = t.means + k * D;
-        T* __restrict__ to = s.means() + k * D;
-        for (int64_t d = 0; d < D; ++d) to[d] = mean[d] * s.root[d];
+        T* __restrict__ to = s.prototypes() + k * D;
+        for (int64_t d = 0; d < D; ++d) to[d] = known * mean[d] * s.root[d];
         s.squares[k] = dot(to, to, D);
+        s.terms[k] = determinant(*t.variance, mass, mass);
     }
-    // x.w, from v.w if that is needed too.
-    pack_rows(s.means(), D, K, D, T(1), s.panels, D);
-    scale_rows<T>(t, s.root, s.by_rows ? s.means() : nullptr, s.rows, 0, s.N, s.v, s.step);
+
+    // x.m, from v.m if that is needed too.
+    pack_rows(s.prototypes(), D, K, D, T(1), s.panels, D);
+    scale_rows<T>(t, s.root, s.by_rows, s.rows, 0, s.N, s.v, s.step);
     multiply<T>({s.v, s.step, 1}, s.N, s.panels, D, K, {s.plain, s.Kp, Simd<T>::kPanel}, threads);
     if (s.by_rows) {
-        s.multiply_pairs(s.means(), D, s.pairs, threads);
+        s.multiply_pairs(s.prototypes(), D, s.pairs, threads);
     } else {
-        scale_rows<T>(t, s.root, s.means(), s.rows, 0, s.N, s.v, s.step);
+        for (int64_t i = 0; i < s.N; ++i) {
+            s.self[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
+        }
+        scale_rows<T>(t, s.root, true, s.rows, 0, s.N, s.v, s.step);
     }
+
     for (int64_t i = 0; i < s.N; ++i) {
         const int64_t own = s.own[i];
+        const LeftOutRow<T> row = left_out(t, own);
         T* const to = s.plain + i * s.Kp;
-        for (int64_t k = 0; s.by_rows && k < K; ++k) s.solved[k * s.C + i] = to[k];
-        for (int64_t k = 0; s.by_rows && k < K; ++k) to[k] += s.pair_row(i)[k];
         s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
-        for (int64_t k = 0; k < K; ++k) to[k] = s.squares[k] - 2 * to[k];
-        to[own] += (left_out_rate(shots[own]) - 1) * s.square[i];
-    }
-    double sum = 0;
-    for (int64_t i = 0; i < s.count; ++i) {
-        const int64_t at = s.judge[i];
-        sum += double(variance_by(s.square[at], shots[s.own[at]]));
-    }
-    const T variance = T(sum / double(std::max(s.count, int64_t(1))));
-    reals<T>(s.p.variance)[s.task] = variance;
-    for (int64_t k = 0; k < K; ++k) {
-        s.excess[k] = excess_distance(variance, shots[k], T(s.S) / T(K), K);
+        if (s.by_rows) {
+            const T* const pair = s.pair_row(i);
+            s.self[i] = s.square[i] + row.stretch * (2 * to[own] + row.stretch * s.squares[own]);
+            for (int64_t k = 0; k < K; ++k) s.solved[k * s.C + i] = to[k];
+            for (int64_t k = 0; k < K; ++k) to[k] += row.stretch * pair[k];
+        }
+        for (int64_t k = 0; k < K; ++k) {
+            to[k] = std::max(s.self[i] - 2 * to[k] + s.squares[k], T(0));
+        }
+        weigh_by_class(t, row, own, to);
     }
 }
 
-// Factors the full metric, and solves for the class means and the rows judged. Returns the scatter.
+// Factors the full metric, and solves for the prototypes and the rows left out. Returns the scatter.
 template <typename T>
 static T solve_metric(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D, M = s.M, C = s.C;
@@ -135,12 +154,12 @@ static T solve_metric(const JudgedScratch<T>& s, const LabelledTask<T>& t, int t
     } else {
         for (int64_t first = 0; first < s.S && !interrupted(); first += kOffsetRows) {
             const int64_t count = std::min(s.S - first, kOffsetRows);
-            scale_rows<T>(t, s.root, s.means(), nullptr, first, count, s.offsets, D);
+            scale_rows<T>(t, s.root, true, nullptr, first, count, s.offsets, D);
             pack_columns(s.offsets, count, D, s.packed);
             multiply_lower<T>({s.packed, 1, Simd<T>::kPanel, nullptr, count}, D, s.packed, count,
                               gram, threads, first > 0);
         }
-        for (int64_t k = 0; k < K; ++k) std::copy_n(s.means() + k * D, D, s.solved + k * C);
+        for (int64_t k = 0; k < K; ++k) std::copy_n(s.prototypes() + k * D, D, s.solved + k * C);
         for (int64_t i = 0; i < s.N; ++i) std::fill_n(s.z + i * C + D, C - D, T(0));
     }
     for (int64_t k = 0; k < K; ++k) std::fill_n(s.solved + k * C + M, C - M, T(0));
@@ -168,12 +187,11 @@ struct FullMetric {
     T plain, unit, shrink;
 };
 
-// The full metric, and distances in it.
+// The full metric, and distances in it, but for the terms of classes.
 template <typename T>
 static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask<T>& t,
                                    int threads) {
-    const int64_t K = s.K, C = s.C, count = s.count;
-    const T* const shots = t.shots;
+    const int64_t K = s.K, C = s.C;
     const T scatter = solve_metric(s, t, threads);
     FullMetric<T> found = {T(s.by_rows), s.by_rows ? -1 / scatter : T(1), 1};
     pack_rows(s.solved, C, K, C, T(1), s.panels, C);
@@ -186,42 +204,50 @@ static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask
         s.second[k] = dot(s.solved + k * C, s.solved + k * C, C);
         s.whole[k] = found.plain * s.squares[k] + found.unit * s.second[k];
     }
+
     for (int64_t i = 0; i < s.N; ++i) {
         const int64_t own = s.own[i];
+        const LeftOutRow<T> row = left_out(t, own);
         const T* const pair = s.pair_row(i);
-        const T z = dot(s.z + i * C, s.z + i * C, C);
-        const T square = s.by_rows ? std::max(scatter * (1 - z), T(0)) : z;
+        const T length = dot(s.z + i * C, s.z + i * C, C);
+        const T square = s.by_rows ? std::max(scatter * (1 - length), T(0)) : length;  // v A v
+        const T gain = row.gain(square, scatter);
         T* const along = s.along + i * s.Kp;
-        const LeftOutRow<T> row(shots[own], square, along[own], scatter);
-        const T self = square + 2 * along[own] + s.whole[own];  // x A x
+        const T self = square + row.stretch * (2 * along[own] + row.stretch * s.whole[own]);
+        const T along_row = square + row.stretch * along[own];  // v A x
         for (int64_t k = 0; k < K; ++k) {
-            along[k] = row.distance(s.whole[k], pair[k] + along[k], along[k]);
+            const T cross = along[k] + row.stretch * pair[k], away = along_row - along[k];
+            const T plain = std::max(self - 2 * cross + s.whole[k], T(0));
+            along[k] = plain + gain * away * away;
         }
-        along[own] = row.own - self;
-        s.near[i] = row.own;
+        weigh_by_class(t, row, own, along);
+        s.offset[i] = row.squared_offset(square, gain);
     }
-    double near[2] = {};
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t at = s.judge[i];
-        near[0] += double(left_out_rate(shots[s.own[at]]) * s.square[at]);
-        near[1] += double(s.near[at]);
+
+    double lengths[2] = {};
+    for (int64_t rank = 0; rank < s.R; ++rank) {
+        const int64_t i = s.place(rank);
+        const LeftOutRow<T> row = left_out(t, s.own[i]);
+        lengths[0] += double(row.squared_offset(s.square[i], T(0)));
+        lengths[1] += double(s.offset[i]);
     }
-    const double none = kNoScatter * double(std::max(count, int64_t(1)));
-    found.shrink = T((near[0] + none) / (near[1] + none));
+    const double none = kNoScatter * double(s.R);
+    found.shrink = T((lengths[0] + none) / (lengths[1] + none));
     for (int64_t i = 0; i < s.N * s.Kp; ++i) s.along[i] *= found.shrink;
     return found;
 }
 
-// Distances of one of the rows judged, in a mixture of the metrics.
+// Distances (5) of one of the rows left out, in a mixture of the metrics.
 template <typename T>
-static void mix(const JudgedScratch<T>& s, int64_t row, T share, T* __restrict__ to) {
-    const T* const plain = s.plain + row * s.Kp;
-    if (share == 0) {
-        std::copy_n(plain, s.K, to);
-        return;
+static void mix(const JudgedScratch<T>& s, const LabelledTask<T>& t, int64_t i, T share,
+                T* __restrict__ to) {
+    const T* const plain = s.plain + i * s.Kp;
+    const T* const full = share == 0 ? plain : s.along + i * s.Kp;
+    for (int64_t k = 0; k < s.K; ++k) {
+        to[k] = plain[k] + share * (full[k] - plain[k]) + s.terms[k];
     }
-    const T* const full = s.along + row * s.Kp;
-    for (int64_t k = 0; k < s.K; ++k) to[k] = plain[k] + share * (full[k] - plain[k]);
+    const int64_t own = s.own[i];
+    to[own] += left_out(t, own).own_determinant - s.terms[own];
 }
 
 // --- likelihood: one task, its products on several threads --------------------------------------
@@ -234,6 +260,8 @@ struct LikelihoodScratch {
     LabelledParams call = labelled_of<T>(p, task);  // for this task only
     LabelledTask<T> labelled{arena, call};
     CalibrateParams calibrate = calibrate_of<T>(p, task);  // likewise
+    int64_t* own = arena.take<int64_t>(p.R);               // [R] classes of the calibration rows
+    bool* judged_rows = arena.take<bool>(p.R);             // [R] those with others in their class
     T* distances = arena.take<T>(p.R * p.K);               // [R, K]
     T* drawn = arena.take<T>(2 * p.K);  // [2, K] of the best mixture so far, and of another
     T* trial = arena.take<T>(2);        // [2]    sharpness and objective of the other
@@ -245,9 +273,8 @@ struct LikelihoodScratch {
         : arena(arena), p(p), task(task) {
         labelled.first = arena.take<T>(p.S);
         labelled.second = arena.take<T>(p.S);
-        labelled.own = arena.take<int64_t>(p.R);
-        calibrate.distances = distances, calibrate.labels = labelled.own;
-        calibrate.count = &judged.count;
+        calibrate.distances = distances, calibrate.labels = own;
+        calibrate.judged = judged_rows;
         calibrate.objective = objective, calibrate.drawn = drawn;
     }
 };
@@ -269,19 +296,26 @@ static bool has_finite_rows(const LabelledTask<T>& t) {
 template <typename T>
 static T best_mixture(const LikelihoodScratch<T>& s, int threads) {
     const JudgedScratch<T>& judged = s.judged;
-    const int64_t K = judged.K;
+    const int64_t K = judged.K, R = s.p.R;
+    for (int64_t rank = 0; rank < R; ++rank) {
+        s.own[rank] = judged.own[judged.place(rank)];
+        s.judged_rows[rank] = left_out(s.labelled, s.own[rank]).has_others();
+    }
+
     CalibrateParams trial = s.calibrate;
     T best = 0;
     for (int step = 0; step <= (judged.C > 0 ? kMixtureSteps : 0) && !interrupted(); ++step) {
         const T mixture = T(step) / T(kMixtureSteps);
-        for (int64_t i = 0; i < judged.count; ++i) {
-            T* __restrict__ to = s.distances + i * K;
-            mix(judged, judged.judge[i], mixture, to);
-            for (int64_t k = 0; k < K; ++k) to[k] -= judged.excess[k];
+        for (int64_t rank = 0; rank < R; ++rank) {
+            T* const to = s.distances + rank * K;
+            mix(judged, s.labelled, judged.place(rank), mixture, to);
+            // A class that is left with no row does not compete for the one that is left out.
+            if (K > 1 && !s.judged_rows[rank]) to[s.own[rank]] = T(kFarBehind);
         }
         calibrate_task<T>(trial, 0, s.calibrate_scratch, threads);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;
         if (step == 0) continue;
+
         if (!(s.trial[1] < *s.objective + T(kStandardError))) break;
         best = mixture;
         *s.objective = std::min(*s.objective, s.trial[1]);
@@ -291,19 +325,29 @@ static T best_mixture(const LikelihoodScratch<T>& s, int threads) {
     return best;
 }
 
+// Class means become prototypes, which no step needs before.
+template <typename T>
+static void shrink_means(const LabelledTask<T>& t) {
+    for (int64_t k = 0; k < t.K; ++k) {
+        const T known = t.shots[k] / (t.shots[k] + *t.prior_rows);
+        for (int64_t d = 0; d < t.D; ++d) t.means[k * t.D + d] *= known;
+    }
+}
+
 template <typename T>
 static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scratch, int threads) {
     Arena arena(scratch);
     LikelihoodScratch<T> s(arena, p, task);
-    JudgedScratch<T>& judged = s.judged;
+    const JudgedScratch<T>& judged = s.judged;
     const int64_t K = p.K;
     T* const squares = reals<T>(p.squares, task * K);
-    judged.count = find_statistics(s.labelled);
+    find_statistics(s.labelled);
     p.finite[task] = has_finite_rows(s.labelled);
     judge_by_scale(judged, s.labelled, threads);
     std::copy_n(judged.squares, K, squares);
     FullMetric<T> full = {};
     if (p.full) full = judge_by_full(judged, s.labelled, threads);
+
     const T mixture = best_mixture(s, threads);
     if (p.full) {
         const T plain = 1 - mixture + full.plain * mixture * full.shrink;
@@ -315,18 +359,17 @@ static void likelihood_task(const LikelihoodParams& p, int64_t task, void* scrat
         shares[0] = mixture, shares[1] = plain, shares[2] = projected;
     }
     for (int64_t i = 0; p.every && i < p.S; ++i) {
-        mix(judged, i, mixture, reals<T>(p.left_out) + (task * p.S + i) * K);
+        mix(judged, s.labelled, i, mixture, reals<T>(p.left_out) + (task * p.S + i) * K);
     }
+
     double mean = 0;
     for (int64_t k = 0; k < K; ++k) mean += double(s.drawn[k]);
     mean /= double(K);
-    const double rows = double(judged.count) / double(K);
-    const T half = reals<T>(p.sharpness)[task] / 2;
     T* const bias = reals<T>(p.bias, task * K);
     for (int64_t k = 0; k < K; ++k) {
-        const T hub = T(hub_bias(double(s.drawn[k]), mean, rows));
-        bias[k] = hub - half * (squares[k] - judged.excess[k]);
+        bias[k] = T(hub_bias(double(s.drawn[k]), mean, double(p.R) / double(K)));
     }
+    shrink_means(s.labelled);
 }
 
 static Work likelihood_work(const LikelihoodParams& p) {

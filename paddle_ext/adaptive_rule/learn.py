@@ -5,44 +5,25 @@ features, R calibration rows. All tensors of a call are float32 or float64, and 
 equations are in docs/adaptive.md.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..native.call import call_native, packed, packed_int64
 from ..native.devices import on_cpu_without_gpu_code
-from ..native.graphs import replayed
 from ..native.load import module as native
-from ..rows import FEW_ROWS, evenly_spread, products
-from .likelihood import NATIVE_TENSORS, Likelihood, as_split, native_kinds
+from ..rows import content_keys
+from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
-MOST_CALIBRATION_ROWS = 128  # twice as many for the full metric, or K if that is more
-MOST_CALIBRATION_ENTRIES = 2**24  # limit on calibration rows times classes, if they are K
-# The prior of the sharpness is log-normal: its median, and the standard deviation of its logarithm.
-PRIOR_SHARPNESS, SHARPNESS_SPREAD = 16.0, math.log(2.0)
-ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
-HUB_PRIOR_ROWS = 10  # as in the feature scale: with fewer rows than this, the bias counts little
+# So many labelled rows are left out to calibrate, or as many as there are classes, within a limit
+# on rows times classes: more change no accuracy by what could be measured.
+CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES = 512, 2**22
 
 
-class Labelled(NamedTuple):
-    """What centring labelled rows takes: a centred row is ``(row first - centre) second``."""
-
-    first: Tensor  # [B, S] 1 / norm of the row
-    second: Tensor  # [B, S] 1 / norm after centring; 0 if the row equals the centre, up to rounding
-    centre: Tensor  # [B, D] the mean of the class means; 0 with a single class
-    means: Tensor  # [B, K, D] of the centred rows of each class
-    shots: Tensor  # [B, K] labelled rows of each class
-    own: Tensor  # [B, R] int64: the class of each calibration row
-    calibration_rows: Tensor  # [B] int64: their number; the rest of `own` is padding
-    scale: Tensor  # [B, D] weight of a feature in squared distances, 1 on average
-
-
-def calibration_count(S: int, K: int, full: bool) -> int:
-    """How many of S labelled rows calibrate the sharpness and, if `full`, choose the metric."""
-    most = 2 * MOST_CALIBRATION_ROWS if full else MOST_CALIBRATION_ROWS
-    return min(S, max(most, min(K, MOST_CALIBRATION_ENTRIES // K)))
+def calibration_count(S: int, K: int) -> int:
+    """How many of S labelled rows are left out to calibrate."""
+    return min(S, max(CALIBRATION_ROWS, min(K, MOST_CALIBRATION_ENTRIES // K)))
 
 
 def uses_full_metric(metric: str, S: int, K: int) -> bool:
@@ -58,43 +39,31 @@ def likelihood_of(
 
 
 @on_cpu_without_gpu_code
-def labelled(support: Tensor, labels: Tensor, num_classes: int, rows: int) -> Labelled:
-    """Centre, class means and feature scale of labelled rows; `rows` is how many calibrate."""
-    (B, S, D), K, R = support.shape, num_classes, rows
-    support, labels = packed(support), packed_int64(labels)
-    real = support.dtype
-    options = {"B": B, "S": S, "K": K, "D": D, "R": R}
-    inputs = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
-    outputs = {
-        "first": (real, (B, S)),
-        "second": (real, (B, S)),
-        "centre": (real, (B, D)),
-        "means": (real, (B, K, D)),
-        "shots": (real, (B, K)),
-        "own": (torch.int64, (B, R)),
-        "count": (torch.int64, (B,)),
-        "scale": (real, (B, D)),
-    }
-    return Labelled(*call_native(native.labelled_call, options, support, inputs, outputs))
-
-
-@on_cpu_without_gpu_code
-def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> list[Tensor]:
-    """The sharpness f of each task, the factor on half the squared distances [B, R, K] in logits.
+def calibrate(
+    distances: Tensor,
+    labels: Tensor,
+    judged: Tensor | None = None,
+    *,
+    centre: float,
+    spread: float,
+) -> list[Tensor]:
+    """The sharpness f of each task, the factor on half the distances [B, R, K] in logits.
 
     f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik))`` minus its log prior, the
-    sum over the first ``count`` [B] rows of a task, of which `labels` [B, R] are the classes.
-    Distances are less than 1e30. Returns f [B], the minimum [B], and the probability that each
+    sum over the rows that are `judged` [B, R], or all; `labels` [B, R] are their classes. ln f has
+    the mean ln `centre` and the deviation `spread` a priori. Distances are less than 1e30, which a
+    class has that does not compete. Returns f [B], the minimum [B], and the probability that each
     class takes from rows of other classes, summed, [B, K].
     """
     B, R, K = distances.shape
-    distances, labels, count = packed(distances), packed_int64(labels), packed_int64(count)
+    distances, labels = packed(distances), packed_int64(labels)
+    judged = None if judged is None else packed(judged)
     real = distances.dtype
-    options = {"B": B, "R": R, "K": K, "centre": PRIOR_SHARPNESS, "spread": SHARPNESS_SPREAD}
+    options = {"B": B, "R": R, "K": K, "centre": centre, "spread": spread}
     inputs = {
         "distances": (distances, real, (B, R, K)),
         "labels": (labels, torch.int64, (B, R)),
-        "count": (count, torch.int64, (B,)),
+        "judged": (judged, torch.bool, (B, R)),
     }
     outputs = {"sharpness": (real, (B,)), "objective": (real, (B,)), "drawn": (real, (B, K))}
     return call_native(native.calibrate_call, options, distances, inputs, outputs)
@@ -109,8 +78,60 @@ def learned(
     left_out: bool = False,
 ) -> tuple[Likelihood, Tensor | None]:
     """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K]."""
-    from ._scaffold import learn
+    (B, S, D), K = support.shape, num_classes
+    if calibration_count(S, K) < S:
+        return learned_in_order(support, labels, num_classes, metric, left_out)
+    return learned_as_given(support, labels, num_classes, metric, left_out)
 
-    tensors, distances = learn(support, labels, num_classes, metric)
-    likelihood = Likelihood(**tensors, rows=support.shape[1])
-    return likelihood, distances if left_out else None
+
+def learned_in_order(
+    support: Tensor, labels: Tensor, num_classes: int, metric: str, left_out: bool
+) -> tuple[Likelihood, Tensor | None]:
+    """The same with the rows in an order that does not depend on the one in which they are given.
+
+    The calibration rows are evenly spread in it, so over the classes.
+    """
+    by_content = content_keys(support).argsort(dim=-1, stable=True)
+    by_class = labels.gather(1, by_content).argsort(dim=-1, stable=True)
+    order = by_content.gather(1, by_class)
+    at = order.unsqueeze(-1)
+    rows = support.gather(1, at.expand_as(support))
+    given = rows, labels.gather(1, order), num_classes, metric, left_out
+    likelihood, distances = learned_as_given(*given)
+    if distances is None:
+        return likelihood, None
+    return likelihood, torch.empty_like(distances).scatter_(1, at.expand_as(distances), distances)
+
+
+@on_cpu_without_gpu_code
+def learned_as_given(
+    support: Tensor, labels: Tensor, num_classes: int, metric: str, left_out: bool
+) -> tuple[Likelihood, Tensor | None]:
+    """`learned`, with calibration rows evenly spread in the order given."""
+    (B, S, D), K = support.shape, num_classes
+    full = uses_full_metric(metric, S, K)
+    support, labels = packed(support), packed_int64(labels)
+    real = support.dtype
+    options = {
+        "B": B,
+        "S": S,
+        "K": K,
+        "D": D,
+        "R": calibration_count(S, K),
+        "full": full,
+        "every": left_out,
+    }
+    early = {"support": (support, real, (B, S, D)), "labels": (labels, torch.int64, (B, S))}
+    N = S + K if full and S < D else K
+    block = native.FACTOR_BLOCK
+    M = -(-min(S, D) // block) * block
+    kinds = native_kinds(real, support.is_cuda, L=B, K=K, D=D, N=N, M=M)
+    absent = () if full else ("factor", "solved", "shares")
+    outputs: dict[str, Any] = {
+        NATIVE_TENSORS[x].name or x: None if x in absent else kinds[x] for x in kinds
+    }
+    outputs["left_out"] = (real, (B, S, K)) if left_out else None
+    results = call_native(native.likelihood_call, options, support, {}, outputs, early=early)
+    distances = results.pop() if left_out else None
+    tensors: Any = dict(zip((x for x in kinds if x not in absent), results, strict=True))
+    return Likelihood(**tensors, rows=S), distances

@@ -132,6 +132,24 @@ def test_easy_tasks(shots: tuple[int, ...], present: int) -> None:
         assert torch.equal(found.argmax(-1), truth(present=present))
 
 
+@pytest.mark.parametrize(("n", "spread"), [(0, 0.45), (1, 0.45), (3, 0.3)])
+def test_groups_of_one_class_each(n: int, spread: float) -> None:
+    """Rows that are hard alone, and easy with the three others of their group."""
+    task = scene((n,) * K, Q=48)
+    random = torch.Generator().manual_seed(9)
+    noise = spread * torch.randn(48, D, generator=random).double()
+    groups = torch.arange(48) % 12  # the classes of queries repeat after K = 4
+    hard = task._replace(query=task.query + noise)
+    right = []
+    for one in (hard, hard._replace(groups=groups)):
+        if n > 1:
+            found = by_rows(one, "auto", 100.0, 100, 1e-3)
+        else:
+            found = by_rounds(one, 100.0, 100, 1e-3)
+        right.append(float((found.argmax(-1) == truth(48)).double().mean()))
+    assert right[1] > right[0] + 0.03
+
+
 def test_which_code_a_task_uses() -> None:
     for shots, way in (((3,) * K, "rows"), ((0, 9, 9, 9), "rounds"), ((1,) * K, "rounds")):
         task = scene(shots)

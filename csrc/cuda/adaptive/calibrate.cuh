@@ -1,11 +1,12 @@
 // `calibrate` on CUDA: one kernel for all steps. The algebra is in common/adaptive.h. Eight lanes
 // share a row. If the rows of a task fit in shared memory they stay there and one block solves the
-// task, else a team of blocks does. Sums over the rows are taken in one order for any team.
+// task, else they are in the workspace, and a team of blocks does. Sums over the rows are taken in one
+// order for any team.
 //
 // Distances provides (task, i, k, share), the distance of row i to class k in a mixture of two
-// metrics, with this share of the second; start(task), which all threads of all blocks call once,
-// and which ends with a barrier if it writes; and finish(task, sharpness, share), called by one
-// block after the share and the sharpness that fit best have been found and `drawn` is complete.
+// metrics, with this share of the second; is_judged(task, i), whether the row counts in (7); start(task),
+// which all threads of all blocks call once, and which ends with a barrier if it writes; and
+// finish(task, sharpness, share), called by one block after the share and the sharpness that fit best have been found and `drawn` is complete.
 // The share grows from 0 to 1 in this many `mixtures`, see kStandardError; with 0 mixtures there is
 // one metric.
 #pragma once
@@ -18,8 +19,7 @@ namespace paddle_ext {
 
 // Of a block: the most if only one fits a multiprocessor with its rows, else fewer.
 constexpr int kCalibrateThreads = 512, kMostCalibrateThreads = 1024;
-constexpr int kRowLanes = 8;         // lanes that share a row
-constexpr float kFarBehind = 1e30f;  // the distance of a class that does not exist
+constexpr int kRowLanes = 8;  // lanes that share a row
 
 // Exchange between the threads of a block.
 struct CalibrateShared {
@@ -36,52 +36,49 @@ struct CalibratePlan : CalibrateParams {
     int64_t parts =
         max(kCalibrateThreads / 32 / ceil_div(K, int64_t(32)), ceil_div(R, int64_t(64)));
     double2* moments = arena.take<double2>(B * 2 * R);  // [B, 2, R] of the rows, written in turns
-    // [B, R] smallest distances of rows that are not in shared memory
-    float* least = arena.take<float>(B * R);
+    // Distances minus the smallest of their row, padded, and that to the own class last.
+    int64_t width = round_up(K, int64_t(4 * kRowLanes)), pitch = width + kRowLanes;
+    bool staged = staged_bytes() + kOtherShared <= most_shared();  // rows are in shared memory
+    float* rows = arena.take<float>(staged ? 0 : B * R * pitch);   // [B, R, pitch]
     float* normaliser = arena.take<float>(B * R);           // [B, R]
     float* drawn_parts = arena.take<float>(B * parts * K);  // [B, parts, K]
     TeamMemory* teams = arena.take<TeamMemory>(B);          // [B]
+
+    static constexpr int64_t kOtherShared = 8192;  // bytes, more than the kernel's other shared memory
+    static int64_t most_shared() {
+        return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    }
+    int64_t staged_bytes() const { return R * pitch * int64_t(sizeof(float)); }
 };
 
-// A task from the view of one thread. The minimum of each row is subtracted to avoid overflow. If
-// kStaged, its rows are in shared memory, and it has one block.
+// A task from the view of one thread. If kStaged, its rows are in shared memory, and it has one block.
 template <bool kStaged, typename Distances>
 struct CalibrateTask {
     const CalibratePlan& p;
     const Distances& source;
-    float* rows;    // [count, width + 8], if kStaged: distances, padded, and that to the own class
-    int64_t width;  // K, padded so that each lane reads four numbers at a time
+    float* rows;  // [R, pitch] of the task
     int64_t task;
     Team team;
     CalibrateShared& shared;
-    int64_t count = min(max(p.count[task], int64_t(0)), p.R);
+    int64_t count = p.R, width = p.width;
     const int64_t* labels = p.labels + task * p.R;
-    float* least = p.least + task * p.R;
     float* normaliser = p.normaliser + task * p.R;
     int turn = 0;
     float share = 0;
 
     __device__ int own(int64_t i) const { return int(min(max(labels[i], int64_t(0)), p.K - 1)); }
 
-    __device__ float behind(int64_t i, int64_t k, float low) const {
-        return kStaged ? row(i)[k] : source(task, i, k, share) - low;
-    }
-    __device__ float* row(int64_t i) const { return rows + i * (width + kRowLanes); }
-    __device__ float own_behind(int64_t i, float low) const {
-        return behind(i, kStaged ? width : own(i), low);
-    }
+    __device__ float* row(int64_t i) const { return rows + i * p.pitch; }
 
     // Calls body(distance) for the classes of this lane.
     template <typename Body>
-    __device__ void each_class(int64_t i, float low, const Body& body) const {
-        const int lane = threadIdx.x % kRowLanes;
+    __device__ void each_class(int64_t i, const Body& body) const {
         if (i >= count) return;
-        for (int64_t k = 4 * lane; kStaged && k < width; k += 4 * kRowLanes) {
+#pragma unroll 2
+        for (int64_t k = 4 * (threadIdx.x % kRowLanes); k < width; k += 4 * kRowLanes) {
             const float4 d = *reinterpret_cast<const float4*>(row(i) + k);
             body(d.x), body(d.y), body(d.z), body(d.w);
         }
-#pragma unroll 4
-        for (int64_t k = lane; !kStaged && k < p.K; k += kRowLanes) body(behind(i, k, low));
     }
 
     // Calls body(i) for every row with the eight lanes that share it. All lanes of a warp stay in
@@ -102,12 +99,11 @@ struct CalibrateTask {
 #pragma unroll 8
             for (int64_t k = lane; i < count && k < p.K; k += kRowLanes) {
                 const float value = source(task, i, k, share);
-                if (kStaged) row(i)[k] = value;
+                row(i)[k] = value;
                 low = fminf(low, value);
             }
             low = group_min(low, kRowLanes);
-            if (!kStaged && i < count && lane == 0) least[i] = low;
-            if (!kStaged || i >= count) return;
+            if (i >= count) return;
             const int mine = own(i);
             for (int64_t k = lane; k < width; k += kRowLanes) {
                 const float value = k < p.K ? row(i)[k] - low : kFarBehind;
@@ -118,14 +114,14 @@ struct CalibrateTask {
         __syncthreads();
     }
 
-    // The sums over all rows of moments_of(i, its smallest distance).
+    // The sums over all rows of moments_of(i).
     template <typename Moments>
     __device__ double2 sums(const Moments& moments_of) {
         double2* const moments = p.moments + (task * 2 + turn) * p.R;
         turn = 1 - turn;  // other blocks may still be reading the previous ones
         double2 sum = make_double2(0.0, 0.0);
         each_row([&](int64_t i) {
-            const double2 of_row = moments_of(i, kStaged || i >= count ? 0.0f : least[i]);
+            const double2 of_row = moments_of(i);
             if (i >= count || threadIdx.x % kRowLanes != 0) return;
             if (kStaged) sum.x += of_row.x, sum.y += of_row.y;
             if (!kStaged) moments[i] = of_row;
@@ -142,9 +138,9 @@ struct CalibrateTask {
     // Lag and variance of all rows at a sharpness.
     __device__ double2 moments(float f) {
         const float factor = -0.5f * kLog2e<float> * f;
-        return sums([&](int64_t i, float low) {
+        return sums([&](int64_t i) {
             float sum = 0, mean = 0, second = 0;
-            each_class(i, low, [&](float d) {
+            each_class(i, [&](float d) {
                 const float e = exp2f(factor * d), first = e * d;
                 sum += e;
                 mean += first;
@@ -153,7 +149,8 @@ struct CalibrateTask {
             sum = group_sum(sum, kRowLanes);
             mean = group_sum(mean, kRowLanes) / sum;
             second = group_sum(second, kRowLanes) / sum;
-            const float lag = i < count ? own_behind(i, low) - mean : 0.0f;
+            if (i >= count || !source.is_judged(task, i)) return make_double2(0.0, 0.0);
+            const float lag = row(i)[width] - mean;
             return make_double2(double(lag), double(fmaxf(second - mean * mean, 0.0f)));
         });
     }
@@ -161,13 +158,14 @@ struct CalibrateTask {
     // The cross-entropy of the rows; finds their normalisers.
     __device__ double normalise(float f) {
         const float half = 0.5f * kLog2e<float> * f;
-        const auto entropy = sums([&](int64_t i, float low) {
+        const auto entropy = sums([&](int64_t i) {
             float sum = 0;
-            each_class(i, low, [&](float d) { sum += exp2f(-half * d); });
+            each_class(i, [&](float d) { sum += exp2f(-half * d); });
             sum = group_sum(sum, kRowLanes);
             if (i >= count) return make_double2(0.0, 0.0);
-            if (threadIdx.x % kRowLanes == 0) normaliser[i] = half * low - log2f(sum);
-            const double off = 0.5 * double(f) * double(own_behind(i, low));
+            if (threadIdx.x % kRowLanes == 0) normaliser[i] = -log2f(sum);
+            if (!source.is_judged(task, i)) return make_double2(0.0, 0.0);
+            const double off = 0.5 * double(f) * double(row(i)[width]);
             return make_double2(log(double(sum)) + off, 0.0);
         });
         return entropy.x;
@@ -184,7 +182,7 @@ struct CalibrateTask {
             if (k >= p.K) continue;
             float sum = 0;
             for (int64_t i = part; i < count; i += p.parts) {
-                sum += k == own(i) ? 0.0f : exp2f(normaliser[i] - half * behind(i, k, 0.0f));
+                sum += k == own(i) ? 0.0f : exp2f(normaliser[i] - half * row(i)[k]);
             }
             parts[part * p.K + k] = sum;
         }
@@ -217,13 +215,14 @@ struct CalibrateTask {
 
 template <bool kStaged, int kThreads, typename Distances>
 __global__ void __launch_bounds__(kThreads, kMostCalibrateThreads / kThreads)
-    calibrate_kernel(CalibratePlan p, Distances source, int64_t width, int mixtures, int blocks) {
-    extern __shared__ __align__(16) float rows[];
+    calibrate_kernel(CalibratePlan p, Distances source, int mixtures, int blocks) {
+    extern __shared__ __align__(16) float staged[];
     __shared__ CalibrateShared shared;
     const int64_t task = blockIdx.x / blocks;
+    float* const rows = kStaged ? staged : p.rows + task * p.R * p.pitch;
     const int rank = int(blockIdx.x % blocks);
     const Team team = kStaged || blocks == 1 ? Team() : Team(p.teams + task, rank, blocks);
-    CalibrateTask<kStaged, Distances> t{p, source, rows, width, task, team, shared};
+    CalibrateTask<kStaged, Distances> t{p, source, rows, task, team, shared};
     source.start(task);
     double least = 0;
     float best = 0, sharpness = 0;
@@ -254,19 +253,17 @@ __global__ void __launch_bounds__(kThreads, kMostCalibrateThreads / kThreads)
 template <typename Distances>
 void launch_calibrate(const CalibrateParams& p, const Distances& source, int mixtures,
                       cudaStream_t stream) {
-    constexpr int64_t kOther = 8192;  // bytes, more than the kernel's other shared memory
-    const int64_t width = round_up(p.K, int64_t(4 * kRowLanes));
-    const int64_t bytes = p.R * (width + kRowLanes) * int64_t(sizeof(float));
-    const int64_t most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    const bool staged = bytes + kOther <= most, alone = 2 * (bytes + kOther) > most;
     const CalibratePlan plan{p};
+    const int64_t bytes = plan.staged ? plan.staged_bytes() : 0;
+    const bool alone = 2 * (bytes + CalibratePlan::kOtherShared) > CalibratePlan::most_shared();
     constexpr int kFew = kCalibrateThreads, kMany = kMostCalibrateThreads;
-    const auto kernel = !staged ? calibrate_kernel<false, kFew, Distances>
-                        : alone ? calibrate_kernel<true, kMany, Distances>
-                                : calibrate_kernel<true, kFew, Distances>;
-    launch_teams("calibrate_kernel", kernel, p.B, staged ? 1 : ceil_div(p.R * kRowLanes, kFew),
-                 staged && alone ? kMany : kFew, staged ? bytes : 0, plan.teams, stream, plan,
-                 source, width, mixtures);
+    const auto kernel = !plan.staged ? calibrate_kernel<false, kFew, Distances>
+                        : alone      ? calibrate_kernel<true, kMany, Distances>
+                                     : calibrate_kernel<true, kFew, Distances>;
+    launch_teams("calibrate_kernel", kernel, p.B,
+                 plan.staged ? 1 : ceil_div(p.R * kRowLanes, kFew),
+                 plan.staged && alone ? kMany : kFew, bytes, plan.teams, stream, plan, source,
+                 mixtures);
 }
 
 }  // namespace paddle_ext

@@ -16,8 +16,7 @@ struct SolvedRows {
     int64_t count;
     const void* from;  // [tasks, count, pitch] numbers; or null:
     bool split;        // which `from` is; else floats
-    const int* units;  // [tasks, count] unit vectors, by the increasing numbers of their columns,
-                       // -1 for zero; or null for all
+    int64_t units;     // `count` of so many unit vectors, evenly spread, see calibration_row
     int64_t pitch;     // numbers
     __half* to;        // [tasks, count, M'] split; may be `from`
 };
@@ -63,18 +62,18 @@ struct TileRows {
     int valid, columns;  // rows and columns that are not padding
     const void* from;    // the tile's first row; or null for unit vectors
     bool split;          // which `from` is; else floats
-    const int* units;
     int64_t pitch;
     __half* to;
     float scale = 1.0f;  // on `from`
-    int first_unit = 0;  // of all unit vectors, if `units` is null
+    // Unit vectors, from this one of `spread` out of `units`.
+    int64_t first_unit = 0, spread = 1, units = 1;
 
-    __device__ int unit(int r) const { return units == nullptr ? first_unit + r : units[r]; }
+    __device__ int unit(int r) const { return int(calibration_row(first_unit + r, units, spread)); }
 
     // The first block of columns that is not zero: unit vectors begin with zeros.
     __device__ int first_block() const {
         if (from != nullptr) return 0;
-        return unit(0) < 0 ? INT32_MAX : unit(0) / kSide;
+        return unit(0) / kSide;
     }
 
     // Minus the numbers of a tile. Loads do not wait for one another: what is padding is loaded too.
@@ -271,7 +270,7 @@ __device__ TileRows square_rows(const Factor& f, int64_t task, int row0, float s
     const float* const from = f.factor + (task * pitch + row0) * int64_t(pitch);
     __half* const to = f.split(task) + row0 * 2 * int64_t(pitch);
     const int valid = min(int(f.M) - row0, count);
-    return {count, valid, int(f.M), from, false, nullptr, pitch, to, 1.0f / scatter};
+    return {count, valid, int(f.M), from, false, pitch, to, 1.0f / scatter};
 }
 
 template <typename T>
@@ -280,10 +279,17 @@ __device__ TileRows tile_rows(const SolvedRows& rows, int64_t task, int64_t tile
     const int64_t row0 = tile * T::kRows, at = task * rows.count + row0;
     const int count = int(min(rows.count - row0, int64_t(T::kRows)));
     const float* const from = floats(rows.from);
-    const int* const units = rows.units == nullptr ? nullptr : rows.units + at;
-    return {count,      count,    int(M),     from == nullptr ? nullptr : from + at * rows.pitch,
-            rows.split, units,    rows.pitch, rows.to + at * 2 * pitch,
-            1.0f,       int(row0)};
+    return {count,
+            count,
+            int(M),
+            from == nullptr ? nullptr : from + at * rows.pitch,
+            rows.split,
+            rows.pitch,
+            rows.to + at * 2 * pitch,
+            1.0f,
+            row0,
+            rows.count,
+            rows.units};
 }
 
 // Rows of a block of columns that are solved for once its inverse is known.

@@ -1,9 +1,9 @@
-// `labelled` and `coordinates` on CUDA; the algebra is in common/adaptive.h.
+// Statistics of labelled rows, and `coordinates`, on CUDA; the algebra is in common/adaptive.h.
 //
-// One kernel groups the rows by class and selects the calibration rows, then passes over the support
-// twice: for the norms and the centre, and with one warp per class for the norms after centring and
-// the class means. The feature scale reads only the calibration rows. Sums are taken in a fixed
-// order, without atomics, whatever the number of blocks.
+// One kernel groups the rows by class, then passes over the support three times: for the norms and the
+// centre, with one warp per class for the norms after centring and the class means, and with one warp
+// for some classes for the sums of the features. Sums are taken in a fixed order, without atomics,
+// whatever the number of blocks.
 
 #include "cuda/adaptive/labelled.cuh"
 #include "cuda/mma.cuh"
@@ -12,113 +12,62 @@ namespace paddle_ext {
 
 namespace {
 
-// --- calibration rows ---------------------------------------------------------------------------
-
-constexpr int kScaleParts = 2, kScaleLanes = kThreads / kScaleParts;  // of the rows; of 4 features
-constexpr int kRowsAtATime = 256;
-
-// The source of a calibration row.
-struct Source {
-    int row, own;
-    float first, second;
-};
-
-// The feature scale of one row per class.
-__device__ void find_one_shot_scale(const LabelledParams& p, const float* means, float* fourths,
-                                    float* scale, double* scratch) {
-    const int64_t K = p.K, D = p.D;
-    double total = 0, scales = 0, scaled = 0;
-    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
-        float square = 0, fourth = 0;
-#pragma unroll 8
-        for (int64_t k = 0; k < K; ++k) {
-            const float x = means[k * D + d] * means[k * D + d];
-            square += x;
-            fourth += x * x;
-        }
-        scale[d] = square, fourths[d] = fourth;
-        total += double(square);
-    }
-    total = block_sum(total, scratch);
-    for (int64_t d = threadIdx.x; d < D; d += kThreads) {
-        const double square = scale[d], rows = effective_rows(square, fourths[d]);
-        const double mean = rows * total / double(K * D);
-        const double found = feature_scale(rows * square / double(K), mean, rows, double(D));
-        scale[d] = float(found);
-        scales += found;
-        scaled += found * square;
-    }
-    scales = block_sum(scales, scratch);
-    const double factor = length_factor(total, scales, block_sum(scaled, scratch), double(D));
-    for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] *= float(factor);
-}
-
-// The feature scale, by one block.
-__device__ void find_scale(const LabelledPlan& p, int64_t task) {
+// (2) and (4): the feature weights, V and n0, by one block.
+__device__ void find_model(const LabelledPlan& p, int64_t task) {
     __shared__ double scratch[kThreads / 32];
-    __shared__ Source sources[kRowsAtATime];
-    __shared__ __align__(16) float parts[kScaleParts][4 * kScaleLanes];
-    const int lane = threadIdx.x % kScaleLanes, part = threadIdx.x / kScaleLanes;
-    const int64_t D = p.D, count = p.count[task];
-    const float* const support = floats(p.support, task * p.S * D);
-    const float* const firsts = floats(p.first, task * p.S);
-    const float* const seconds = floats(p.second, task * p.S);
-    const float* const centre = floats(p.centre, task * D);
-    const float* const means = floats(p.means, task * p.K * D);
-    const float* const shots = floats(p.shots, task * p.K);
-    const int64_t* const own = p.own + task * p.R;
+    const int64_t K = p.K, D = p.D;
+    const float* const shots = floats(p.shots, task * K);
     float* const scale = floats(p.scale, task * D);
-    if (p.R == 0) {
-        float* const fourths = p.sums + task * p.parts * D;
-        return find_one_shot_scale(p, means, fourths, scale, scratch);
-    }
-    double degrees = 0, mean = 0, sum = 0;
-    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
-        degrees += 1 - 1 / double(shots[own[i]]);
-    }
-    degrees = block_sum(degrees, scratch);
-    for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] = 0;
-    for (int64_t start = 0; start < count; start += kRowsAtATime) {
-        const int size = int(min(count - start, int64_t(kRowsAtATime)));
-        __syncthreads();  // the previous rows have been read
-        for (int i = threadIdx.x; i < size; i += kThreads) {
-            const int row = p.chosen[task * p.R + start + i];
-            sources[i] = {row, int(own[start + i]), firsts[row], seconds[row]};
+    const auto feature = [&](int64_t d) {
+        FeatureSums sums;
+        for (int64_t part = 0; part < p.classes; ++part) {
+            const PartSums from = p.part_sums(task, part);
+            sums.inside += double(from.inside[d]);
+            sums.stretched += double(from.stretched[d]);
+            sums.squares += double(from.squares[d]);
+            sums.between += double(from.between[d]);
+            sums.fourths += double(from.fourths[d]);
         }
-        __syncthreads();
-        for (int64_t first = 0; first < D; first += 4 * kScaleLanes) {
-            const int64_t d = first + 4 * lane;
-            const float4 c = load_row4(centre, d, D, p.aligned);
-            float4 scatter = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-            for (int i = part; i < size; i += kScaleParts) {
-                const Source from = sources[i];
-                const float4 row = load_row4(support + from.row * D, d, D, p.aligned);
-                const float4 x = centred(row, from.first, c);
-                const float4 w = load_row4(means + from.own * D, d, D, p.aligned);
-                const float4 away = x * from.second - w;
-                scatter = scatter + away * away;
-            }
-            *reinterpret_cast<float4*>(parts[part] + 4 * lane) = scatter;
-            __syncthreads();
-            for (int i = threadIdx.x; i < 4 * kScaleLanes && first + i < D; i += kThreads) {
-                for (int other = 0; other < kScaleParts; ++other)
-                    scale[first + i] += parts[other][i];
-            }
-            __syncthreads();
-        }
+        return sums;
+    };
+
+    double rows = 0, classes = 0, counted = 0;
+    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
+        const double n = double(shots[k]);
+        rows += n;
+        classes += n > 0;
+        counted += n > 1 ? n : 0;
     }
-    for (int64_t d = threadIdx.x; d < D; d += kThreads) mean += double(scale[d]);
-    mean = block_sum(mean, scratch) / double(D);
+    rows = block_sum(rows, scratch);
+    classes = block_sum(classes, scratch);
+    counted = block_sum(counted, scratch);
+
+    FeatureTotals of(double(D), rows - classes);
     for (int64_t d = threadIdx.x; d < D; d += kThreads) {
-        const double found = feature_scale(double(scale[d]), mean, degrees, double(D));
-        scale[d] = float(found);
-        sum += found;
+        const FeatureSums sums = feature(d);
+        of.inside += sums.inside;
+        of.between += sums.between;
     }
-    sum = block_sum(sum, scratch);
+    of.inside = block_sum(of.inside, scratch);
+    of.between = block_sum(of.between, scratch);
+
+    double total = 0, stretched = 0, squares = 0;
     for (int64_t d = threadIdx.x; d < D; d += kThreads) {
-        scale[d] = float(double(scale[d]) * double(D) / sum);
+        const FeatureSums sums = feature(d);
+        const double weight = feature_weight(sums, of);
+        scale[d] = float(weight);
+        total += weight;
+        stretched += weight * sums.stretched;
+        squares += weight * sums.squares;
     }
+    const double unit = double(D) / block_sum(total, scratch);
+    stretched = unit * block_sum(stretched, scratch);
+    squares = unit * block_sum(squares, scratch);
+    for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] *= float(unit);
+    if (threadIdx.x != 0) return;
+    const ClassModel model(stretched, counted, squares, fmax(rows, 1.0), of.degrees);
+    floats(p.variance)[task] = float(model.variance);
+    floats(p.prior_rows)[task] = float(model.prior_rows);
 }
 
 // --- all of it ----------------------------------------------------------------------------------
@@ -165,7 +114,13 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 4 ? 3 : 1)
             find_long_mean<true>(c);
         }
     });
-    if (rank == 0) find_scale(p, task);
+    for (int64_t part = team.thread / 32; part < p.classes; part += team.threads / 32) {
+        const int64_t first = part * p.K / p.classes, end = (part + 1) * p.K / p.classes;
+        const PartSums sums = p.part_sums(task, part);
+        for (int64_t k = first; k < end; ++k) add_class(ClassRows(p, task, k), sums, k == first);
+    }
+    team.sync();
+    if (rank == 0) find_model(p, task);
 }
 
 // --- query rows ---------------------------------------------------------------------------------
@@ -216,8 +171,6 @@ __global__ void __launch_bounds__(kThreads) coordinates_kernel(CoordinatesParams
 
 }  // namespace
 
-int64_t workspace_cuda(const LabelledParams& p) { return LabelledPlan{p}.arena.used(); }
-
 void launch_labelled(const LabelledPlan& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "support on CUDA must be float32 for the native code");
     require(p.S <= INT32_MAX && p.K < INT32_MAX, "support must have fewer than 2^31 rows");
@@ -229,11 +182,6 @@ void launch_labelled(const LabelledPlan& p, cudaStream_t stream) {
     const int64_t useful = max(p.parts, ceil_div(p.K, kWarps));
     launch_teams("labelled_kernel", kernel, p.B, useful, kThreads, row_sums_bytes(p.D), p.teams,
                  stream, p);
-}
-
-void run_cuda(const LabelledParams& p, cudaStream_t stream) {
-    require_workspace(p.workspace_bytes, workspace_cuda(p));
-    launch_labelled(LabelledPlan{p}, stream);
 }
 
 void run_cuda(const CoordinatesParams& p, cudaStream_t stream) {

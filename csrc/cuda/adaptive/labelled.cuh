@@ -1,5 +1,5 @@
-// Labelled rows by class, and two passes over them: norms and centre, then norms after centring and
-// class means.
+// Labelled rows by class, and passes over them: norms and centre; norms after centring and class means;
+// sums of the features.
 #pragma once
 
 #include "common/adaptive.h"
@@ -11,18 +11,36 @@ namespace paddle_ext {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kPartRows = 128;  // rows per block of the first pass
 
+// Classes are summed in so many parts, whatever the number of blocks.
+__host__ __device__ inline int64_t class_parts(int64_t K) { return max(min(K, int64_t(32)), K / 32); }
+
+// Sums of the features over the classes of a part, each [D].
+struct PartSums {
+    static constexpr int kArrays = 5;
+    float *inside, *stretched, *squares, *between, *fourths;
+
+    __device__ PartSums(float* memory, int64_t D)
+        : inside(memory), stretched(memory + D), squares(memory + 2 * D), between(memory + 3 * D),
+          fourths(memory + 4 * D) {}
+};
+
 // A call, and the arrays of all tasks in its workspace.
 struct LabelledPlan : LabelledParams {
     SharedArena arena{workspace};
-    int64_t parts = ceil_div(S, int64_t(kPartRows));
+    int64_t parts = ceil_div(S, int64_t(kPartRows)), classes = class_parts(K);
     int* order = arena.take<int>(B * S);             // [B, S]      rows, by class
     int* start = arena.take<int>(B * (K + 1));       // [B, K + 1]  where a class begins in them
     int* tallies = arena.take<int>(B * kWarps * K);  // [B, kWarps, K] of order_by_class
-    int* chosen = arena.take<int>(B * R);            // [B, R]      calibration rows
     float* sums = arena.take<float>(B * parts * D);  // [B, parts, D] partial sums of the rows
-    TeamMemory* teams = arena.take<TeamMemory>(B);   // [B]
+    // [B, classes, 5, D] see PartSums
+    float* features = arena.take<float>(B * classes * PartSums::kArrays * D);
+    TeamMemory* teams = arena.take<TeamMemory>(B);  // [B]
     // Rows can be read four numbers at a time.
     bool aligned = rows_aligned(dtype, D, {support, centre, means});
+
+    __device__ PartSums part_sums(int64_t task, int64_t part) const {
+        return {features + (task * classes + part) * PartSums::kArrays * D, D};
+    }
 };
 
 __device__ inline float4 centred(float4 x, float first, float4 c) { return x * first - c; }
@@ -43,25 +61,8 @@ inline int rows_held(int64_t D) { return D <= 128 ? 1 : D <= 512 ? 4 : D <= 1024
 
 // --- which rows ----------------------------------------------------------------------------------
 
-// How many threads before this one have the flag; `total` of all. Has two barriers.
-__device__ inline int block_rank(bool flag, int* scratch, int& total) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const unsigned flags = __ballot_sync(kAllLanes, flag);
-    if (lane == 0) scratch[warp] = __popc(flags);
-    __syncthreads();
-    int before = __popc(flags & ((1u << lane) - 1));
-    total = 0;
-    for (int other = 0; other < kWarps; ++other) {
-        before += other < warp ? scratch[other] : 0;
-        total += scratch[other];
-    }
-    __syncthreads();
-    return before;
-}
-
 // By one block.
 __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
-    __shared__ int scratch[kWarps];
     const int64_t S = p.S, K = p.K;
     const int64_t* const labels = p.labels + task * S;
     float* const shots = floats(p.shots, task * K);
@@ -84,37 +85,9 @@ __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
         const bool complete = __syncthreads_or(empty) == 0 && done == S;
         if (threadIdx.x == 0) p.finite[task] = complete;
     }
-    if (p.R == 0) {
-        if (threadIdx.x == 0) p.count[task] = 0;
-        return;
-    }
-    __syncthreads();  // the shots are complete
-
-    const auto eligible = [&](int64_t s) {
-        const int label = s < S ? load_label(labels, s, K) : -1;
-        return label >= 0 && shots[label] > 1;
-    };
-    int total = 0;
-    for (int64_t first = 0; first < S; first += kThreads) {
-        total += __syncthreads_count(eligible(first + threadIdx.x));
-    }
-    const int64_t count = min(int64_t(total), p.R);
-    if (threadIdx.x == 0) p.count[task] = count;
-    int ranked = 0;
-    for (int64_t first = 0; first < S; first += kThreads) {
-        const int64_t s = first + threadIdx.x;
-        const bool is = eligible(s);
-        int here;
-        const int rank = ranked + block_rank(is, scratch, here);
-        ranked += here;
-        const int64_t place = is ? place_of(rank, total, count) : -1;
-        if (place < 0) continue;
-        p.chosen[task * p.R + place] = int(s);
-        p.own[task * p.R + place] = labels[s];
-    }
-    for (int64_t i = count + threadIdx.x; i < p.R; i += kThreads) {
-        p.chosen[task * p.R + i] = -1;
-        p.own[task * p.R + i] = 0;
+    for (int64_t rank = threadIdx.x; rank < p.R; rank += kThreads) {
+        const int label = load_label(labels, calibration_row(rank, S, p.R), K);
+        p.own[task * p.R + rank] = max(label, 0);
     }
 }
 
@@ -283,7 +256,35 @@ __device__ void find_mean(const ClassRows& c) {
     for (int h = 0; h < kHeld; ++h) c.write(4 * lane + 128 * h, sum[h]);
 }
 
-// All outputs of `labelled`.
+// --- sums of the features ------------------------------------------------------------------------
+
+// Adds a class to the sums of a part, of which it is the `first` or not; by its warp, which reads the
+// rows once more.
+__device__ inline void add_class(const ClassRows& c, const PartSums& to, bool first) {
+    const int n = c.end - c.begin;
+    const float apart = n > 1 ? float(n) / float(n - 1) : 0.0f;
+    const auto add = [&](float* sums, int64_t d, float4 value) {
+        if (!first) value = value + load_row4(sums, d, c.D, c.aligned);
+        store_row4(sums, d, c.D, c.aligned, value);
+    };
+    for (int64_t d = 4 * (threadIdx.x % 32); d < c.D; d += 128) {
+        const float4 mean = load_row4(c.mean, d, c.D, c.aligned), square = mean * mean;
+        float4 inside = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+        for (int i = c.begin; n > 1 && i < c.end; ++i) {
+            const int64_t s = c.order[i];
+            const float4 away = c.load<true>(s, c.firsts[s], d) * c.seconds[s] - mean;
+            inside = inside + away * away;
+        }
+        add(to.inside, d, inside);
+        add(to.stretched, d, inside * apart);
+        add(to.squares, d, inside + square * float(n));
+        add(to.between, d, square);
+        add(to.fourths, d, square * square);
+    }
+}
+
+// All outputs.
 void launch_labelled(const LabelledPlan& p, cudaStream_t stream);
 
 }  // namespace paddle_ext

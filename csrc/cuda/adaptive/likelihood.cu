@@ -1,8 +1,8 @@
 // `likelihood` on CUDA; the algebra is in common/adaptive.h.
 //
-// `labelled` writes no rows here. Then the means are written in the feature scale, and all offsets
-// if the full metric is factorised by rows, else only the rows to be judged. Last come its factor,
-// distances in both metrics, and calibration.
+// First come statistics of the labelled rows. Then the prototypes are written in the feature weights, and
+// all offsets if the full metric is factorised by rows, else only the rows that are left out. Last come
+// its factor, distances in both metrics, and calibration.
 
 #include "cuda/adaptive/calibrate.cuh"
 #include "cuda/adaptive/factor.cuh"
@@ -17,30 +17,31 @@ struct LikelihoodPlan {
     LikelihoodParams p;
     SharedArena arena{p.workspace};
     int64_t B = p.B, K = p.K, D = p.D;
-    int64_t J = p.every ? p.S : p.R;  // rows judged: all, or the calibration rows
+    int64_t J = p.every ? p.S : p.R;  // rows left out: all, or the calibration rows
     bool by_rows = p.full && p.S < D, by_features = p.full && !by_rows;  // see common/adaptive.h
     int64_t N = by_rows ? p.S : J, M = p.S < D ? p.S : D;  // rows of `cross`, numbers of z
     int64_t F = p.full ? B : 0;                            // tasks with a full metric
-    // [B, J, D'] judged rows in the feature scale; unless by rows
+    // [B, J, D'] rows left out, in the feature weights; unless by rows
     __half* judged = halves(by_rows ? 0 : B * J, D);
-    // [B, J] judged rows with themselves; by rows [B, S] offsets
+    // [B, J] rows left out with themselves; by rows [B, S] offsets
     float* of_rows = arena.take<float>(B * N);
-    // [B, J, K] judged rows with means; by rows [B, S, K] offsets with means
+    // [B, J, K] rows left out with prototypes; by rows [B, S, K] offsets with prototypes
     float* cross = arena.take<float>(B * N * K);
-    // [B, J, K] distances in the feature scale, each row left out of its class
+    // [B, J, K] distances in the feature weights, but for the terms of classes
     float* base = by_rows ? arena.take<float>(B * J * K) : cross;
-    // [B, K, K] by rows: means with means, the lower triangle
+    // [B, K, K] by rows: prototypes with one another, the lower triangle
     float* means = arena.take<float>(by_rows ? B * K * K : 0);
-    // By features: [B, J, D'] scaled offsets of the judges, [B, D, S'] all of them, transposed
+    // By features: [B, J, D'] scaled offsets of rows left out, [B, D, S'] all of them, transposed
     __half* away = halves(by_features ? B * J : 0, D);
     __half* turned = halves(by_features ? B * D : 0, p.S);
-    // [B, J, M'] z of the judges
+    // [B, J, M'] z of the rows left out
     __half* judges = halves(F * J, factor_columns(M));
-    // [B, J + .., K] products of z of judges and of some classes with z of classes
+    // [B, J + .., K] products of z of rows left out and of some classes with z of classes
     float* solved = arena.take<float>(F * (J + class_rows()) * K);
-    float* full = arena.take<float>(F * J * K);  // [B, J, K] distances in the full metric
-    float* own = arena.take<float>(B * 2 * J);   // [B, 2, J] to the own class, in both metrics
-    float* excess = arena.take<float>(B * K);    // [B, K]    see excess_distance
+    float* full = arena.take<float>(F * J * K);  // [B, J, K] distances in the full metric, likewise
+    // [B, 2, J] squared offsets from the others of the class, in both metrics
+    float* offsets = arena.take<float>(B * 2 * J);
+    float* terms = arena.take<float>(B * K);    // [B, K] of the log-determinant in distances
     float* lengths = arena.take<float>(F * K);   // [B, K]    z of classes with themselves
     float* shrink = arena.take<float>(F);        // [B]       1 / kappa
     LabelledParams labelled = labelled_of<float>(p);
@@ -48,63 +49,57 @@ struct LikelihoodPlan {
     Factor factor{B, p.S, K, M, floats(p.factor), arena.take<float>(F)};
 
     explicit LikelihoodPlan(const LikelihoodParams& call) : p(call) {
-        labelled.finite = p.finite;
         labelled.first = arena.take<float>(B * p.S);
         labelled.second = arena.take<float>(B * p.S);
         labelled.own = arena.take<int64_t>(B * p.R);
-        labelled.count = arena.take<int64_t>(B);
-        labelled.workspace = arena.take<char>(workspace_cuda(labelled));
-        calibrate.labels = labelled.own, calibrate.count = labelled.count;
+        labelled.workspace = arena.take<char>(LabelledPlan{labelled}.arena.used());
+        calibrate.labels = labelled.own;
         calibrate.objective = arena.take<float>(B);
         calibrate.drawn = arena.take<float>(B * K);
         calibrate.workspace = arena.take<char>(workspace_cuda(calibrate));
         factor.teams = arena.take<TeamMemory>(F);
         const int64_t pitch = by_rows ? factor_columns(M) : row_numbers(D);
         const auto z = static_cast<__half*>(p.solved);
-        factor.classes = {K, by_rows ? p.solved : p.rows, !by_rows, nullptr, pitch, z};
-        factor.judges = {J, by_rows ? nullptr : away, true, nullptr, pitch, judges};
+        factor.classes = {K, by_rows ? p.solved : p.rows, !by_rows, 0, pitch, z};
+        factor.judges = {J, by_rows ? nullptr : away, true, p.S, pitch, judges};
     }
 
     __half* halves(int64_t rows, int64_t numbers) {
         return arena.take<__half>(rows * row_halves(numbers));
     }
 
-    // Classes that are multiplied with all others: all, or with more classes than judges, those of
-    // the judges.
+    // Classes that are multiplied with all others: all, or with more classes than rows left out, those
+    // of these rows.
     __host__ __device__ int64_t class_rows() const { return K <= J ? K : J; }
 };
 
-// Which labelled rows are judged, and their classes.
+// Which labelled rows are left out, and their classes.
 struct Judged {
-    const int* rows;  // [B, J], or null for all
     const int64_t* labels;
     int64_t S, K, J;
 
-    __device__ int row(int64_t task, int64_t j) const {
-        return rows == nullptr ? int(j) : rows[task * J + j];
-    }
-    // The class of judge j; 0 for none.
+    __device__ int64_t row(int64_t j) const { return calibration_row(j, S, J); }
+
     __device__ int own(int64_t task, int64_t j) const {
-        const int s = row(task, j);
-        return s < 0 ? 0 : max(load_label(labels + task * S, s, K), 0);
+        return max(load_label(labels + task * S, row(j), K), 0);
     }
 };
 
-// --- rows in the feature scale -------------------------------------------------------------------
+// --- rows in the feature weights -----------------------------------------------------------------
 
-// Four features from d on: the centre, and the roots of their scale.
+// Four features from d on: the centre, and the roots of their weights.
 struct Features {
     int64_t d;
     float4 centre, root;
 };
 
-// A labelled row and the mean of its class; or a mean alone; or neither.
+// A labelled row and the mean of its class; or a mean alone, times `known`; or neither.
 struct LabelledRow {
     const float *x = nullptr, *mean = nullptr;
-    float first = 0, second = 0;
+    float first = 0, second = 0, known = 1;
 };
 
-// Rows times the root of the feature scale.
+// Rows times the root of the feature weights.
 struct ScaledRows {
     LabelledParams p;
     bool aligned;
@@ -122,17 +117,21 @@ struct ScaledRows {
         const int k = s < 0 ? -1 : load_label(p.labels + task * p.S, s, p.K);
         if (k < 0) return {};
         const int64_t at = task * p.S + s;
-        return {floats(p.support, at * p.D), mean(task, k).mean, floats(p.first)[at],
+        return {floats(p.support, at * p.D), mean(task, k), floats(p.first)[at],
                 floats(p.second)[at]};
     }
-    __device__ LabelledRow mean(int64_t task, int64_t k) const {
-        return {nullptr, floats(p.means, (task * p.K + k) * p.D)};
+    __device__ const float* mean(int64_t task, int64_t k) const {
+        return floats(p.means, (task * p.K + k) * p.D);
+    }
+    __device__ LabelledRow prototype(int64_t task, int64_t k) const {
+        const float shots = floats(p.shots)[task * p.K + k];
+        return {nullptr, mean(task, k), 0, 0, shots / (shots + floats(p.prior_rows)[task])};
     }
 
-    // Four numbers of a row, minus the mean of its class if `offset`; or of a mean; or zeros.
+    // Four numbers of a row, minus the mean of its class if `offset`; or of a prototype; or zeros.
     __device__ float4 scaled(const LabelledRow& row, const Features& at, bool offset) const {
         if (row.mean == nullptr) return make_float4(0, 0, 0, 0);
-        if (row.x == nullptr) return load(row.mean, at.d) * at.root;
+        if (row.x == nullptr) return load(row.mean, at.d) * row.known * at.root;
         const float4 x = centred(load(row.x, at.d), row.first, at.centre) * row.second;
         return (offset ? x - load(row.mean, at.d) : x) * at.root;
     }
@@ -146,8 +145,8 @@ __host__ __device__ inline int64_t scaled_blocks(int64_t rows) {
     return ceil_div(rows, kWarps * kScaledRows);
 }
 
-// By rows all offsets, else the judged rows and, for a full metric, their offsets; and the means.
-// Also the squares of rows, or of offsets by rows, and of means.
+// By rows all offsets, else the rows left out and, for a full metric, their offsets; and the prototypes.
+// Also the squares of rows, or of offsets by rows, and of prototypes.
 __global__ void __launch_bounds__(kThreads, 4)
     scaled_kernel(ScaledRows from, LikelihoodPlan plan, Judged judged) {
     const LikelihoodParams& p = plan.p;
@@ -161,8 +160,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
     for (int r = 0; r < kScaledRows; ++r) {
         const int64_t i = row0 + r;
-        if (i < count) row[r] = from.row(task, plan.by_rows ? i : judged.row(task, i));
-        if (i >= count && i < all) row[r] = from.mean(task, i - count);
+        if (i < count) row[r] = from.row(task, plan.by_rows ? i : judged.row(i));
+        if (i >= count && i < all) row[r] = from.prototype(task, i - count);
     }
     for (int64_t d = 4 * (threadIdx.x % 32); d < row_numbers(p.D); d += 128) {
         const Features at = from.features(task, d);
@@ -219,7 +218,7 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, __half*
 
 // --- products ------------------------------------------------------------------------------------
 
-// By rows: offsets and means with one another.
+// By rows: offsets and prototypes with one another.
 struct AllProducts : RowProducts {
     LikelihoodPlan plan;
 
@@ -246,7 +245,7 @@ struct FeatureProducts : RowProducts {
     }
 };
 
-// z of the judges, on the left, and of some classes, with z of all classes.
+// z of the rows left out, on the left, and of some classes, with z of all classes.
 struct SolvedProducts : StoredProducts {
     int64_t J;
     Judged judged;
@@ -259,48 +258,58 @@ struct SolvedProducts : StoredProducts {
 
 // --- distances -----------------------------------------------------------------------------------
 
-// Squared distances of the judged rows, up to a constant per row, each left out of its class.
+// Distances (5) of rows left out, see LeftOutRow.
 struct LeftOutDistances {
     LikelihoodPlan plan;
     Judged judged;
-    const int* chosen;  // [B, R] the labelled row of a calibration row
 
-    // The judge that is calibration row i.
-    __device__ int64_t judge(int64_t task, int64_t i) const {
-        return plan.p.every ? chosen[task * plan.p.R + i] : i;
+    // Which of the rows left out is calibration row i.
+    __device__ int64_t place(int64_t i) const {
+        return plan.p.every ? calibration_row(i, plan.p.S, plan.p.R) : i;
     }
 
-    // The product of two means.
-    __device__ float of_means(int64_t task, int64_t a, int64_t b) const {
+    __device__ float shots(int64_t task, int64_t k) const {
+        return floats(plan.p.shots)[task * plan.p.K + k];
+    }
+
+    __device__ LeftOutRow<float> left_out(int64_t task, int own) const {
+        return {fmaxf(shots(task, own), 1.0f), floats(plan.p.prior_rows)[task],
+                floats(plan.p.variance)[task]};
+    }
+
+    __device__ bool judged_in(int64_t task, int own) const { return shots(task, own) > 1; }
+
+    __device__ bool is_judged(int64_t task, int64_t i) const {
+        return judged_in(task, judged.own(task, place(i)));
+    }
+
+    // The product of two prototypes.
+    __device__ float of_prototypes(int64_t task, int64_t a, int64_t b) const {
         return plan.means[(task * plan.p.K + max(a, b)) * plan.p.K + min(a, b)];
     }
 
-    // Sums over the rows, by every block alike.
+    // The length of distances in the full metric, and the terms of classes; by every block alike.
     __device__ void start(int64_t task) const {
         __shared__ double scratch[kMostCalibrateThreads / 32];
-        double base = 0, other = 0, variance = 0;
-        const int64_t count = plan.labelled.count[task];
-        const float* const own = plan.own + task * 2 * plan.J;
-        const float* const shots = floats(plan.p.shots, task * plan.p.K);
-        for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-            const int64_t j = judge(task, i);
-            const float n = shots[judged.own(task, j)];
-            base += double(own[j]);
-            variance += double(variance_by(own[j] / left_out_rate(n), n));
-            if (plan.p.full) other += double(own[plan.J + j]);
-        }
-        const double rows = fmax(double(count), 1.0);
-        const float each = float(block_sum(variance, scratch) / rows);
-        if (threadIdx.x == 0) floats(plan.p.variance)[task] = each;
+        const float variance = floats(plan.p.variance)[task];
+        const float prior_rows = floats(plan.p.prior_rows)[task];
         for (int64_t k = threadIdx.x; k < plan.p.K; k += blockDim.x) {
-            plan.excess[task * plan.p.K + k] =
-                excess_distance(each, shots[k], float(plan.p.S) / float(plan.p.K), plan.p.K);
+            const float mass = shots(task, k) + prior_rows;
+            plan.terms[task * plan.p.K + k] = determinant(variance, mass, mass);
         }
         __syncthreads();
         if (!plan.p.full) return;
-        base = block_sum(base, scratch) / rows + kNoScatter;
-        other = block_sum(other, scratch) / rows + kNoScatter;
-        if (threadIdx.x == 0) plan.shrink[task] = float(base / other);
+        double plain = 0, full = 0;
+        const float* const offsets = plan.offsets + task * 2 * plan.J;
+        for (int64_t i = threadIdx.x; i < plan.p.R; i += blockDim.x) {
+            const int64_t j = place(i);
+            plain += double(offsets[j]);
+            full += double(offsets[plan.J + j]);
+        }
+        const double none = kNoScatter * double(plan.p.R);
+        plain = block_sum(plain, scratch) + none;
+        full = block_sum(full, scratch) + none;
+        if (threadIdx.x == 0) plan.shrink[task] = float(plain / full);
         __syncthreads();
     }
 
@@ -317,59 +326,74 @@ struct LeftOutDistances {
     __device__ void find_distances(int64_t task, int64_t j) const {
         const int lane = threadIdx.x % 32, own = judged.own(task, j);
         const bool full = plan.p.full, by_rows = plan.by_rows;
-        const int64_t K = plan.p.K, J = plan.J, at = (task * J + j) * K,
-                      s = max(judged.row(task, j), 0);
+        const int64_t K = plan.p.K, J = plan.J, at = (task * J + j) * K, s = judged.row(j);
         const float* const squares = floats(plan.p.squares, task * K);
-        const float shots = floats(plan.p.shots)[task * K + own];
+        const float prior_rows = floats(plan.p.prior_rows)[task];
+        const LeftOutRow<float> row = left_out(task, own);
         const float* const of_row = plan.cross + (by_rows ? (task * plan.p.S + s) * K : at);
-        const auto cross = [&](int64_t k) {
-            return by_rows ? of_means(task, own, k) + of_row[k] : of_row[k];
+        const auto cross = [&](int64_t k) {  // x.m, by rows from v.m
+            return by_rows ? row.stretch * of_prototypes(task, own, k) + of_row[k] : of_row[k];
         };
-        const float cross_own = cross(own);
-        const float off = by_rows
-                              ? plan.of_rows[task * plan.p.S + s]
-                              : fmaxf(plan.of_rows[task * J + j] - 2 * cross_own + squares[own], 0);
+        const float offset_own = by_rows ? of_row[own] : 0.0f, cross_own = cross(own);
+        const float given = plan.of_rows[by_rows ? task * plan.p.S + s : task * J + j];
+        const float twice = row.stretch * row.stretch * squares[own];
+        const float self = by_rows ? given + 2 * row.stretch * offset_own + twice : given;  // x.x
+        const float off =
+            by_rows ? given : fmaxf(given - 2 * row.stretch * cross_own + twice, 0);  // v.v
+
         const float scatter = full ? plan.factor.scatter[task] : 1.0f;
         const float unit = by_rows ? -1.0f / scatter : 1.0f;
-        const float* const along = plan.solved + (task * (J + plan.class_rows()) + j) * K;
+        const float* const along = plan.solved + (task * (J + plan.class_rows()) + j) * K;  // v A m
         const float* const solved = along + (J - j + (K <= J ? own : j)) * K;  // of the own class
+        const auto of_class = [&](int64_t k) {  // m A m
+            return unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
+        };
         const float along_own = full ? along[own] : 0.0f;
         const float length = full ? squared_length(plan.judges, task * J + j) : 0.0f;
-        const float square = by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;
-        const LeftOutRow<float> row(shots, square, along_own, scatter);
-        __syncwarp();  // the base distances may replace the products
+        const float square = by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;  // v A v
+        const float gain = full ? row.gain(square, scatter) : 0.0f;
+        const float along_row = square + row.stretch * along_own;  // v A x
+        float self_full = 0;                                       // x A x
+        if (full) {
+            self_full = square + row.stretch * (2 * along_own + row.stretch * of_class(own));
+        }
+        __syncwarp();  // the distances may replace the products
 #pragma unroll 2
         for (int64_t k = lane; k < K; k += 32) {
-            const float plain = squares[k] - 2.0f * cross(k);
-            if (full) {
-                const float of_class =
-                    unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
-                const float between =  // the means of the own class and of another
-                    unit * solved[k] + (by_rows ? of_means(task, own, k) : 0.0f);
-                const float to_own = row.own - (square + 2.0f * along_own + of_class);
-                plan.full[at + k] =
-                    k == own ? to_own : row.distance(of_class, between + along[k], along[k]);
-            }
-            plan.base[at + k] = k == own ? plain + (left_out_rate(shots) - 1.0f) * off : plain;
+            const float factor = k == own ? row.to_own : closeness(shots(task, k) + prior_rows);
+            plan.base[at + k] = factor * fmaxf(self - 2.0f * cross(k) + squares[k], 0.0f);
+            if (!full) continue;
+            const float between =  // the prototypes of the own class and of another
+                unit * solved[k] + (by_rows ? of_prototypes(task, own, k) : 0.0f);
+            const float cross_full = along[k] + row.stretch * between, away = along_row - along[k];
+            const float plain = fmaxf(self_full - 2.0f * cross_full + of_class(k), 0.0f);
+            plan.full[at + k] = factor * (plain + gain * away * away);
         }
         if (lane != 0) return;
-        plan.own[task * 2 * J + j] = left_out_rate(shots) * off;
-        if (full) plan.own[(task * 2 + 1) * J + j] = row.own;
+        plan.offsets[task * 2 * J + j] = row.squared_offset(off, 0.0f);
+        if (full) plan.offsets[(task * 2 + 1) * J + j] = row.squared_offset(square, gain);
     }
 
     __device__ float mixed(int64_t task, int64_t j, int64_t k, float share) const {
         const int64_t at = (task * plan.J + j) * plan.p.K + k;
+        const int own = judged.own(task, j);
+        const float term = k == own ? left_out(task, own).own_determinant
+                                    : plan.terms[task * plan.p.K + k];
         const float base = plan.base[at];
-        if (!plan.p.full) return base;
-        return base + share * (plan.full[at] * plan.shrink[task] - base);
+        if (!plan.p.full) return base + term;
+        return base + share * (plan.full[at] * plan.shrink[task] - base) + term;
     }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float share) const {
-        return mixed(task, judge(task, i), k, share) - plan.excess[task * plan.p.K + k];
+        const int64_t j = place(i);
+        // A class that is left with no row does not compete for the one that is left out.
+        const int own = judged.own(task, j);
+        if (k == own && plan.p.K > 1 && !judged_in(task, own)) return kFarBehind;
+        return mixed(task, j, k, share);
     }
 
     // What depends on the mixture.
-    __device__ void finish(int64_t task, float sharpness, float share) const {
+    __device__ void finish(int64_t task, float, float share) const {
         __shared__ double scratch[kMostCalibrateThreads / 32];
         const int64_t K = plan.p.K;
         float plain = 1.0f, projected = 0.0f;
@@ -382,13 +406,11 @@ struct LeftOutDistances {
         double mean = 0;
         for (int64_t k = threadIdx.x; k < K; k += blockDim.x) mean += double(drawn[k]);
         mean = block_sum(mean, scratch) / double(K);
-        const float rows = float(plan.labelled.count[task]) / float(K);
+        const float rows = float(plan.p.R) / float(K);
         for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
             float& square = floats(plan.p.squares)[task * K + k];
             if (plan.p.full) square = plain * square + projected * plan.lengths[task * K + k];
-            floats(plan.p.bias)[task * K + k] =
-                hub_bias(drawn[k], float(mean), rows) -
-                0.5f * sharpness * (square - plan.excess[task * K + k]);
+            floats(plan.p.bias)[task * K + k] = hub_bias(drawn[k], float(mean), rows);
         }
         for (int64_t at = threadIdx.x; plan.p.every && at < plan.p.S * K; at += blockDim.x) {
             floats(plan.p.left_out)[task * plan.p.S * K + at] = mixed(task, at / K, at % K, share);
@@ -407,7 +429,7 @@ __global__ void __launch_bounds__(kThreads) lengths_kernel(LeftOutDistances d) {
     if (threadIdx.x % 32 == 0) d.plan.lengths[row] = length;
 }
 
-// One warp per judged row.
+// One warp per row that is left out.
 __global__ void __launch_bounds__(kThreads) distances_kernel(LeftOutDistances d) {
     const unsigned blocks = unsigned(ceil_div(d.plan.J, kWarps));
     const int64_t j = blockIdx.x % blocks * kWarps + threadIdx.x / 32;
@@ -416,9 +438,14 @@ __global__ void __launch_bounds__(kThreads) distances_kernel(LeftOutDistances d)
 
 struct GivenDistances {
     const float* distances;  // [B, R, K]
+    const bool* flags;       // [B, R] or null
     int64_t R, K;
 
     __device__ void start(int64_t) const {}
+
+    __device__ bool is_judged(int64_t task, int64_t i) const {
+        return flags == nullptr || flags[task * R + i];
+    }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float) const {
         return distances[(task * R + i) * K + k];
@@ -426,6 +453,14 @@ struct GivenDistances {
 
     __device__ void finish(int64_t, float, float) const {}
 };
+
+// Class means become prototypes, which no kernel needs before.
+__global__ void __launch_bounds__(kThreads) shrink_kernel(LabelledParams p) {
+    const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x, task = at / (p.K * p.D);
+    if (task >= p.B) return;
+    const float shots = floats(p.shots)[at / p.D];
+    floats(p.means)[at] *= shots / (shots + floats(p.prior_rows)[task]);
+}
 
 }  // namespace
 
@@ -438,9 +473,7 @@ void run_cuda(const LikelihoodParams& p, cudaStream_t stream) {
             "support must have fewer than 2^30 rows and features");
     const LabelledPlan labelled{plan.labelled};
     launch_labelled(labelled, stream);
-    const int* const chosen = p.every ? nullptr : labelled.chosen;
-    const Judged judged{chosen, p.labels, p.S, p.K, plan.J};
-    plan.factor.judges.units = chosen;
+    const Judged judged{p.labels, p.S, p.K, plan.J};
     const bool aligned = labelled.aligned && rows_aligned(p.dtype, p.D, {p.scale});
     const ScaledRows scaled{plan.labelled, aligned};
     launch("scaled_kernel", scaled_kernel, p.B * scaled_blocks(p.K + plan.N), kThreads, 0, stream,
@@ -465,7 +498,7 @@ void run_cuda(const LikelihoodParams& p, cudaStream_t stream) {
                             plan.factor.classes.to};
         launch_factor(plan.factor, SolvedProducts{{z, plan.solved}, plan.J, judged}, stream);
     }
-    const LeftOutDistances source{plan, judged, labelled.chosen};
+    const LeftOutDistances source{plan, judged};
     if (p.full) {
         launch("lengths_kernel", lengths_kernel, ceil_div(p.B * p.K, kWarps), kThreads, 0, stream,
                source);
@@ -475,6 +508,8 @@ void run_cuda(const LikelihoodParams& p, cudaStream_t stream) {
                stream, source);
     }
     launch_calibrate(plan.calibrate, source, p.full ? kMixtureSteps : 0, stream);
+    launch("shrink_kernel", shrink_kernel, ceil_div(p.B * p.K * p.D, int64_t(kThreads)), kThreads, 0,
+           stream, plan.labelled);
 }
 
 int64_t workspace_cuda(const CalibrateParams& p) { return CalibratePlan{p}.arena.used(); }
@@ -482,7 +517,7 @@ int64_t workspace_cuda(const CalibrateParams& p) { return CalibratePlan{p}.arena
 void run_cuda(const CalibrateParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "distances on CUDA must be float32 for the native code");
     require_workspace(p.workspace_bytes, workspace_cuda(p));
-    const GivenDistances source{floats(p.distances), p.R, p.K};
+    const GivenDistances source{floats(p.distances), p.judged, p.R, p.K};
     launch_calibrate(p, source, 0, stream);
 }
 
