@@ -117,25 +117,23 @@ def weigh_labels(
     rows = LabelledRows.of(trusting, support, labels, given)
     doubted = rows.has_others if trusted is None else rows.has_others & ~trusted
 
-    own = probability_of_label(distances, SHARPER * trusting.sharpness, labels)
-    rate = rate_of(own, doubted, num_classes, label_noise)
-    noisy = rate > 0
+    weighing = Weighing(doubted, labels, num_classes, label_noise)
+    found = weighing.chances(distances, SHARPER * trusting.sharpness)
+    noisy = found.rate > 0
     waits = not support.is_cuda  # for what it finds, before further work that may be in vain
     if waits and not bool(noisy.any()):
-        logits = left_out_logits(trusting, distances)
-        return WeighedLabels(trusting, rate, torch.ones_like(own), logits)
+        every = torch.ones_like(found.weights)
+        return WeighedLabels(trusting, found.rate, every, left_out_logits(trusting, distances))
 
-    for number in range(ROUNDS):
-        if number > 0:
-            rate = rate_of(own, doubted, num_classes, label_noise)
-        right = probability_right(own, column_of(rate), num_classes).clamp(min=LEAST_WEIGHT)
-        weights = torch.where(doubted, right, 1)
+    for _ in range(ROUNDS):
+        weights = found.weights
         weighted = WeightedRows.of(rows, weights)
-        calibration = calibrate(weighted, labels)
-        own = probability_of_label(calibration.distances, calibration.sharpness, labels)
+        mixture = likeliest_mixture(weighted, labels)
+        found = weighing.chances(mixture.distances, mixture.sharpness)
+    rate = found.rate
 
-    likelihood = weighted.likelihood(rows, calibration)
-    logits = left_out_logits(likelihood, calibration.distances)
+    likelihood = weighted.likelihood(rows, mixture)
+    logits = left_out_logits(likelihood, mixture.distances)
     if waits and len(noisy) == 1:
         return WeighedLabels(likelihood, rate, weights, logits)
 
@@ -161,6 +159,31 @@ def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
 
 
 # --- which labels are right -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chances:
+    """How likely labels are to be right."""
+
+    rate: Tensor  # [B] e
+    weights: Tensor  # [B, S] r, 1 for rows that are not doubted
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Which labels may be wrong."""
+
+    doubted: Tensor  # [B, S]
+    labels: Tensor  # [B, S]
+    num_classes: int
+    label_noise: float | str
+
+    def chances(self, distances: Tensor, sharpness: Tensor) -> Chances:
+        """From distances [B, S, K] of rows left out."""
+        own = probability_of_label(distances, sharpness, self.labels)
+        rate = rate_of(own, self.doubted, self.num_classes, self.label_noise)
+        right = probability_right(own, column_of(rate), self.num_classes)
+        return Chances(rate, torch.where(self.doubted, right.clamp(min=LEAST_WEIGHT), 1))
 
 
 def probability_of_label(distances: Tensor, sharpness: Tensor, labels: Tensor) -> Tensor:
@@ -281,7 +304,7 @@ class WeightedRows:
     full: FullMetric | None
     left_out: tuple[Tensor, ...]  # [B, S, K] squared distances in one metric or both
     mass: Tensor  # [B, S, K] of the prototypes that they lead to
-    judged: Tensor  # [B, S] r, and 0 for rows without others in their class
+    has_others: Tensor  # [B, S] whether the class has other rows
 
     @classmethod
     def of(cls, rows: LabelledRows, weights: Tensor) -> "WeightedRows":
@@ -348,12 +371,22 @@ class WeightedRows:
             length = (full_length / plain_length.clamp(min=TINY)).clamp(min=1e-9)
             left_out = plain, seen / column(length)
         return cls(
-            weights, means, shots, prior_rows, variance, ridge, length, full, left_out, mass, judged
+            weights=weights,
+            means=means,
+            shots=shots,
+            prior_rows=prior_rows,
+            variance=variance,
+            ridge=ridge,
+            length=length,
+            full=full,
+            left_out=left_out,
+            mass=mass,
+            has_others=rows.has_others,
         )
 
-    def likelihood(self, rows: LabelledRows, calibration: "Calibration") -> Likelihood:
+    def likelihood(self, rows: LabelledRows, mixture: "Mixture") -> Likelihood:
         """The likelihood for new rows."""
-        trusting, share = rows.trusting, calibration.share
+        trusting, share = rows.trusting, mixture.share
         known = (self.shots / (self.shots + self.prior_rows.unsqueeze(-1))).unsqueeze(-1)
         prototypes = self.means * known  # scaled
         scaled = prototypes
@@ -375,11 +408,11 @@ class WeightedRows:
             trusting,
             prototypes=prototypes / trusting.scale.sqrt().unsqueeze(1),
             scaled=as_split(scaled),
-            bias=calibration.bias,
+            bias=bias_of(self, mixture, rows.labels),
             shots=self.shots,
             prior_rows=self.prior_rows,
             variance=self.variance,
-            sharpness=calibration.sharpness,
+            sharpness=mixture.sharpness,
             **changed,
         )
 
@@ -434,60 +467,61 @@ def with_inverted_blocks(factor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """(7) and (8) for rows that count by their weights."""
+class Mixture:
+    """The mixture of the metrics in which labels are likely."""
 
     sharpness: Tensor  # [B] f
     share: Tensor  # [B] t of the full metric
-    bias: Tensor  # [B, K] of hubs
     distances: Tensor  # [B, S, K] (5) of the rows left out
 
 
-def calibrate(rows: WeightedRows, labels: Tensor) -> Calibration:
-    """Find f and t that make the labels of rows left out likely, and hubs."""
+def likeliest_mixture(rows: WeightedRows, labels: Tensor) -> Mixture:
+    """(7) t grows while the objective stays within one standard error of its lowest so far."""
     spread = 1 + 1 / rows.mass
     determinant = column(rows.variance) * DETERMINANT * spread.log()
-    own_at = labels.unsqueeze(-1)
+    judged = rows.weights * rows.has_others
 
-    # (7) t grows while the objective stays within one standard error of its lowest so far.
-    chosen: list[Tensor] = []
-    lowest = grows = torch.empty(0)
-    for t in MIXTURES[: 1 if len(rows.left_out) == 1 else None]:
+    def fit(t: float, start: Tensor | None) -> tuple[Mixture, Tensor]:
         squares = rows.left_out[0] if t == 0 else torch.lerp(*rows.left_out, t)
         distances = squares / spread + determinant
-        f, objective = likeliest_sharpness(distances, labels, rows.judged)
-        share = torch.full_like(f, t)
-        if not chosen:
-            chosen, lowest, grows = [f, share, distances], objective, torch.ones_like(f).bool()
-            continue
-        grows = grows & (objective < lowest + STANDARD_ERROR)
-        lowest = torch.where(grows, torch.minimum(lowest, objective), lowest)
-        chosen = [
-            torch.where(grows.view(-1, *[1] * (new.dim() - 1)), new, old)
-            for new, old in zip((f, share, distances), chosen, strict=True)
-        ]
-        if not f.is_cuda and not bool(grows.any()):
-            break
-    f, share, distances = chosen
+        f, objective = likeliest_sharpness(distances, labels, judged, start)
+        return Mixture(f, torch.full_like(f, t), distances), objective
 
-    # (8) A class that is left with no row does not compete for the row that is left out.
-    alone = (rows.judged == 0).unsqueeze(-1)
-    own = distances.gather(-1, own_at).masked_fill(alone, math.inf)
-    p = (distances.scatter(-1, own_at, own) * column(f / -2)).softmax(-1)
-    attracted = p.scatter(-1, own_at, 0).sum(1)
+    best, lowest = fit(0.0, None)
+    grows = torch.ones_like(lowest).bool()
+    for t in MIXTURES[1:] if len(rows.left_out) > 1 else ():
+        more, objective = fit(t, best.sharpness)
+        grows = grows & (objective < lowest + STANDARD_ERROR)
+        if not objective.is_cuda and not bool(grows.any()):
+            break
+        lowest = torch.where(grows, torch.minimum(lowest, objective), lowest)
+        best = Mixture(
+            torch.where(grows, more.sharpness, best.sharpness),
+            torch.where(grows, more.share, best.share),
+            torch.where(column(grows), more.distances, best.distances),
+        )
+    return best
+
+
+def bias_of(rows: WeightedRows, mixture: Mixture, labels: Tensor) -> Tensor:
+    """(8) The bias of hubs, [B, K]; all rows count alike."""
+    # A class that is left with no row does not compete for the row that is left out.
+    distances, at = mixture.distances, labels.unsqueeze(-1)
+    own = distances.gather(-1, at).masked_fill(~rows.has_others.unsqueeze(-1), math.inf)
+    p = (distances.scatter(-1, at, own) * column(mixture.sharpness / -2)).softmax(-1)
+    attracted = p.scatter(-1, at, 0).sum(1)
     S, K = p.shape[1:]
-    bias = -torch.log1p((attracted - attracted.mean(-1, keepdim=True)) / (S / K + 1))
-    return Calibration(f, share, bias, distances)
+    return -torch.log1p((attracted - attracted.mean(-1, keepdim=True)) / (S / K + 1))
 
 
 def likeliest_sharpness(
-    distances: Tensor, labels: Tensor, weights: Tensor
+    distances: Tensor, labels: Tensor, weights: Tensor, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(7) f, and minus the logarithm of its posterior, [B]: Newton steps in ln f in a bracket."""
     d, precision = distances, SPREAD**-2
     own = d.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     middle = math.log(SHARPNESS)
-    at = d.new_full(d.shape[:1], middle)
+    at = d.new_full(d.shape[:1], middle) if start is None else start.log()
     low, high = torch.full_like(at, LOG_LEAST), torch.full_like(at, LOG_MOST)
     arrived = 8 * torch.finfo(at.dtype).eps
     for _ in range(NEWTON_STEPS):

@@ -7,21 +7,29 @@ of wrong labels. A class of weights r counts as n = (sum r)^2 / sum r^2 rows.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-SHARPNESS, SPREAD = 40.0, math.log(2.0)  # the median of f a priori, and the deviation of ln f
-VARIANCE_INSIDE, PRIOR_DEGREES = 0.65, 10.0
-DETERMINANT = 0.5  # part of the log-determinant of labelled rows
-MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the full metric
-STANDARD_ERROR = 0.5  # of a log-likelihood, where it is one standard error below its maximum
+from .adaptive import (
+    BISECTIONS,
+    PRIOR_DEGREES,
+    TINY,
+    VARIANCE_INSIDE,
+    Known,
+    Labelled,
+    LeftOut,
+    Model,
+    bias_of,
+    calibrate,
+    in_mixtures,
+    squared,
+)
+
 ROUNDS = 4
 SHARPER = 2.0  # wrong labels make the sharpness too small before rows are weighed
 LEAST_WEIGHT = 1e-3  # of a row
-TINY = 1e-30
 
 
 # --- which labels are right -----------------------------------------------------------------------
@@ -43,7 +51,7 @@ def likeliest_rate(own: Tensor, K: int) -> float:
     low, high = 0.0, 1 - 1 / K
     if slope(0.0) <= 0:
         return 0.0
-    for _ in range(60):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         if slope(middle) > 0:
             low = middle
@@ -114,36 +122,19 @@ class Weighted:
         )
 
 
-@dataclass(frozen=True)
-class Model:
+def model_of(labelled: Weighted) -> Model:
     """(4)"""
+    square = max(float(labelled.rows.square().sum(-1).mean()), TINY)
+    judged = labelled.has_others
+    seen = labelled.offsets[judged].square().sum(-1) / labelled.apart[judged]
+    r = labelled.weights[judged]
+    inside = float((r * seen).sum() / r.sum()) if judged.any() else 0.0
 
-    variance: float  # V
-    prior_rows: float  # n0
-
-    @classmethod
-    def of(cls, labelled: Weighted) -> Model:
-        square = max(float(labelled.rows.square().sum(-1).mean()), TINY)
-        judged = labelled.has_others
-        seen = labelled.offsets[judged].square().sum(-1) / labelled.apart[judged]
-        r = labelled.weights[judged]
-        inside = float((r * seen).sum() / r.sum()) if judged.any() else 0.0
-
-        degrees = labelled.degrees
-        variance = degrees * inside + PRIOR_DEGREES * VARIANCE_INSIDE * square
-        variance = variance / (degrees + PRIOR_DEGREES)
-        share = min(max(variance / square, 0.02), 0.98)
-        return cls(variance, share / (1 - share))
-
-    def prototypes(self, labelled: Weighted) -> tuple[Tensor, Tensor]:
-        """Rows [K, D], and of how many rows each is the mean, [K]."""
-        mass = labelled.shots + self.prior_rows
-        return labelled.means * (labelled.shots / mass).unsqueeze(1), mass
-
-    def distances(self, squares: Tensor, mass: Tensor) -> Tensor:
-        """(5) before a batch is absorbed."""
-        spread = 1 + 1 / mass
-        return squares / spread + self.variance * DETERMINANT * spread.log()
+    degrees = labelled.degrees
+    variance = degrees * inside + PRIOR_DEGREES * VARIANCE_INSIDE * square
+    variance = variance / (degrees + PRIOR_DEGREES)
+    share = min(max(variance / square, 0.02), 0.98)
+    return Model(variance, share / (1 - share))
 
 
 def full_metric(labelled: Weighted) -> tuple[Tensor, float]:
@@ -154,22 +145,15 @@ def full_metric(labelled: Weighted) -> tuple[Tensor, float]:
     return torch.linalg.inv(offsets.mT @ offsets / ridge + identity), ridge
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """(6) Rows as if they were new ones, in each of the mixtures."""
-
-    distances: Tensor  # [T, S, K]
-    length: float  # how long distances are in the full metric
-
-
 def leave_rows_out(labelled: Weighted, model: Model) -> LeftOut:
+    """(6) Every row without itself in its prototype and in A, by the definition."""
     A, ridge = full_metric(labelled)
-    identity = torch.eye(len(A), dtype=A.dtype)
-    of_rows = []
+    S = len(labelled.rows)
+    plain, full, mass = (labelled.rows.new_zeros(S, labelled.num_classes) for _ in range(3))
     length_of_plain = length_of_full = 0.0
     for i, y in enumerate(labelled.labels.tolist()):
         rest = labelled.without(i)
-        prototypes, mass = model.prototypes(rest)
+        prototypes = model.prototypes(rest.means, rest.shots)
         A_without = A
         if labelled.has_others[i]:
             # Without the row the scatter inside its class loses  r / (1 - r / sum r) o o'.
@@ -182,134 +166,77 @@ def leave_rows_out(labelled: Weighted, model: Model) -> LeftOut:
             of_others = labelled.rows[i] - rest.means[y]
             length_of_plain += float(r * (of_others @ of_others))
             length_of_full += float(r * (of_others @ A_without @ of_others))
-        away = labelled.rows[i] - prototypes
-        squares = [((away @ metric) * away).sum(-1) for metric in (identity, A_without)]
-        of_rows.append((*squares, mass))
+        plain[i] = squared(labelled.rows[i : i + 1], prototypes.rows)
+        full[i] = squared(labelled.rows[i : i + 1], prototypes.rows, A_without)
+        mass[i] = prototypes.mass
 
-    plain, full, mass = (torch.stack(x) for x in zip(*of_rows, strict=True))
     length = max(length_of_full / max(length_of_plain, TINY), 1e-9)
-    mixed = [torch.lerp(plain, full / length, t) for t in MIXTURES]
-    return LeftOut(torch.stack([model.distances(squares, mass) for squares in mixed]), length)
-
-
-# --- calibration ----------------------------------------------------------------------------------
-
-
-def likeliest_sharpness(distances: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, float]:
-    """(7) f for rows that count by weights [N], and minus the logarithm of its posterior."""
-    own = distances.gather(1, labels.unsqueeze(1)).squeeze(1)
-    middle, precision = math.log(SHARPNESS), SPREAD**-2
-
-    def slope(log_f: float) -> float:
-        f = math.exp(log_f)
-        mean = ((-f / 2 * distances).softmax(-1) * distances).sum(-1)
-        return f / 2 * float(((own - mean) * weights).sum()) + (log_f - middle) * precision
-
-    low, high = math.log(0.1), math.log(1e4)
-    for _ in range(60):
-        at = (low + high) / 2
-        if slope(at) < 0:
-            low = at
-        else:
-            high = at
-    f = math.exp(at)
-    entropy = (-f / 2 * distances).logsumexp(-1) + f / 2 * own
-    return f, float((entropy * weights).sum()) + (at - middle) ** 2 * precision / 2
-
-
-@dataclass(frozen=True)
-class Calibration:
-    sharpness: float
-    mixture: int  # its number in MIXTURES
-    bias: Tensor  # [K] of hubs
-    distances: Tensor  # [S, K] of the rows left out
-
-
-def calibrate(labelled: Weighted, left: LeftOut, mixtures: int) -> Calibration:
-    """(7) and (8) with the first so many mixtures."""
-    labels, judged = labelled.labels, labelled.has_others
-    best, lowest, f = 0, math.inf, SHARPNESS
-    for i in range(mixtures):
-        at_rows = left.distances[i, judged], labels[judged], labelled.weights[judged]
-        f_of_mixture, objective = likeliest_sharpness(*at_rows)
-        if objective >= lowest + STANDARD_ERROR:
-            break
-        best, lowest, f = i, min(lowest, objective), f_of_mixture
-
-    distances = left.distances[best].clone()
-    member = torch.nn.functional.one_hot(labels, labelled.num_classes).bool()
-    distances[member & ~judged.unsqueeze(1)] = math.inf
-    attracted = (-f / 2 * distances).softmax(-1).masked_fill(member, 0).sum(0)
-    usual = len(labels) / labelled.num_classes
-    bias = -torch.log1p((attracted - attracted.mean()) / (usual + 1))
-    return Calibration(f, best, bias, left.distances[best])
+    return LeftOut(in_mixtures(model, plain, full / length, mass), labelled.has_others, length)
 
 
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Weighed:
-    """What labelled rows determine if some labels are wrong."""
-
-    rate: float  # e
-    weights: Tensor  # [S] r
-    prototypes: Tensor  # [K, D] in the coordinates
-    shots: Tensor  # [K] n
-    metric: Tensor  # [D, D] the mixture, for rows in the coordinates
-    variance: float  # V
-    prior_rows: float  # n0
-    sharpness: float  # f
-    bias: Tensor  # [K]
-    logits: Tensor  # [S, K] of the rows left out
-
-
 def weigh_labels(
-    rows: Tensor,
-    labels: Tensor,
-    feature_weights: Tensor,
-    distances: Tensor,
-    sharpness: float,
-    *,
+    known: Known,
+    labelled: Labelled,
     label_noise: float | str = "auto",
     metric: str = "auto",
     trusted: Tensor | None = None,
-) -> Weighed | None:
-    """Learn from rows [S, D] in the coordinates (1), with labels [S]; None if all labels are right.
+) -> Known:
+    """What labelled rows determine if some labels are wrong; `known` if all are right.
 
-    `feature_weights` [D] are those of (2), and stay; `distances` [S, K] and `sharpness` those of
-    rows left out if all labels are trusted. Labels of `trusted` rows [S] are right.
+    `known` is learned from the `labelled` rows as if all were right; the labels of `trusted` rows
+    [S] are. The coordinates (1) and the feature weights (2) stay.
     """
-    K = distances.shape[1]
-    root = feature_weights.sqrt()
-    labelled = Weighted(rows * root, labels, rows.new_ones(len(rows)), K)
+    return rounds(known, labelled, label_noise, metric, trusted)[0]
+
+
+def rounds(
+    known: Known,
+    labelled: Labelled,
+    label_noise: float | str,
+    metric: str,
+    trusted: Tensor | None = None,
+) -> tuple[Known, Tensor, float]:
+    """Also the weights r [S], and e."""
+    labels, K = labelled.labels, labelled.num_classes
+    root = known.feature_weights.sqrt()
     doubted = labelled.has_others if trusted is None else labelled.has_others & ~trusted
 
-    own = probabilities_of_labels(distances, SHARPER * sharpness, labels)
-    for number in range(ROUNDS):
+    def chances(distances: Tensor, f: float) -> tuple[Tensor, float]:
+        """r of each row, and e."""
+        own = probabilities_of_labels(distances, f, labels)
         e = likeliest_rate(own[doubted], K) if label_noise == "auto" else float(label_noise)
-        if number == 0 and e == 0:
-            return None
         right = chances_right(own, e, K).clamp(min=LEAST_WEIGHT)
-        weights = torch.where(doubted, right, 1)
-        labelled = Weighted(rows * root, labels, weights, K)
-        model = Model.of(labelled)
-        left = leave_rows_out(labelled, model)
-        found = calibrate(labelled, left, 1 if metric == "diagonal" else len(MIXTURES))
-        own = probabilities_of_labels(found.distances, found.sharpness, labels)
+        return torch.where(doubted, right, 1.0), e
 
-    A, _ = full_metric(labelled)
-    t = MIXTURES[found.mixture]
-    mixture = (1 - t) * torch.eye(len(root)).to(A) + t / left.length * A
-    return Weighed(
-        rate=e,
-        weights=weights,
-        prototypes=model.prototypes(labelled)[0] / root,
-        shots=labelled.shots,
+    distances = (known.bias - known.left_out) * (2 / known.sharpness)
+    weights, e = chances(distances, SHARPER * known.sharpness)
+    if e == 0:
+        return known, weights, e
+
+    for _ in range(ROUNDS):
+        used = weights
+        rows = Weighted(labelled.rows * root, labels, used, K)
+        model = model_of(rows)
+        left = leave_rows_out(rows, model)
+        found = calibrate(left, labels, metric, used)
+        f, distances = found.sharpness, left.distances[found.mixture]
+        weights, e = chances(distances, f)
+
+    A, _ = full_metric(rows)
+    mixture = (1 - found.share) * torch.eye(len(root)).to(A) + found.share / left.length * A
+    bias = bias_of(distances, left.judged, labels, f)
+    weighed = replace(
+        known,
+        means=rows.means / root,
+        counts=rows.shots,
+        share=found.share,
         metric=root.unsqueeze(1) * mixture * root,
-        variance=model.variance,
-        prior_rows=model.prior_rows,
-        sharpness=found.sharpness,
-        bias=found.bias,
-        logits=found.bias - found.sharpness / 2 * found.distances,
+        model=model,
+        sharpness=f,
+        bias=bias,
+        left_out=bias - f / 2 * distances,
     )
+    return weighed, used, e

@@ -15,13 +15,13 @@ from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out_r
 from paddle_ext.adaptive_rule.label_noise import (
     LabelledRows,
     WeightedRows,
-    calibrate,
+    likeliest_mixture,
     noisy_likelihood,
     weigh_labels,
 )
 from paddle_ext.adaptive_rule.learn import learned, likelihood_of
 from paddle_ext.reference import label_noise as specification
-from paddle_ext.reference import model
+from paddle_ext.reference.adaptive import Known, Labelled, centred, learn
 
 K = 8
 
@@ -54,31 +54,12 @@ def by_the_reference(
     support: Tensor,
     labels: Tensor,
     label_noise: float | str,
-    metric: str = "auto",
-    trusted: Tensor | None = None,
-) -> specification.Weighed | None:
-    """From what the labelled part of the specification finds if all labels are trusted."""
-    rows = model.unit_rows(support)
-    centre = model.Labelled(rows, labels, K).means.mean(0)
-    labelled = model.Labelled(model.centred(rows, centre), labels, K)
-    weights = model.feature_weights(labelled)
-    left = model.leave_rows_out(labelled, weights, model.model_of(labelled, weights))
-    every = specification.Weighted(
-        labelled.rows * weights.sqrt(), labels, torch.ones(len(rows)).double(), K
-    )
-    trusting = specification.calibrate(
-        every, left, 1 if metric == "diagonal" else len(specification.MIXTURES)
-    )
-    return specification.weigh_labels(
-        labelled.rows,
-        labels,
-        weights,
-        trusting.distances,
-        trusting.sharpness,
-        label_noise=label_noise,
-        metric=metric,
-        trusted=trusted,
-    )
+    metric: str,
+    trusted: Tensor,
+) -> tuple[Known, Tensor, float]:
+    known = learn(support, labels, K, metric=metric)
+    rows = Labelled(centred(support, known.centre), labels, K)
+    return specification.rounds(known, rows, label_noise, metric, trusted)
 
 
 @pytest.mark.parametrize("metric", ["auto", "diagonal"])
@@ -88,9 +69,9 @@ def test_rows_of_weight_one_lead_to_the_rule(D: int, shots: int, metric: str) ->
     known, distances = learned(support[None], labels[None], K, metric, left_out=True)
     rows = labelled_rows(support, labels, metric)
     weighted = WeightedRows.of(rows, torch.ones(1, len(labels), dtype=support.dtype))
-    calibration = calibrate(weighted, labels[None])
-    torch.testing.assert_close(calibration.distances, distances)
-    found = weighted.likelihood(rows, calibration)
+    mixture = likeliest_mixture(weighted, labels[None])
+    torch.testing.assert_close(mixture.distances, distances)
+    found = weighted.likelihood(rows, mixture)
     for name, wanted in known.tensors().items():
         torch.testing.assert_close(getattr(found, name), wanted, atol=1e-6, rtol=1e-6)
 
@@ -129,11 +110,10 @@ def test_same_as_the_reference(
     kept = (labels != 0) | (torch.arange(len(labels)) == int((labels == 0).nonzero()[0]))
     support, labels = support[kept], labels[kept]
     trusted = torch.arange(len(labels)) % 5 == 0
-    wanted = by_the_reference(support, labels, label_noise, metric, trusted)
+    wanted, weights, rate = by_the_reference(support, labels, label_noise, metric, trusted)
     here = support.to(place.device, place.dtype)[None], labels.to(place.device)[None]
     sure = trusted.to(place.device)[None]
     found = weigh_labels(*here, K, label_noise, metric, trusted=sure)
-    assert wanted is not None
     known, x = found.likelihood, torch.randn(4, D, dtype=torch.float64)
     close: Any = {"atol": 1e-6, "rtol": 1e-6}
     if place.dtype != torch.float64:
@@ -143,18 +123,18 @@ def test_same_as_the_reference(
         other = torch.as_tensor(other, dtype=torch.float64)
         torch.testing.assert_close(tensor.cpu().double().view_as(other), other, **close)
 
-    same(found.rate, wanted.rate)
-    same(found.weights, wanted.weights)
-    same(known.prototypes, wanted.prototypes)
-    same(known.shots, wanted.shots)
-    same(known.variance, wanted.variance)
-    same(known.prior_rows, wanted.prior_rows)
+    same(found.rate, rate)
+    same(found.weights, weights)
+    same(known.prototypes, wanted.prototypes.rows)
+    same(known.shots, wanted.counts)
+    same(known.variance, wanted.model.variance)
+    same(known.prior_rows, wanted.model.prior_rows)
     same(known.sharpness, wanted.sharpness)
     same(known.bias, wanted.bias)
-    same(found.logits, wanted.logits)
+    same(found.logits, wanted.left_out)
     same(known.in_metric(x.to(here[0])[None]), x @ wanted.metric)
-    squares = ((wanted.prototypes @ wanted.metric) * wanted.prototypes).sum(-1)
-    same(known.squares, squares)
+    rows = wanted.prototypes.rows
+    same(known.squares, ((rows @ wanted.metric) * rows).sum(-1))
 
 
 def test_a_batch_of_tasks_is_its_tasks() -> None:
