@@ -19,22 +19,27 @@ def signs_by_hand(
 ) -> Tensor:
     """Distance to the class, lack of a product with a class mean, doubt; [n, 3]."""
     K = int(labels.max()) + 1
-    shots = labels.bincount().double()
     known = likelihood_of(support[None], labels[None], K, "diagonal")
-    f, means, scale = known.sharpness[0], known.prototypes[0], known.scale[0]
-    z = unit(unit(rows) - known.centre[0])
-    distances = ((z.unsqueeze(1) - means).square() * scale).sum(2)
-    unit_means = torch.stack([unit(support)[labels == k].mean(0) for k in range(K)])
-    products = unit(rows) @ unit_means.mT
-    if own:  # the rows are those of the support
-        for i, k in enumerate(labels.tolist()):
-            others = unit(support)[(labels == k) & (torch.arange(len(labels)) != i)]
-            distances[i, k] *= (shots[k] + 1) / (shots[k] - 1)
-            products[i, k] = unit(support)[i] @ others.mean(0)
-    hubs = known.bias[0] + f / 2 * (means.square() * scale).sum(1)
-    logits = hubs - f / 2 * distances
+    f, V, n0, scale = known.sharpness[0], known.variance[0], known.prior_rows[0], known.scale[0]
+    x, z = (unit(unit(y) - known.centre[0]) for y in (support, rows))
+
+    def prototypes_of(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Prototypes of the chosen labelled rows, what they weigh, and means of unit-norm rows."""
+        members = torch.nn.functional.one_hot(labels, K).mT.double() * chosen
+        mass = members.sum(1) + n0
+        means = members @ unit(support) / members.sum(1, keepdim=True)
+        return members @ x / mass.unsqueeze(1), mass, means
+
+    squares, products, spread = (torch.zeros(len(rows), K).double() for _ in range(3))
+    for i in range(len(rows)):
+        others = (torch.arange(len(labels)) != i) | (not own)  # the rows may be the support
+        prototypes, mass, means = prototypes_of(others)
+        squares[i] = ((z[i] - prototypes).square() * scale).sum(1)
+        products[i] = means @ unit(rows)[i]
+        spread[i] = 1 + 1 / mass
+    logits = known.bias[0] - f / 2 * (squares / spread + V / 2 * spread.log())
     label = logits.argmax(1) if found is None else found
-    to_own = distances[torch.arange(len(rows)), label] / (1 + 1 / shots[label])
+    to_own = (squares / spread)[torch.arange(len(rows)), label]
     return torch.stack([to_own, 1 - products.amax(1), 1 - logits.softmax(1).amax(1)], 1)
 
 
@@ -286,3 +291,44 @@ def test_doubt_of_a_row_alone_in_its_class() -> None:
     assert (found.doubt[:3] > 0).all()
     with pytest.raises(ValueError, match="support_labels"):
         presence.label_doubt(support[1:CLASSES], labels[1:CLASSES])
+
+
+# --- what must not matter -------------------------------------------------------------------------
+
+
+def test_the_order_of_labelled_rows_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where only some of them are compared."""
+    monkeypatch.setattr(unknown, "MOST_ORDINARY", 30)
+    support, labels, query = task(strangers=5)
+    solution = paddle_ext.adaptive(support, labels, query)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    found = presence.novelty(solution, support, labels, query)
+    moved = presence.novelty(solution, support[order], labels[order], query)
+    torch.testing.assert_close(moved, found, atol=1e-9, rtol=0)
+    assert presence.hidden(support[order], labels[order]) == presence.hidden(support, labels)
+    doubt = presence.label_doubt(support, labels).doubt
+    moved = presence.label_doubt(support[order], labels[order]).doubt
+    torch.testing.assert_close(moved, doubt[order], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.01])
+def test_constant_columns_do_not_matter(constant: float) -> None:
+    support, labels, query = task(strangers=5)
+    labels = labels.clone()
+    labels[7] = 5  # is of class 7
+
+    def wider(x: Tensor) -> Tensor:
+        return torch.cat([x, torch.full((len(x), 1024), constant, dtype=x.dtype)], 1)
+
+    found = paddle_ext.adaptive(support, labels, query)
+    same = paddle_ext.adaptive(wider(support), labels, wider(query))
+    assert torch.equal(same.labels, found.labels)
+    near = {"atol": 0.05, "rtol": 0}
+    torch.testing.assert_close(same.probabilities, found.probabilities, **near)
+    strange = presence.novelty(found, support, labels, query)
+    strange_too = presence.novelty(found, wider(support), labels, wider(query))
+    torch.testing.assert_close(strange_too, strange, **near)
+    doubt, doubt_too = (
+        presence.label_doubt(rows, labels).doubt for rows in (support, wider(support))
+    )
+    torch.testing.assert_close(doubt_too, doubt, **near)

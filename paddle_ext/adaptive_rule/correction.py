@@ -52,11 +52,11 @@ def corrected_likelihood(
     if models_noise(label_noise, S, K):
         sure = None if trusted is None else trusted.unsqueeze(0)
         weighed = weigh_labels(rows, own, K, label_noise, given=given, trusted=sure)
-        likelihood, rate, right, logits = weighed
-        noisy = bool(rate > 0)
+        likelihood, noisy = weighed.likelihood, bool(weighed.rate > 0)
         if noisy:  # the likelihood has these weights already
-            total = right[0] if weights is None else right[0] * weights
-        rest = LeftOut.of(likelihood, rows, own, logits)
+            right = weighed.weights[0]
+            total = right if weights is None else right * weights
+        rest = LeftOut.of(likelihood, rows, own, weighed.logits)
     elif corrects:
         likelihood, rest = left_out_rows(support, labels, K)
     else:

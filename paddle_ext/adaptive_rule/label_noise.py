@@ -1,12 +1,15 @@
 """Weigh labelled rows by the probability that their label is right; docs/adaptive.md has the model.
 
-f and e are chosen together to make the labels most likely: without e, the share of wrong labels,
-these would make the sharpness f far too small. Letters as in `likelihood`.
+A row of weight r counts r times in the mean of its class, in the full metric and in the
+calibration. Its label is right with the probability r by Bayes' rule, from its class probabilities
+when it is left out, and the share e of wrong labels. These follow from each other in rounds.
+
+Letters as in `likelihood`; numbers in parentheses are equations of docs/adaptive.md.
 """
 
 import math
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,23 +17,36 @@ from torch import Tensor
 from .. import check
 from ..native.graphs import replayed
 from ..native.load import module as native
-from ..rows import evenly_spread, parts, products
-from .learn import PRIOR_SHARPNESS, SHARPNESS_SPREAD, calibration_count, learned, likelihood_of
+from ..rows import products
+from .learn import learned, likelihood_of
 from .likelihood import Likelihood, as_split, column
 
 AUTO = "auto"
 # Limit on labelled rows times classes, if each row is left out in turn; more would take too long.
 MOST_LEFT_OUT = 2**26
-# Sharpnesses to try, in octaves relative to the prior's: the step, the first and the last.
-OCTAVES, LOWEST, HIGHEST = 0.5, -2.0, 4.0
-RATES = 16  # shares of wrong labels to try, in addition to 0
-MANY = 0.25  # a larger share of wrong labels is estimated again, with rows weighed again
+ROUNDS = 4
+# Wrong labels make the sharpness too small in the first round, before rows are weighed.
+SHARPER = 2.0
 LEAST_WEIGHT = 1e-3  # of a row: less is lost in single precision
+LEAST_OTHERS = 1e-4  # share of a class that remains without a row; less only with given weights
 LEAST_REMAINDER = 1e-3  # smallest share of the covariance that remains without a row
-SMALLEST = 1e-30  # what is divided by, or a logarithm is taken of, is at least this
+TINY = 1e-30  # what is divided by, or a logarithm is taken of, is at least this
+
+# A priori, as in `learn`.
+SHARPNESS, SPREAD = 40.0, math.log(2.0)  # the median of f, and the deviation of ln f
+VARIANCE_INSIDE, PRIOR_DEGREES = 0.65, 10.0
+DETERMINANT = 0.5  # part of the log-determinant
+MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the full metric
+STANDARD_ERROR = 0.5  # of a log-likelihood
+
+# How finely f and e are computed.
+LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of f
+NEWTON_STEPS, LONGEST_STEP = 16, 1.5
+HALVINGS = 30
 
 
-class WeighedLabels(NamedTuple):
+@dataclass(frozen=True)
+class WeighedLabels:
     """What is learned from labelled rows if some labels may be wrong."""
 
     likelihood: Likelihood
@@ -59,7 +75,10 @@ def noisy_likelihood(
         return likelihood_of(support, labels, num_classes, metric)
     # Labels may be unchecked, and here they are indices: one out of range is the nearest class.
     labels = labels.clamp(0, num_classes - 1)
-    return replayed(weigh_labels, support, labels, num_classes, label_noise, metric).likelihood
+    weighed: WeighedLabels = replayed(
+        weigh_labels, support, labels, num_classes, label_noise, metric
+    )
+    return weighed.likelihood
 
 
 def models_noise(label_noise: float | str, S: int, K: int) -> bool:
@@ -90,288 +109,440 @@ def weigh_labels(
     """Estimate which labels are wrong, and learn the likelihood with rows weighed accordingly.
 
     There must be more rows [B, S, D] than classes. The share of wrong labels is > 0, or "auto";
-    `given` [B, S] are further weights of the rows. The labels of `trusted` rows [B, S] are right.
-    The host does not wait for a GPU, so calls can be `replayed`.
+    `given` [B, S] are further weights of the rows in the means of their classes. The labels of
+    `trusted` rows [B, S] are right. The host does not wait for a GPU, so calls can be `replayed`.
     """
-    likelihood, distances = learned(support, labels, num_classes, metric, left_out=True)
+    trusting, distances = learned(support, labels, num_classes, metric, left_out=True)
     assert distances is not None
-    has_peers = likelihood.shots.gather(1, labels) > 1
-    doubted = has_peers if trusted is None else has_peers & ~trusted
-    rows = CalibrationRows.of(likelihood, labels, has_peers, doubted, label_noise)
-    estimate = rows.estimate((distances - likelihood.excess().unsqueeze(-2)).unsqueeze(0))
-    noisy = doubtful = estimate.rate > 0
-    weights = torch.ones_like(estimate.own)
+    rows = LabelledRows.of(trusting, support, labels, given)
+    doubted = rows.has_others if trusted is None else rows.has_others & ~trusted
+
+    weighing = Weighing(doubted, labels, num_classes, label_noise)
+    found = weighing.chances(distances, SHARPER * trusting.sharpness)
+    noisy = found.rate > 0
     waits = not support.is_cuda  # for what it finds, before further work that may be in vain
     if waits and not bool(noisy.any()):
-        logits = left_out_logits(likelihood, distances)
-        return WeighedLabels(likelihood, estimate.rate, weights, logits)
-    x = likelihood.centred(support)
-    for _ in range(2):
-        right, _ = right_and_others(estimate.own, estimate.rate.unsqueeze(-1), num_classes)
-        changes = doubted & doubtful.unsqueeze(-1)
-        weights = torch.where(changes, right.clamp(min=LEAST_WEIGHT), weights)
-        total = weights if given is None else weights * given.to(weights.dtype)
-        weighted = WeightedRows.of(likelihood, x, labels, weights, total)
-        longer, excess = rows.longer(weighted.own * weights), weighted.likelihood.excess()
-        estimate = rows.estimate(weighted.distances(labels, longer) - excess.unsqueeze(-2))
-        doubtful = noisy & (estimate.rate > MANY)
-        if waits and not bool(doubtful.any()):
-            break
-    hubs, half = rows.hubs(estimate), estimate.half.unsqueeze(-1)
-    squares, shares = weighted.mixture(estimate.share, longer)
-    moved = replace(
-        weighted.likelihood,
-        squares=squares,
-        shares=shares,
-        bias=hubs - (squares - excess) * half,
-        sharpness=2 * estimate.half,
-    )
-    logits = torch.addcmul(hubs.unsqueeze(-2), estimate.distances, column(half), value=-1)
+        every = torch.ones_like(found.weights)
+        return WeighedLabels(trusting, found.rate, every, left_out_logits(trusting, distances))
+
+    for _ in range(ROUNDS):
+        weights = found.weights
+        weighted = WeightedRows.of(rows, weights)
+        mixture = likeliest_mixture(weighted, labels)
+        found = weighing.chances(mixture.distances, mixture.sharpness)
+    rate = found.rate
+
+    likelihood = weighted.likelihood(rows, mixture)
+    logits = left_out_logits(likelihood, mixture.distances)
     if waits and len(noisy) == 1:
-        return WeighedLabels(moved, estimate.rate, weights, logits)
+        return WeighedLabels(likelihood, rate, weights, logits)
+
     # Tasks without wrong labels stay as they are.
-    unweighted = left_out_logits(likelihood, distances)
+    def where_noisy(here: Tensor, elsewhere: Tensor) -> Tensor:
+        return torch.where(noisy.view(-1, *[1] * (elsewhere.dim() - 1)), here, elsewhere)
+
     tensors: Any = {
-        name: torch.where(noisy.view(-1, *[1] * (x.dim() - 1)), getattr(moved, name), x)
-        for name, x in likelihood.tensors().items()
+        name: where_noisy(getattr(likelihood, name), x) for name, x in trusting.tensors().items()
     }
     return WeighedLabels(
-        replace(likelihood, **tensors),
-        torch.where(noisy, estimate.rate, 0),
-        weights,
-        torch.where(column(noisy), logits, unweighted),
+        replace(trusting, **tensors),
+        where_noisy(rate, torch.zeros_like(rate)),
+        where_noisy(weights, torch.ones_like(weights)),
+        where_noisy(logits, left_out_logits(trusting, distances)),
     )
 
 
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
-    """Logits [B, S, K] from the squared distances [B, S, K] of rows left out of their classes."""
-    half = likelihood.sharpness / 2
-    hubs = torch.addcmul(likelihood.bias, likelihood.squares, half.unsqueeze(-1))
-    return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
+    """Logits [B, S, K] from the distances (5) [B, S, K] of rows left out of their classes."""
+    half = column(likelihood.sharpness / 2)
+    return torch.addcmul(likelihood.bias.unsqueeze(-2), distances, half, value=-1)
 
 
-class WeightedRows(NamedTuple):
-    """Labelled rows with weights, each left out of its class and of the full metric.
+# --- which labels are right -----------------------------------------------------------------------
 
-    v is the scaled offset of a row from the weighted mean of its class, r its weight, V all v times
-    the roots of r; A = (V^T V / L + 1)^-1 is the full metric, L the mean of r ||v||^2. Its form is
-    that of csrc/common/adaptive.h: with more features than rows the factor is that of
-    G = V V^T / L + 1, and V A w^T = G^-1 V w^T, V A V^T = L (1 - G^-1).
+
+@dataclass(frozen=True)
+class Chances:
+    """How likely labels are to be right."""
+
+    rate: Tensor  # [B] e
+    weights: Tensor  # [B, S] r, 1 for rows that are not doubted
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Which labels may be wrong."""
+
+    doubted: Tensor  # [B, S]
+    labels: Tensor  # [B, S]
+    num_classes: int
+    label_noise: float | str
+
+    def chances(self, distances: Tensor, sharpness: Tensor) -> Chances:
+        """From distances [B, S, K] of rows left out."""
+        own = probability_of_label(distances, sharpness, self.labels)
+        rate = rate_of(own, self.doubted, self.num_classes, self.label_noise)
+        right = probability_right(own, column_of(rate), self.num_classes)
+        return Chances(rate, torch.where(self.doubted, right.clamp(min=LEAST_WEIGHT), 1))
+
+
+def probability_of_label(distances: Tensor, sharpness: Tensor, labels: Tensor) -> Tensor:
+    """p_y of each row before its label is known, [B, S], from distances [B, S, K]."""
+    p = (distances * column(sharpness / -2)).softmax(-1)
+    return p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def probability_right(own: Tensor, rate: Tensor, K: int) -> Tensor:
+    """r = (1 - e) p_y / ( (1 - e) p_y + e (1 - p_y) / (K - 1) ), [B, S]; `own` is p_y, [B, S]."""
+    right, wrong = (1 - rate) * own, rate / (K - 1) * (1 - own)
+    return right / (right + wrong).clamp(min=TINY)
+
+
+def rate_of(own: Tensor, doubted: Tensor, K: int, label_noise: float | str) -> Tensor:
+    """e [B]: as given, or the one that makes the labels of `doubted` rows [B, S] most likely.
+
+    The logarithm of ``(1 - e) p_y + e (1 - p_y) / (K - 1)``, summed, is concave in e.
     """
+    if label_noise != AUTO:
+        return own.new_full((len(own),), float(label_noise))
+    change = (1 - own) / (K - 1) - own
+    low, high = own.new_zeros(len(own)), own.new_full((len(own),), 1 - 1 / K)
 
-    likelihood: Likelihood  # with the weighted class means, and the factor of the full metric
-    length: Tensor | None  # [B] L
-    # Products in n metrics, that of the feature scale and, if there is one, the full metric:
-    rows: Tensor  # [n, B, S] v.v
-    cross: Tensor  # [n, B, S, K] v.w
-    means: Tensor  # [n, B, K, K] w.w
-    # The metric without a row adds this times the square of v.(x - w) to its distances.
-    share: Tensor  # [n, B, S]
-    own: Tensor  # [n, B, S] the distance of a row to its class, scaled to that of a new row
+    def rises(rate: Tensor) -> Tensor:
+        likely = torch.addcmul(own, column_of(rate), change).clamp(min=TINY)
+        return (change / likely * doubted).sum(-1) > 0
 
-    @classmethod
-    def of(
-        cls, likelihood: Likelihood, x: Tensor, labels: Tensor, weights: Tensor, total: Tensor
-    ) -> "WeightedRows":
-        """For centred rows [B, S, D]; `total` [B, S] are the weights in class means."""
-        (B, S, D), K = x.shape, likelihood.shots.shape[-1]
-        w = x.new_zeros(B, K, S).scatter_(1, labels.unsqueeze(1), total.unsqueeze(1))
-        mass, squared = w.sum(-1), w.square().sum(-1)
-        means, root = (w @ x) / mass.unsqueeze(-1), likelihood.scale.sqrt().unsqueeze(1)
-        scaled, at = means * root, labels + torch.arange(0, B * K, K, device=x.device).unsqueeze(-1)
-        v = x * root - scaled.view(-1, D).index_select(0, at.flatten()).view_as(x)
-        n, both = mass.gather(1, labels), torch.addcmul(squared, mass, mass).gather(1, labels)
-        nearer = torch.rsub(n * total / both, 1, alpha=2).clamp_(min=LEAST_WEIGHT**2)
-        rows, nothing = v.square().sum(-1), torch.zeros_like(n)
-        changed: Any = {"prototypes": means, "shots": mass.square() / squared}
-        if likelihood.factor is None:
-            moved = replace(likelihood, scaled=as_split(scaled), **changed)
-            plain = rows, products(v, scaled), products(scaled, scaled), nothing, rows / nearer
-            return cls(moved, None, *(y.unsqueeze(0) for y in plain))
-        rest, half, M = 1 - total / n, weights.sqrt().unsqueeze(-1), min(S, D)
-        count = (weights * rest).sum(-1).clamp_(min=LEAST_WEIGHT, max=native.COVARIANCE_ROWS)
-        length = torch.add((rows * weights).sum(-1) / count, count, alpha=native.NO_SCATTER)
-        V, L, pad = v * half, length.unsqueeze(-1), -M % native.FACTOR_BLOCK
-        every = torch.cat([V, scaled], 1)
-        if S < D:
-            gram = products(every, every)
-            gram, cross, between = gram[:, :S, :S], gram[:, :S, S:], gram[:, S:, S:]
-        else:
-            gram = V.mT @ V
-            cross, between = torch.split(products(every, scaled), [S, K], 1)
-        gram = gram / L.unsqueeze(-1)
-        gram.diagonal(dim1=-2, dim2=-1).add_(1)
-        # With features that are not finite, and not checked, there is none; no error, no waiting.
-        factor = torch.nn.functional.pad(torch.linalg.cholesky_ex(gram).L, (0, pad, 0, pad))
-        factor.diagonal(dim1=-2, dim2=-1)[..., M:].fill_(1)
-        one = torch.eye(M + pad, dtype=x.dtype, device=x.device)
-        inverse = torch.linalg.solve_triangular(factor, one.expand_as(factor), upper=False)
-        Z = inverse[..., :M]
-        if S < D:
-            solved = cross.mT @ Z.mT
-            square, across = (1 - Z.square().sum(-2)) * L, Z.mT @ solved.mT
-            apart = between - products(solved, solved) / L.unsqueeze(-1)
-        else:
-            found, solved = torch.split(products(every, Z), [S, K], 1)
-            square, across = found.square().sum(-1), products(found, solved)
-            apart = products(solved, solved)
-        block = torch.arange(M + pad, device=x.device) // native.FACTOR_BLOCK
-        # The inverse of a block on the diagonal is that block of the inverse.
-        changed["factor"] = as_split(torch.where(block == block.unsqueeze(-1), inverse, factor))
-        changed["scaled"] = as_split(every if S < D else scaled)
-        moved = replace(likelihood, solved=as_split(solved), **changed)
-        # The inverse of the metric without a row is smaller by `cut` times v v^T.
-        square, cut = square / weights, weights / (rest.clamp_(min=LEAST_WEIGHT) * L)
-        kept = (1 - cut * square).clamp_(min=LEAST_REMAINDER)
-        rows, share = torch.stack([rows, square]), torch.stack([nothing, cut / kept])
-        cross, means = torch.stack([cross, across]) / half, torch.stack([between, apart])
-        own = rows / nearer
-        own[1] /= kept
-        return cls(moved, length, rows, cross, means, share, own)
-
-    def distances(self, labels: Tensor, longer: Tensor) -> Tensor:
-        """Squared distances, each row left out, times `longer` [n, B]; [n, B, S, K]."""
-        at, times = labels.unsqueeze(-1).expand(len(self.rows), -1, -1, -1), longer.unsqueeze(-1)
-        own, v = (self.own * times).unsqueeze(-1), self.rows.unsqueeze(-1)
-        along = v + self.cross.gather(-1, at) - self.cross  # v.(x - w)
-        square = self.means.diagonal(dim1=-2, dim2=-1)
-        apart = square.unsqueeze(-1) + square.unsqueeze(-2) - 2 * self.means
-        apart = (apart * times.unsqueeze(-1)).gather(-2, at.expand(-1, -1, -1, square.shape[-1]))
-        times = times.unsqueeze(-1)
-        more = torch.addcmul(2 * times, along, self.share.unsqueeze(-1) * times)
-        return apart.sub_(v * times).addcmul_(along, more).scatter_(-1, at, own)
-
-    def mixture(self, share: Tensor, longer: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Squares of the means in the mixture, and its shares [B, 3] as `Likelihood` has them."""
-        square = self.means.diagonal(dim1=-2, dim2=-1)
-        if self.length is None:
-            return square[0].contiguous(), None
-        t, rest = share * longer[1], 1 - share
-        S, D = self.cross.shape[2], self.likelihood.scale.shape[-1]
-        parts = [share, rest + t, -t / self.length] if S < D else [share, rest, t]
-        squares = rest.unsqueeze(-1) * square[0] + t.unsqueeze(-1) * square[1]
-        return squares, torch.stack(parts, -1)
+    certain = ~rises(low)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        rising = rises(middle)
+        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+    return low.masked_fill(certain, 0)
 
 
-class Estimate(NamedTuple):
-    """What `CalibrationRows` estimate from the distances of left-out rows."""
-
-    half: Tensor  # [B] of the sharpness
-    rate: Tensor  # [B] share of wrong labels
-    share: Tensor  # [B] of the full metric
-    distances: Tensor  # [B, S, K] squared
-    p: Tensor  # [B, S, K] class probabilities of each row
-    own: Tensor  # [B, S] the probability of its label
+def column_of(x: Tensor) -> Tensor:
+    """One number per task, shaped to multiply rows [B, S]."""
+    return x.unsqueeze(-1)
 
 
-class CalibrationRows(NamedTuple):
-    """The labelled rows that give the sharpness and the share of wrong labels."""
+# --- learning from weighted rows ------------------------------------------------------------------
 
-    labels: Tensor  # [B, S] of all rows
-    chosen: Tensor | slice  # [R] int64 their indices, or all
-    counts: Tensor  # [B, R] 0 for the only row of its class, which cannot be left out, else 1
-    doubted: Tensor  # [B, R] 1 if the label may be wrong, else 0
-    rates: Tensor  # [E] shares of wrong labels to try
-    # [E, 1, 1, B, R] the probability of a label if the row is not of its class, and how much larger
-    # it is if the row is; 1 and 0 for a row that does not count
-    wrong: Tensor
-    gain: Tensor
-    halves: Tensor  # [F, 1, 1, 1, 1] of sharpnesses to try, negative, for powers of two
-    prior: Tensor  # [F, 1, 1] minus their log-density
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Labelled rows in the coordinates (1), which stay as they are; so do feature weights (2)."""
+
+    trusting: Likelihood  # of rows that all count alike
+    x: Tensor  # [B, S, D] times the root of the feature weights
+    labels: Tensor  # [B, S]
+    given: Tensor | None  # [B, S]
+    has_others: Tensor  # [B, S] whether the class has other rows
 
     @classmethod
     def of(
-        cls,
-        likelihood: Likelihood,
-        labels: Tensor,
-        has_peers: Tensor,
-        doubted: Tensor,
-        label_noise: float | str,
-    ) -> "CalibrationRows":
-        S, K = labels.shape[-1], likelihood.shots.shape[-1]
-        R, kind = calibration_count(S, K, True), likelihood.shots
-        chosen = slice(None) if R == S else evenly_spread(R, S, labels.device)
-        like_shots: Any = {"dtype": kind.dtype, "device": kind.device}
-        octaves = torch.arange(LOWEST, HIGHEST + OCTAVES, OCTAVES, **like_shots)
-        if label_noise == AUTO:
-            rates = torch.arange(RATES + 1, **like_shots)
-            rates = rates.square() * ((1 - 1 / K) / RATES**2)
-        else:
-            rates = octaves.new_full((1,), float(label_noise))
-        counts, doubts = (x[:, chosen].to(kind.dtype) for x in (has_peers, doubted))
-        wrong = rates.view(-1, 1, 1, 1, 1) * (doubts / (K - 1))
-        gain, wrong = (1 - K * wrong) * counts, torch.where(counts > 0, wrong + SMALLEST, 1)
-        halves = (octaves.exp2() * (PRIOR_SHARPNESS / -2 / math.log(2))).view(-1, 1, 1, 1, 1)
-        prior = (octaves.square() * (math.log(2) / SHARPNESS_SPREAD) ** 2 / 2).view(-1, 1, 1)
-        return cls(labels, chosen, counts, doubts, rates, wrong, gain, halves, prior)
+        cls, trusting: Likelihood, support: Tensor, labels: Tensor, given: Tensor | None
+    ) -> "LabelledRows":
+        x = trusting.centred(support) * trusting.scale.sqrt().unsqueeze(1)
+        own_given = None if given is None else given.to(x.dtype)
+        counts = torch.zeros_like(trusting.shots)
+        counts.scatter_add_(1, labels, torch.ones_like(x[..., 0]))
+        return cls(trusting, x, labels, own_given, counts.gather(1, labels) > 1)
 
-    def longer(self, own: Tensor) -> Tensor:
-        """Factors [n, B] that make own-class distances [n, B, S] sum up as in the first metric."""
-        near = (own[..., self.chosen] * self.counts).sum(-1) + SMALLEST
-        return near[0] / near
 
-    def estimate(self, d: Tensor) -> Estimate:
-        """Estimate from squared distances [n, B, S, K] of left-out rows, up to a row constant.
+@dataclass(frozen=True)
+class Products:
+    """Products of rows x, class means w and offsets o = x - w_y in one metric."""
 
-        With those in the full metric, its share grows while the labels are likely enough.
-        """
-        n, B, _, K = d.shape
-        tried = torch.linspace(
-            0, 1, 1 + (n - 1) * native.MIXTURE_STEPS, dtype=d.dtype, device=d.device
+    rows: Tensor  # [B, S] x.x
+    to_means: Tensor  # [B, S, K] x.w
+    means: Tensor  # [B, K] w.w
+    offsets: Tensor  # [B, S] o.o
+    along_rows: Tensor  # [B, S] o.x
+    along_means: Tensor  # [B, S, K] o.w
+
+    @classmethod
+    def of(cls, x: Tensor, w: Tensor, o: Tensor) -> "Products":
+        return cls(
+            rows=x.square().sum(-1),
+            to_means=products(x, w),
+            means=w.square().sum(-1),
+            offsets=o.square().sum(-1),
+            along_rows=(o * x).sum(-1),
+            along_means=products(o, w),
         )
-        at = self.labels.unsqueeze(-1)
-        gaps, sums = (d - d.gather(-1, at.expand(n, -1, -1, -1)))[:, :, self.chosen], []
-        for some in parts(gaps.shape[2], len(self.halves) * len(tried) * B * K):
-            mixed = gaps[:, :, some]
-            if n > 1:
-                mixed = torch.lerp(mixed[0], mixed[1], tried.view(-1, 1, 1, 1))
-            sums.append((mixed * self.halves).exp2_().sum(-1))
-        # The term of the own class is 1; where the sum overflows, the label's probability is 0.
-        own = (torch.cat(sums, -1) if len(sums) > 1 else sums[0]).reciprocal_()
-        fits, which = torch.addcmul(self.wrong, own, self.gain).log_().sum(-1).max(0)
-        before, top, fits = parabola(fits - self.prior)
-        which, mixed, share = which[1:].gather(0, before)[0], d[0], torch.zeros_like(fits[0])
-        if n > 1:
-            likely_enough = fits[1:] > fits.cummax(0).values[:-1] - native.STANDARD_ERROR
-            chosen = likely_enough.cumprod(0).sum(0, keepdim=True)
-            top, which, share = top.gather(0, chosen), which.gather(0, chosen), tried[chosen[0]]
-            mixed = torch.lerp(d[0], d[1], column(share))
-        half = (top[0] * OCTAVES + (LOWEST + OCTAVES + math.log2(PRIOR_SHARPNESS / 2))).exp2()
-        p = (mixed * column(-half)).softmax(-1)
-        return Estimate(half, self.rates[which[0]], share, mixed, p, p.gather(-1, at).squeeze(-1))
 
-    def hubs(self, estimate: Estimate) -> Tensor:
-        """A bias [B, K] that is lower for classes that attract rows of other classes."""
-        p, own = estimate.p[:, self.chosen], estimate.own[:, self.chosen]
-        K, e = p.shape[-1], estimate.rate.unsqueeze(-1) * self.doubted
-        right, others = right_and_others(own, e, K)
-        at = self.labels[:, self.chosen].unsqueeze(-1)
-        belongs = (p * others.unsqueeze(-1)).scatter_(-1, at, right.unsqueeze(-1))
-        drawn = (self.counts.unsqueeze(1) @ (p * (1 - belongs))).squeeze(1)
-        rows = self.counts.sum(-1, keepdim=True)
-        return -torch.log1p((drawn - drawn.mean(-1, keepdim=True)) / (rows / K + 1))
+    def plus(self, other: "Products", factor: Tensor) -> "Products":
+        """The sum of these and of others times a factor [B]."""
+        found: Any = {
+            name: own + factor.view(-1, *[1] * (own.dim() - 1)) * getattr(other, name)
+            for name, own in vars(self).items()
+        }
+        return Products(**found)
 
 
-def parabola(fits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The index [1, ..] before the best of fits [n, ..], which has neighbours on both sides.
+@dataclass(frozen=True)
+class FullMetric:
+    """(3) A = ( sum_i r_i o_i o_i' / L + 1 )^-1 by its Cholesky factor, as in `Likelihood`."""
 
-    Also how far the top of a parabola through the three is behind index 1, and how high, [..].
-    """
-    first = (fits.argmax(0, keepdim=True) - 1).clamp_(0, len(fits) - 3)
-    three = fits.unfold(0, 3, 1).gather(0, first.unsqueeze(-1).expand(*first.shape, 3))
-    low, middle, high = three[0].unbind(-1)
-    down, bend = low - high, torch.sub(low + high, middle, alpha=2).clamp_(max=-SMALLEST)
-    beyond = (down / bend).clamp_(-2, 2)
-    top = torch.add(first[0], beyond, alpha=0.5)
-    return first, top, torch.addcmul(middle, down, beyond, value=-1 / 8)
+    factor: Tensor  # [B, M, M]
+    offsets: Tensor | None  # [B, S, D] times the root of their weights, with fewer rows than D
+    solved: Tensor  # [B, K, M] the class means, seen through the factor
+    products: Products
 
 
-def right_and_others(own: Tensor, e: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """The probability that a label is right, and a factor on the probabilities of other classes.
+@dataclass(frozen=True)
+class WeightedRows:
+    """The model and the rows left out, for rows that count by weights; t_i is r_i times given."""
 
-    `own` is the probability of the label's class before the label is known, e the share of wrong
-    labels.
-    """
-    right, wrong = (1 - e) * own, e / (K - 1)
-    total = torch.addcmul(right, wrong, 1 - own).clamp_(min=SMALLEST)
-    return right / total, wrong / total
+    weights: Tensor  # [B, S] r
+    means: Tensor  # [B, K, D] w, scaled
+    shots: Tensor  # [B, K] n = (sum t)^2 / sum t^2 rows that a mean is worth
+    prior_rows: Tensor  # [B] n0
+    variance: Tensor  # [B] V
+    ridge: Tensor  # [B] L
+    length: Tensor  # [B] how long distances are in the full metric
+    full: FullMetric | None
+    left_out: tuple[Tensor, ...]  # [B, S, K] squared distances in one metric or both
+    mass: Tensor  # [B, S, K] of the prototypes that they lead to
+    has_others: Tensor  # [B, S] whether the class has other rows
+
+    @classmethod
+    def of(cls, rows: LabelledRows, weights: Tensor) -> "WeightedRows":
+        x, labels = rows.x, rows.labels
+        total = weights if rows.given is None else weights * rows.given
+        (B, S, D), K = x.shape, rows.trusting.shots.shape[-1]
+        members = x.new_zeros(B, K, S).scatter_(1, labels.unsqueeze(1), total.unsqueeze(1))
+        sums, squares = members.sum(-1), members.square().sum(-1)
+        shots = sums.square() / squares
+        means = (members @ x) / sums.unsqueeze(-1)
+        offsets = x - means.gather(1, labels.unsqueeze(-1).expand(-1, -1, D))
+
+        # (3) and (4) The part of a row in its own mean makes the square of its offset smaller.
+        own_sums = sums.gather(1, labels)
+        others = torch.maximum(own_sums - total, LEAST_OTHERS * own_sums)
+        apart = torch.where(rows.has_others, others / own_sums, 1)
+        judged = weights * rows.has_others
+        degrees = (judged * apart).sum(-1)
+        far = offsets.square().sum(-1)
+        ridge = (judged * far).sum(-1) / degrees.clamp(min=LEAST_WEIGHT) + 1e-12
+        inside = (judged * far / apart).sum(-1) / judged.sum(-1).clamp(min=LEAST_WEIGHT)
+        usual = x.square().sum(-1).mean(-1).clamp(min=TINY)
+        variance = degrees * inside + PRIOR_DEGREES * VARIANCE_INSIDE * usual
+        variance = variance / (degrees + PRIOR_DEGREES)
+        share = (variance / usual).clamp(0.02, 0.98)
+        prior_rows = share / (1 - share)
+
+        # (6) Without row i its class has the mean  w_y + s_i o_i,  s_i = -t_i / (sum t - t_i).
+        shift = torch.where(rows.has_others, -total / others, 0)
+        squares_left = (squares.gather(1, labels) - total.square()).clamp(min=TINY)
+        shots_left = torch.where(rows.has_others, others.square() / squares_left, 0)
+        at = labels.unsqueeze(-1)
+        n = shots.unsqueeze(1).expand(-1, S, -1).scatter(-1, at, shots_left.unsqueeze(-1))
+        mass = n + column(prior_rows)
+        known = n / mass  # the rest of a prototype is at the centre
+
+        def squared(p: Products, gain: Tensor | None) -> tuple[Tensor, Tensor]:
+            """Squared distances of rows left out, and of rows to the means of the others."""
+            own_mean, own_along = (y.gather(-1, at) for y in (p.to_means, p.along_means))
+            s = shift.unsqueeze(-1)
+            square = p.means.unsqueeze(1).expand_as(p.to_means)
+            own_square = square.gather(-1, at) + 2 * s * own_along
+            own_square = own_square + s.square() * p.offsets.unsqueeze(-1)
+            to_means = p.to_means.scatter(-1, at, own_mean + s * p.along_rows.unsqueeze(-1))
+            square = square.scatter(-1, at, own_square)
+            found = p.rows.unsqueeze(-1) - 2 * known * to_means + known.square() * square
+            offsets = p.offsets
+            if gain is not None:
+                # The metric without row i adds  gain (o.y)^2  to the square of y.
+                along = p.along_means.scatter(-1, at, own_along + s * p.offsets.unsqueeze(-1))
+                along = p.along_rows.unsqueeze(-1) - known * along
+                found = torch.addcmul(found, gain.unsqueeze(-1), along.square())
+                offsets = offsets + gain * offsets.square()
+            return found, ((1 - shift).square() * offsets * judged).sum(-1)
+
+        plain_products = Products.of(x, means, offsets)
+        plain, plain_length = squared(plain_products, None)
+        length, full, left_out = torch.ones_like(ridge), None, (plain,)
+        if rows.trusting.factor is not None:
+            full = full_metric(x, means, labels, offsets, weights, ridge, plain_products)
+            cut = judged / (apart * ridge.unsqueeze(-1))
+            gain = cut / (1 - cut * full.products.offsets).clamp(min=LEAST_REMAINDER)
+            seen, full_length = squared(full.products, gain)
+            length = (full_length / plain_length.clamp(min=TINY)).clamp(min=1e-9)
+            left_out = plain, seen / column(length)
+        return cls(
+            weights=weights,
+            means=means,
+            shots=shots,
+            prior_rows=prior_rows,
+            variance=variance,
+            ridge=ridge,
+            length=length,
+            full=full,
+            left_out=left_out,
+            mass=mass,
+            has_others=rows.has_others,
+        )
+
+    def likelihood(self, rows: LabelledRows, mixture: "Mixture") -> Likelihood:
+        """The likelihood for new rows."""
+        trusting, share = rows.trusting, mixture.share
+        known = (self.shots / (self.shots + self.prior_rows.unsqueeze(-1))).unsqueeze(-1)
+        prototypes = self.means * known  # scaled
+        scaled = prototypes
+        changed: Any = {"squares": prototypes.square().sum(-1)}
+        if self.full is not None:
+            full = known.squeeze(-1).square() * self.full.products.means / self.length.unsqueeze(-1)
+            changed["squares"] = torch.lerp(changed["squares"], full, share.unsqueeze(-1))
+            projected = share / self.length
+            shares = [share, 1 - share, projected]
+            if self.full.offsets is not None:
+                scaled = torch.cat([self.full.offsets, scaled], 1)
+                shares = [share, 1 - share + projected, -projected / self.ridge]
+            changed["shares"] = torch.stack(shares, -1)
+            changed["factor"] = as_split(with_inverted_blocks(self.full.factor))
+            padding = changed["factor"].shape[1] - self.full.solved.shape[-1]
+            solved = torch.nn.functional.pad(self.full.solved * known, (0, padding))
+            changed["solved"] = as_split(solved)
+        return replace(
+            trusting,
+            prototypes=prototypes / trusting.scale.sqrt().unsqueeze(1),
+            scaled=as_split(scaled),
+            bias=bias_of(self, mixture, rows.labels),
+            shots=self.shots,
+            prior_rows=self.prior_rows,
+            variance=self.variance,
+            sharpness=mixture.sharpness,
+            **changed,
+        )
+
+
+def full_metric(
+    x: Tensor,
+    means: Tensor,
+    labels: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    ridge: Tensor,
+    plain: Products,
+) -> FullMetric:
+    """(3) for scaled rows [B, S, D]; `plain` are their products in the feature weights."""
+    S, D = x.shape[1:]
+    weighted = offsets * weights.sqrt().unsqueeze(-1)
+    every = torch.cat([x, means], 1)
+    if S < D:  # the same by the matrix of S rows: A = 1 - V' (V V' + L)^-1 V
+        gram, right = products(weighted, weighted), products(weighted, every)
+    else:
+        gram, right = weighted.mT @ weighted, every.mT
+    gram = gram / column(ridge)
+    gram.diagonal(dim1=-2, dim2=-1).add_(1)
+    # With features that are not finite, and not checked, there is none; no error, no waiting.
+    factor = torch.linalg.cholesky_ex(gram).L
+    seen = torch.linalg.solve_triangular(factor, right, upper=False).mT
+    seen_rows, seen_means = seen[:, :S], seen[:, S:]
+    of_labels = labels.unsqueeze(-1).expand(-1, -1, seen.shape[-1])
+    found = Products.of(seen_rows, seen_means, seen_rows - seen_means.gather(1, of_labels))
+    if S < D:
+        return FullMetric(factor, weighted, seen_means, plain.plus(found, -1 / ridge))
+    return FullMetric(factor, None, seen_means, found)
+
+
+def with_inverted_blocks(factor: Tensor) -> Tensor:
+    """A Cholesky factor [B, M, M] in the form of `Likelihood`: padded, diagonal blocks inverted."""
+    M, size = factor.shape[-1], native.FACTOR_BLOCK
+    pad = -M % size
+    found = torch.nn.functional.pad(factor, (0, pad, 0, pad))
+    found.diagonal(dim1=-2, dim2=-1)[..., M:].fill_(1)
+    one = torch.eye(size, dtype=factor.dtype, device=factor.device)
+    for start in range(0, M, size):
+        here = slice(start, start + size)
+        block = found[:, here, here]
+        found[:, here, here] = torch.linalg.solve_triangular(
+            block, one.expand_as(block), upper=False
+        )
+    return found
+
+
+# --- calibration ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The mixture of the metrics in which labels are likely."""
+
+    sharpness: Tensor  # [B] f
+    share: Tensor  # [B] t of the full metric
+    distances: Tensor  # [B, S, K] (5) of the rows left out
+
+
+def likeliest_mixture(rows: WeightedRows, labels: Tensor) -> Mixture:
+    """(7) t grows while the objective stays within one standard error of its lowest so far."""
+    spread = 1 + 1 / rows.mass
+    determinant = column(rows.variance) * DETERMINANT * spread.log()
+    judged = rows.weights * rows.has_others
+
+    def fit(t: float, start: Tensor | None) -> tuple[Mixture, Tensor]:
+        squares = rows.left_out[0] if t == 0 else torch.lerp(*rows.left_out, t)
+        distances = squares / spread + determinant
+        f, objective = likeliest_sharpness(distances, labels, judged, start)
+        return Mixture(f, torch.full_like(f, t), distances), objective
+
+    best, lowest = fit(0.0, None)
+    grows = torch.ones_like(lowest).bool()
+    for t in MIXTURES[1:] if len(rows.left_out) > 1 else ():
+        more, objective = fit(t, best.sharpness)
+        grows = grows & (objective < lowest + STANDARD_ERROR)
+        if not objective.is_cuda and not bool(grows.any()):
+            break
+        lowest = torch.where(grows, torch.minimum(lowest, objective), lowest)
+        best = Mixture(
+            torch.where(grows, more.sharpness, best.sharpness),
+            torch.where(grows, more.share, best.share),
+            torch.where(column(grows), more.distances, best.distances),
+        )
+    return best
+
+
+def bias_of(rows: WeightedRows, mixture: Mixture, labels: Tensor) -> Tensor:
+    """(8) The bias of hubs, [B, K]; all rows count alike."""
+    # A class that is left with no row does not compete for the row that is left out.
+    distances, at = mixture.distances, labels.unsqueeze(-1)
+    own = distances.gather(-1, at).masked_fill(~rows.has_others.unsqueeze(-1), math.inf)
+    p = (distances.scatter(-1, at, own) * column(mixture.sharpness / -2)).softmax(-1)
+    attracted = p.scatter(-1, at, 0).sum(1)
+    S, K = p.shape[1:]
+    return -torch.log1p((attracted - attracted.mean(-1, keepdim=True)) / (S / K + 1))
+
+
+def likeliest_sharpness(
+    distances: Tensor, labels: Tensor, weights: Tensor, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(7) f, and minus the logarithm of its posterior, [B]: Newton steps in ln f in a bracket."""
+    d, precision = distances, SPREAD**-2
+    own = d.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    middle = math.log(SHARPNESS)
+    at = d.new_full(d.shape[:1], middle) if start is None else start.log()
+    low, high = torch.full_like(at, LOG_LEAST), torch.full_like(at, LOG_MOST)
+    arrived = 8 * torch.finfo(at.dtype).eps
+    for _ in range(NEWTON_STEPS):
+        f = at.exp()
+        p = (d * column(f / -2)).softmax(-1)
+        mean, square = (p * d).sum(-1), (p * d.square()).sum(-1)
+        first = f / 2 * ((own - mean) * weights).sum(-1)
+        slope = first + (at - middle) * precision
+        variance = (square - mean.square()).clamp(min=0)
+        curvature = first + f.square() / 4 * (variance * weights).sum(-1) + precision
+
+        low, high = torch.where(slope < 0, at, low), torch.where(slope < 0, high, at)
+        step = at - (slope / curvature).clamp(-LONGEST_STEP, LONGEST_STEP)
+        inside = (curvature > 0) & (step >= low) & (step <= high)
+        moved = torch.where(inside, step, (low + high) / 2)
+        far = (moved - at).abs() > arrived
+        at = moved
+        if not at.is_cuda and not bool(far.any()):
+            break
+
+    half = at.exp() / -2
+    entropy = (d * column(half)).logsumexp(-1) - own * half.unsqueeze(-1)
+    objective = (entropy * weights).sum(-1) + (at - middle).square() * (precision / 2)
+    return at.exp(), objective

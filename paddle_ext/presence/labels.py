@@ -10,7 +10,7 @@ from .. import check
 from ..adaptive_rule.label_noise import AUTO, weigh_labels
 from ..adaptive_rule.likelihood import coordinates
 from ..limits import LARGEST_FLOAT
-from ..rows import computing_dtype, evenly_spread, parts, squared_distances, unit_rows
+from ..rows import computing_dtype, parts, sample_by_content, squared_distances, unit_rows
 from ..task import without_autocast
 
 # Limit on the samples that are compared with each other, unless more are asked for.
@@ -40,8 +40,8 @@ def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     support : Tensor [S, D]
         The labelled rows; may be none.
     query : Tensor [Q, D]
-        The unlabelled rows. Of more than 4096 an evenly spread part is considered, of at least
-        `count`.
+        The unlabelled rows. Of more than 4096 a part is considered, of at least `count`, which does
+        not depend on their order.
     count : int
         All queries are returned if there are fewer.
 
@@ -61,8 +61,7 @@ def suggest(support: Tensor, query: Tensor, count: int) -> Suggestions:
     x = coordinates(unit.unsqueeze(0), unit.mean(0, keepdim=True))[0]
     x, labelled = x[: len(query)], x[len(query) :]
     gap = nearest(x, labelled)[0]
-    m = min(len(query), max(MOST_COMPARED, count))
-    considered = evenly_spread(m, len(query), query.device)
+    considered = sample_by_content(query, max(MOST_COMPARED, count))
     chosen = considered[covering(x[considered], gap[considered], count)]
     distances, which = nearest(x, x[chosen])
     stands_for = which[distances < gap].bincount(minlength=count)

@@ -16,9 +16,9 @@ from ..rows import (
     PART,
     class_means,
     computing_dtype,
-    evenly_spread,
     parts,
     products,
+    sample_by_content,
     unit_rows,
 )
 from ..solution import Solution
@@ -150,10 +150,12 @@ class KnownClasses:
 
     centre: Tensor  # [D]
     root: Tensor  # [D] square root of the feature weights
-    means: Tensor  # [K, D] class means, minus the centre, times the root
+    prototypes: Tensor  # [K, D] in the coordinates, times the root
+    mass: Tensor  # [K] of how many rows each is the mean
     unit_means: Tensor  # [K, D] class means of unit-norm rows
     shots: Tensor  # [K] labelled rows
-    sharpness: Tensor  # [1] of distances
+    variance: Tensor  # [1] V, inside classes
+    sharpness: Tensor  # [1] f
     hubs: Tensor  # [K] bias of the classes
 
     @classmethod
@@ -164,11 +166,13 @@ class KnownClasses:
         return cls(
             centre=found.centre[0],
             root=root,
-            means=found.prototypes[0] * root,
+            prototypes=found.prototypes[0] * root,
+            mass=found.mass[0],
             unit_means=class_means(unit, labels, num_classes),
             shots=found.shots[0],
+            variance=found.variance,
             sharpness=found.sharpness,
-            hubs=found.bias[0] + found.sharpness / 2 * found.squares[0],
+            hubs=found.bias[0],
         )
 
     def signs(self, unit: Tensor, labels: Tensor | None, own: Tensor | None = None) -> Tensor:
@@ -180,16 +184,23 @@ class KnownClasses:
         """
         x = coordinates(unit.unsqueeze(0), self.centre.unsqueeze(0))[0]
         # The mean of the class means is near 0, so nothing cancels.
-        squares = (x.square() @ self.root.square()).unsqueeze(1) + self.means.square().sum(1)
-        distances = (squares - 2 * products(x, self.means * self.root)).clamp(min=0)
+        squares = (x.square() @ self.root.square()).unsqueeze(1) + self.prototypes.square().sum(1)
+        squares = (squares - 2 * products(x, self.prototypes * self.root)).clamp(min=0)
         alike = products(unit, self.unit_means)
+
+        # The density of the rule: |x - m|^2 / c + V/2 ln c with c = 1 + 1 / M.
+        spread = 1 + 1 / self.mass
+        distances = squares / spread
+        determinant = self.variance / 2 * spread.log()
         if own is not None:
-            at, n = own.unsqueeze(1), self.shots[own].unsqueeze(1)
-            distances = distances.scatter(1, at, distances.gather(1, at) * (n + 1) / (n - 1))
+            # Without a row its class has the prototype (M m - x) / (M - 1).
+            at, M, n = own.unsqueeze(1), self.mass[own, None], self.shots[own, None]
+            distances = distances.scatter(1, at, distances.gather(1, at) * (M + 1) / (M - 1))
+            without = self.variance / 2 * (M / (M - 1)).log()
+            determinant = determinant.expand_as(distances).scatter(1, at, without)
             alike = alike.scatter(1, at, (n * alike.gather(1, at) - 1) / (n - 1))
-        logits = self.hubs - self.sharpness / 2 * distances
+        logits = self.hubs - self.sharpness / 2 * (distances + determinant)
         labels = logits.argmax(1) if labels is None else labels
-        distances = distances * (self.shots / (self.shots + 1))  # the mean of n rows errs by 1/n
         # A classifier prefers classes with many rows, so a class with fewer may be the true one:
         # the distance is to the nearest of the label's class and all that have fewer rows.
         at = labels.unsqueeze(1)
@@ -211,10 +222,10 @@ class Familiar(KnownClasses):
 
     def novelty(self, rows: Tensor, labels: Tensor | None) -> Tensor:
         """Novelty of rows [n, D] with these labels, by default the most probable; float64."""
-        row = 3 * rows.shape[-1] + 5 * len(self.means)
+        row = 3 * rows.shape[-1] + 5 * len(self.mass)
         found = []
         for part in parts(len(rows), row, IN_CACHE if rows.is_cpu else PART):
-            unit = unit_as(rows[part], self.means.dtype)
+            unit = unit_as(rows[part], self.mass.dtype)
             found.append(self.signs(unit, None if labels is None else labels[part]) @ self.weights)
         return rank(self.ordinary, torch.cat(found))
 
@@ -247,9 +258,8 @@ def familiar(support: Tensor, labels: Tensor, K: int, fair: Tensor | None) -> Fa
         return None
     unit = unit_rows(rows.double()).to(rows.dtype)
     found = KnownClasses.of(rows, unit, labels, K)
-    m = min(len(with_peers), MOST_ORDINARY)
-    chosen = with_peers[evenly_spread(m, len(with_peers), labels.device)]
-    pieces = [chosen[part] for part in parts(m, 3 * rows.shape[1] + 5 * K)]
+    chosen = with_peers[sample_by_content(rows[with_peers], MOST_ORDINARY)]
+    pieces = [chosen[part] for part in parts(len(chosen), 3 * rows.shape[1] + 5 * K)]
     # A batch corrects some of the labels that single rows get, so scores with either label count.
     alone, corrected = (
         torch.cat([found.signs(unit[i], labels[i] if true else None, labels[i]) for i in pieces])

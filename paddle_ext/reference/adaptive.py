@@ -265,15 +265,18 @@ class Sharpness:
     objective: float  # minus the logarithm of its posterior
 
 
-def likeliest_sharpness(distances: Tensor, labels: Tensor) -> Sharpness:
-    """(7) f for distances [N, K] and labels [N]."""
+def likeliest_sharpness(
+    distances: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> Sharpness:
+    """(7) f for distances [N, K] and labels [N], perhaps of rows that count by weights [N]."""
     own = distances.gather(1, labels.unsqueeze(1)).squeeze(1)
+    weights = torch.ones_like(own) if weights is None else weights
     middle, precision = math.log(SHARPNESS), SPREAD**-2
 
     def slope(log_f: float) -> float:
         f = math.exp(log_f)
         mean = ((-f / 2 * distances).softmax(-1) * distances).sum(-1)
-        return f / 2 * float((own - mean).sum()) + (log_f - middle) * precision
+        return f / 2 * float(weights @ (own - mean)) + (log_f - middle) * precision
 
     low, high = math.log(LEAST_SHARPNESS), math.log(MOST_SHARPNESS)
     for _ in range(BISECTIONS):
@@ -283,7 +286,7 @@ def likeliest_sharpness(distances: Tensor, labels: Tensor) -> Sharpness:
         else:
             high = at
     f = math.exp(at)
-    entropy = float(((-f / 2 * distances).logsumexp(-1) + f / 2 * own).sum())
+    entropy = float(weights @ ((-f / 2 * distances).logsumexp(-1) + f / 2 * own))
     return Sharpness(f, entropy + (at - middle) ** 2 * precision / 2)
 
 
@@ -298,11 +301,14 @@ class Calibration:
         return MIXTURES[self.mixture]
 
 
-def calibrate(left: LeftOut, labels: Tensor, metric: str) -> Calibration:
+def calibrate(
+    left: LeftOut, labels: Tensor, metric: str, weights: Tensor | None = None
+) -> Calibration:
     """(7) t grows while the objective stays within one standard error of its lowest so far."""
     best, lowest, f = 0, math.inf, SHARPNESS
+    own, weights = labels[left.judged], None if weights is None else weights[left.judged]
     for i in range(len(MIXTURES) if metric == "auto" else 1):
-        found = likeliest_sharpness(left.distances[i, left.judged], labels[left.judged])
+        found = likeliest_sharpness(left.distances[i, left.judged], own, weights)
         if found.objective >= lowest + STANDARD_ERROR:
             break
         best, lowest, f = i, min(lowest, found.objective), found.f
@@ -411,8 +417,9 @@ def learn(
     )
     if label_noise == 0.0 or num_classes == 1:
         return known
-    # It will be  weigh_labels(known, labelled, left, label_noise, metric, trusted) -> Known.
-    raise NotImplementedError("label_noise of the new rule")
+    from .label_noise import weigh_labels  # which builds on this module
+
+    return weigh_labels(known, labelled, label_noise, metric, trusted)
 
 
 # --- the batch ------------------------------------------------------------------------------------

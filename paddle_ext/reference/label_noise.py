@@ -1,211 +1,242 @@
 """Weigh labelled rows by the probability that their label is right: the specification.
 
-Letters as in `adaptive`; e is the share of wrong labels. The equations are in docs/adaptive.md.
+Letters as in `adaptive`, and numbers in parentheses are equations of docs/adaptive.md. Row i has
+the weight r_i in the mean of its class, in the full metric and in the calibration; e is the share
+of wrong labels. A class of weights r counts as n = (sum r)^2 / sum r^2 rows.
 """
 
-import math
-from typing import NamedTuple
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-OCTAVES = [i / 2 for i in range(-4, 9)]  # of the sharpness, relative to the prior's
-SHARPNESS, SPREAD = 16.0, math.log(2.0)
-RATES = [(i / 16) ** 2 for i in range(17)]  # of wrong labels, relative to the largest
-MANY = 0.25  # a larger share of wrong labels is estimated again
-LEAST, TINY, KEPT = 1e-3, 1e-30, 1e-3
-MIXTURES = (0.25, 0.5, 0.75, 1.0)  # weights of the full metric to try, in addition to 0
-STANDARD_ERROR = 0.5  # a log-likelihood is this much lower one standard error from its maximum
-MOST_ROWS = 2**17  # more labelled rows weigh like this many in the full metric
-NO_SCATTER = 1e-10  # smaller squared distances are rounding
+from .adaptive import (
+    BISECTIONS,
+    PRIOR_DEGREES,
+    TINY,
+    VARIANCE_INSIDE,
+    Known,
+    Labelled,
+    LeftOut,
+    Model,
+    bias_of,
+    calibrate,
+    in_mixtures,
+    squared,
+)
+
+ROUNDS = 4
+SHARPER = 2.0  # wrong labels make the sharpness too small before rows are weighed
+LEAST_WEIGHT = 1e-3  # of a row
 
 
-class Mixture(NamedTuple):
-    """The weight t of the full metric, and kappa, by which its distances are divided."""
-
-    t: float
-    kappa: float
-
-    def of(self, plain: Tensor, full: Tensor) -> Tensor:
-        return (1 - self.t) * plain + self.t / self.kappa * full
+# --- which labels are right -----------------------------------------------------------------------
 
 
-class Noisy(NamedTuple):
-    """Weighted class means and metric, and what replaces the sharpness and the hubs."""
-
-    means: Tensor  # [K, D]
-    shots: Tensor  # [K] effective
-    metric: Tensor  # [D, D]
-    sharpness: float
-    hubs: Tensor  # [K]
+def probabilities_of_labels(distances: Tensor, f: float, labels: Tensor) -> Tensor:
+    """p_y of each row left out, before its label is known, [S]."""
+    p = (-f / 2 * distances).softmax(-1)
+    return p.gather(1, labels.unsqueeze(1)).squeeze(1)
 
 
-def excess_of(variance: float, shots: Tensor, usual: Tensor | float) -> Tensor:
-    """How much farther means of `shots` [K] rows seem than means of the `usual` number.
+def likeliest_rate(own: Tensor, K: int) -> float:
+    """e that makes labels of these probabilities p_y [N] most likely, in 0 to 1 - 1/K."""
+    change = (1 - own) / (K - 1) - own
 
-    A mean of n rows is V / n from the true mean, in squared distance. As its rows are in the centre
-    of K means, they are nearer to it than queries, by 2 / K of this, so that their mean, whose
-    square is 1 - V + V / n, is too long once all are unit-norm.
-    """
-    known, part = max(1 - variance, 0.0), 2 / len(shots)
-    few, many = (
-        variance / n * (1 + part * (known + variance / n)) for n in (shots, torch.as_tensor(usual))
-    )
-    return few - many
+    def slope(e: float) -> float:
+        return float((change / (own + e * change).clamp(min=TINY)).sum())
 
-
-def full_metric(off: Tensor, rows: float, plain: Tensor) -> tuple[Tensor, Tensor]:
-    """A = (sum of v v^T / l + 1)^-1 in the feature scale, and l, the mean squared length of v.
-
-    `off` is v of all labelled rows, times the root of the row's weight; `rows` is how many there
-    are, less one for every class; `plain` is the diagonal metric.
-    """
-    root = plain.diagonal().sqrt()
-    scaled = off * root
-    rows = min(rows, MOST_ROWS)
-    length = scaled.square().sum() / rows + rows * NO_SCATTER
-    inverse = torch.linalg.inv(scaled.mT @ scaled / length + torch.eye(len(root)).to(scaled))
-    return root.unsqueeze(1) * inverse * root, length
+    low, high = 0.0, 1 - 1 / K
+    if slope(0.0) <= 0:
+        return 0.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if slope(middle) > 0:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
-def distances(
-    x: Tensor, labels: Tensor, weights: Tensor, plain: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared distances to weighted class means, left out of its own, in both metrics; and A."""
-    K = int(labels.max()) + 1
-    means, mass, squares = weighted_means(x, labels, weights, K)
-    off = x - means[labels]
-    rows = float((mass - squares / mass).sum())
-    A, length = full_metric(off * weights.sqrt().unsqueeze(1), rows, plain)
-    of_rows = []
-    for i, y in enumerate(labels.tolist()):
-        w, away = weights[i], x[i] - means
-        cut = w / ((1 - w / mass[y]).clamp(min=LEAST) * length)
-        along = A @ off[i]
-        kept = (1 - cut * (off[i] @ along)).clamp(min=KEPT)
-        by_scale = ((away @ plain) * away).sum(-1)
-        by_full = ((away @ A) * away).sum(-1) + cut / kept * (away @ along).square()
-        seen = 1 - 2 * w * mass[y] / (mass[y].square() + squares[y])
-        by_full[y] = off[i] @ along / kept
-        of_rows.append(torch.stack([by_scale, by_full]))
-        of_rows[-1][:, y] /= seen.clamp(min=LEAST**2)
-    return *torch.stack(of_rows, 1), A
+def chances_right(own: Tensor, e: float, K: int) -> Tensor:
+    """r: by Bayes' rule, the chance that a label of probability p_y is right, [S]."""
+    right, wrong = (1 - e) * own, e / (K - 1) * (1 - own)
+    return right / (right + wrong).clamp(min=TINY)
 
 
-def weighted_means(
-    x: Tensor, labels: Tensor, weights: Tensor, K: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted class means [K, D], and sums of the weights and of their squares, [K] each."""
-    w = weights * torch.nn.functional.one_hot(labels, K).mT  # [K, S]
-    mass = w.sum(-1)
-    return w @ x / mass.unsqueeze(-1), mass, w.square().sum(-1)
+# --- learning from weighted rows ------------------------------------------------------------------
 
 
-def joint_probabilities(own: Tensor, e: float, trusted: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """The joint probabilities of a label and that it is right, and that it is wrong, [R] each."""
-    rates = torch.where(trusted, 0.0, e).to(own)
-    return (1 - rates) * own, rates / (K - 1) * (1 - own)
+@dataclass(frozen=True)
+class Weighted:
+    """Labelled rows times the root of the feature weights, which count by weights r."""
+
+    rows: Tensor  # [S, D]
+    labels: Tensor  # [S]
+    weights: Tensor  # [S]
+    num_classes: int
+
+    @property
+    def of_class(self) -> Tensor:
+        """The weights in each class, [K, S]."""
+        return self.weights * torch.nn.functional.one_hot(self.labels, self.num_classes).mT
+
+    @property
+    def shots(self) -> Tensor:
+        """n_k: how many equal rows tell as much, [K]; 0 for a class without rows."""
+        squares = self.of_class.square().sum(-1)
+        return self.of_class.sum(-1).square() / squares.clamp(min=TINY)
+
+    @property
+    def means(self) -> Tensor:
+        """w_k, [K, D]."""
+        return self.of_class @ self.rows / self.of_class.sum(-1, keepdim=True).clamp(min=TINY)
+
+    @property
+    def offsets(self) -> Tensor:
+        """o_i, [S, D]."""
+        return self.rows - self.means[self.labels]
+
+    @property
+    def has_others(self) -> Tensor:
+        """Which rows have others in their class, [S]."""
+        return self.labels.bincount(minlength=self.num_classes)[self.labels] >= 2
+
+    @property
+    def apart(self) -> Tensor:
+        """1 - r_i / sum r, the part of its class that a row with others leaves, [S]; else 0."""
+        rest = 1 - self.weights / self.of_class.sum(-1)[self.labels]
+        return rest * self.has_others
+
+    @property
+    def degrees(self) -> float:
+        """nu: S - K if all weights are 1."""
+        return float((self.weights * self.apart).sum())
+
+    def without(self, i: int) -> Weighted:
+        others = torch.arange(len(self.rows)) != i
+        return Weighted(
+            self.rows[others], self.labels[others], self.weights[others], self.num_classes
+        )
 
 
-def top(fits: list[float]) -> tuple[int, float, float]:
-    """The best of fits at 0, 1, .. but not the first or last; the top of a parabola there."""
-    best = min(max(fits.index(max(fits)), 1), len(fits) - 2)
-    low, middle, high = fits[best - 1 : best + 2]
-    bend = min(low - 2 * middle + high, -TINY)
-    beyond = min(max((low - high) / (2 * bend), -1.0), 1.0)
-    return best, best + beyond, middle - (low - high) * beyond / 4
+def model_of(labelled: Weighted) -> Model:
+    """(4)"""
+    square = max(float(labelled.rows.square().sum(-1).mean()), TINY)
+    judged = labelled.has_others
+    seen = labelled.offsets[judged].square().sum(-1) / labelled.apart[judged]
+    r = labelled.weights[judged]
+    inside = float((r * seen).sum() / r.sum()) if judged.any() else 0.0
+
+    degrees = labelled.degrees
+    variance = degrees * inside + PRIOR_DEGREES * VARIANCE_INSIDE * square
+    variance = variance / (degrees + PRIOR_DEGREES)
+    share = min(max(variance / square, 0.02), 0.98)
+    return Model(variance, share / (1 - share))
 
 
-def rate_of(own: Tensor, trusted: Tensor, rate: float | None, K: int) -> tuple[float, float]:
-    """The share of wrong labels that makes labels of these probabilities [R] most likely."""
-    fits = []
-    for e in [share * (1 - 1 / K) for share in RATES] if rate is None else [rate]:
-        right, wrong = joint_probabilities(own, e, trusted, K)
-        fits.append((float((right + wrong).clamp(min=TINY).log().sum()), -e))
-    return -max(fits)[1], max(fits)[0]
+def full_metric(labelled: Weighted) -> tuple[Tensor, float]:
+    """(3) The matrix A [D, D], and the ridge L."""
+    offsets = labelled.offsets * labelled.weights.sqrt().unsqueeze(1)
+    ridge = float(offsets.square().sum()) / max(labelled.degrees, LEAST_WEIGHT) + 1e-12
+    identity = torch.eye(offsets.shape[1], dtype=offsets.dtype)
+    return torch.linalg.inv(offsets.mT @ offsets / ridge + identity), ridge
 
 
-def sharpness_of(
-    d: Tensor, own: Tensor, trusted: Tensor, rate: float | None
-) -> tuple[float, float, float]:
-    """The most likely sharpness, the share of wrong labels near it, and the log-likelihood."""
-    K, rates, fits = d.shape[1], [], []
-    for octave in OCTAVES:
-        f = SHARPNESS * 2**octave
-        p = (-f / 2 * d).softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
-        e, fit = rate_of(p, trusted, rate, K)
-        rates.append(e)
-        fits.append(fit - (octave * math.log(2)) ** 2 / (2 * SPREAD**2))
-    best, at, fit = top(fits)
-    return SHARPNESS * 2 ** (OCTAVES[0] + at / 2), rates[best], fit
+def leave_rows_out(labelled: Weighted, model: Model) -> LeftOut:
+    """(6) Every row without itself in its prototype and in A, by the definition."""
+    A, ridge = full_metric(labelled)
+    S = len(labelled.rows)
+    plain, full, mass = (labelled.rows.new_zeros(S, labelled.num_classes) for _ in range(3))
+    length_of_plain = length_of_full = 0.0
+    for i, y in enumerate(labelled.labels.tolist()):
+        rest = labelled.without(i)
+        prototypes = model.prototypes(rest.means, rest.shots)
+        A_without = A
+        if labelled.has_others[i]:
+            # Without the row the scatter inside its class loses  r / (1 - r / sum r) o o'.
+            r, offset = labelled.weights[i], labelled.offsets[i]
+            cut = r / labelled.apart[i] / ridge
+            along = A @ offset
+            kept = (1 - cut * (offset @ along)).clamp(min=1e-3)
+            A_without = A + cut / kept * torch.outer(along, along)
+
+            of_others = labelled.rows[i] - rest.means[y]
+            length_of_plain += float(r * (of_others @ of_others))
+            length_of_full += float(r * (of_others @ A_without @ of_others))
+        plain[i] = squared(labelled.rows[i : i + 1], prototypes.rows)
+        full[i] = squared(labelled.rows[i : i + 1], prototypes.rows, A_without)
+        mass[i] = prototypes.mass
+
+    length = max(length_of_full / max(length_of_plain, TINY), 1e-9)
+    return LeftOut(in_mixtures(model, plain, full / length, mass), labelled.has_others, length)
 
 
-def mixture_of(
-    plain: Tensor,
-    full: Tensor,
-    own: Tensor,
-    weights: Tensor,
-    excess: Tensor,
-    trusted: Tensor,
-    rate: float | None,
-) -> Mixture:
-    """The mixture of the distances [R, K] of the judges in the two metrics."""
-    near = [(d.gather(1, own.unsqueeze(1)).squeeze(1) * weights).sum() for d in (plain, full)]
-    kappa = float((near[1] + TINY) / (near[0] + TINY))
-    best, t = sharpness_of(plain - excess, own, trusted, rate)[2], 0.0
-    for more in MIXTURES:
-        mixed = Mixture(more, kappa).of(plain, full) - excess
-        fit = sharpness_of(mixed, own, trusted, rate)[2]
-        if fit <= best - STANDARD_ERROR:
-            break
-        best, t = max(best, fit), more
-    return Mixture(t, kappa)
+# --- rounds ---------------------------------------------------------------------------------------
 
 
 def weigh_labels(
-    x: Tensor,
-    labels: Tensor,
-    plain: Tensor,
-    before: Mixture | None,
-    judges: Tensor,
-    label_noise: float | str,
-    variance: float,
+    known: Known,
+    labelled: Labelled,
+    label_noise: float | str = "auto",
+    metric: str = "auto",
     trusted: Tensor | None = None,
-) -> Noisy | None:
-    """Learn from rows [S, D] in the coordinates, some with wrong labels; None if all are right.
+) -> Known:
+    """What labelled rows determine if some labels are wrong; `known` if all are right.
 
-    `plain` [D, D] is the diagonal metric, `before` the mixture if all labels are right, None
-    without a full metric. `judges` [R] are the indices of the rows that determine the sharpness and
-    the rate; `variance` is the mean squared distance of a row to the mean of its class. The labels
-    of `trusted` rows [S] are right.
+    `known` is learned from the `labelled` rows as if all were right; the labels of `trusted` rows
+    [S] are. The coordinates (1) and the feature weights (2) stay.
     """
-    S, K = len(x), int(labels.max()) + 1
-    has_peers = labels.bincount()[labels] > 1
-    trusted = torch.zeros_like(has_peers) if trusted is None else trusted
-    judges = judges[has_peers[judges]]
-    own = labels[judges]
-    rate = None if label_noise == "auto" else float(label_noise)
-    weights, mixture = x.new_ones(S), before or Mixture(0.0, 1.0)
-    for step in range(3):
-        means, mass, squares = weighted_means(x, labels, weights, K)
-        excess = excess_of(variance, mass.square() / squares, S / K)
-        by_scale, by_full, A = distances(x, labels, weights, plain)
-        if before and step:
-            judged = by_scale[judges], by_full[judges], own, weights[judges]
-            mixture = mixture_of(*judged, excess, trusted[judges], rate)
-        d = mixture.of(by_scale, by_full) - excess
-        f, e, _ = sharpness_of(d[judges], own, trusted[judges], rate)
-        p = (-f / 2 * d).softmax(-1)
-        given = p.gather(1, labels.unsqueeze(1)).squeeze(1)
-        if step == 0 and e == 0:
-            return None
-        right, wrong = joint_probabilities(given, e, trusted, K)
-        right, wrong = (part / (right + wrong).clamp(min=TINY) for part in (right, wrong))
-        if step == 2 or (step == 1 and e <= MANY):
-            break
-        weights = torch.where(has_peers & ~trusted, right.clamp(min=LEAST), 1.0)
-    belongs = p * (wrong / (1 - given).clamp(min=TINY)).unsqueeze(1)
-    belongs = belongs.scatter(1, labels.unsqueeze(1), right.unsqueeze(1))
-    drawn = (p * (1 - belongs).clamp(min=0))[judges].sum(0)
-    hubs = -torch.log1p((drawn - drawn.mean()) / (len(judges) / K + 1))
-    return Noisy(means, mass.square() / squares, mixture.of(plain, A), f, hubs)
+    return rounds(known, labelled, label_noise, metric, trusted)[0]
+
+
+def rounds(
+    known: Known,
+    labelled: Labelled,
+    label_noise: float | str,
+    metric: str,
+    trusted: Tensor | None = None,
+) -> tuple[Known, Tensor, float]:
+    """Also the weights r [S], and e."""
+    labels, K = labelled.labels, labelled.num_classes
+    root = known.feature_weights.sqrt()
+    doubted = labelled.has_others if trusted is None else labelled.has_others & ~trusted
+
+    def chances(distances: Tensor, f: float) -> tuple[Tensor, float]:
+        """r of each row, and e."""
+        own = probabilities_of_labels(distances, f, labels)
+        e = likeliest_rate(own[doubted], K) if label_noise == "auto" else float(label_noise)
+        right = chances_right(own, e, K).clamp(min=LEAST_WEIGHT)
+        return torch.where(doubted, right, 1.0), e
+
+    distances = (known.bias - known.left_out) * (2 / known.sharpness)
+    weights, e = chances(distances, SHARPER * known.sharpness)
+    if e == 0:
+        return known, weights, e
+
+    for _ in range(ROUNDS):
+        used = weights
+        rows = Weighted(labelled.rows * root, labels, used, K)
+        model = model_of(rows)
+        left = leave_rows_out(rows, model)
+        found = calibrate(left, labels, metric, used)
+        f, distances = found.sharpness, left.distances[found.mixture]
+        weights, e = chances(distances, f)
+
+    A, _ = full_metric(rows)
+    mixture = (1 - found.share) * torch.eye(len(root)).to(A) + found.share / left.length * A
+    bias = bias_of(distances, left.judged, labels, f)
+    weighed = replace(
+        known,
+        means=rows.means / root,
+        counts=rows.shots,
+        share=found.share,
+        metric=root.unsqueeze(1) * mixture * root,
+        model=model,
+        sharpness=f,
+        bias=bias,
+        left_out=bias - f / 2 * distances,
+    )
+    return weighed, used, e

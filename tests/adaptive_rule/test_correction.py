@@ -33,19 +33,23 @@ def metric_of(likelihood: Likelihood) -> Tensor:
 
 @pytest.mark.parametrize(("D", "shots"), [(30, 3), (6, 8), (40, 8)])
 def test_rows_left_out_see_the_distances_of_new_rows(D: int, shots: int) -> None:
-    """Compared with other classes like any row; with their own like a new row, farther away."""
+    """Compared with other classes like any row; with their own by its other rows."""
     support, labels = rows(4, D, shots)
     likelihood, found = left_out_rows(support, labels, 4)
     plain = likelihood.logits(support)
     own = torch.nn.functional.one_hot(labels, 4).bool()
-    assert (found.logits[own] < plain[own]).all()
+    left = found.logits
+    assert (left[own] < plain[own]).all()
     if likelihood.shares is None or likelihood.shares[0, 0] == 0:
-        torch.testing.assert_close(found.logits[~own], plain[~own])
-        x = likelihood.centred(support[None])[0]
-        away = x - likelihood.prototypes[0][labels]
-        square = ((away @ metric_of(likelihood)) * away).sum(-1)
-        farther = 2 / (shots - 1) * square * likelihood.sharpness / 2
-        torch.testing.assert_close(plain[own] - found.logits[own], farther)
+        torch.testing.assert_close(left[~own], plain[~own])
+        x, M = likelihood.centred(support[None])[0], likelihood.mass[0, labels]
+        m, metric = likelihood.prototypes[0, labels], metric_of(likelihood)
+        without = (M.unsqueeze(-1) * m - x) / (M - 1).unsqueeze(-1)
+        spread = M / (M - 1)
+        square = (((x - without) @ metric) * (x - without)).sum(-1)
+        distance = square / spread + likelihood.variance / 2 * spread.log()
+        wanted = likelihood.bias[0, labels] - likelihood.sharpness / 2 * distance
+        torch.testing.assert_close(left[own], wanted)
 
 
 def test_rows_alone_in_their_class_do_not_count() -> None:
@@ -128,17 +132,21 @@ def test_weights_move_class_means(shots: int) -> None:
     x = likelihood.centred(support[None])[0]
     found = reweighted(likelihood, x[None], labels[None], weights[None])
     last = int((labels == 1).nonzero()[-1])
-    torch.testing.assert_close(found.prototypes[0, 1], x[last])
+    n0 = likelihood.prior_rows[0]
+    torch.testing.assert_close(found.prototypes[0, 1], x[last] / (1 + n0))
     torch.testing.assert_close(found.prototypes[0, 0], likelihood.prototypes[0, 0])
     assert math.isclose(float(found.shots[0, 1]), 1.0, rel_tol=1e-6)
-    metric = metric_of(found)
-    torch.testing.assert_close(found.weights[0], found.prototypes[0] @ metric)
-    squares = ((found.prototypes[0] @ metric) * found.prototypes[0]).sum(-1)
+    assert math.isclose(float(found.mass[0, 1]), 1 + n0, rel_tol=1e-6)
+    metric, prototypes = metric_of(found), found.prototypes[0]
+    steepness, constant = (y[0] for y in found.terms)
+    torch.testing.assert_close(
+        found.weights[0], 2 * steepness.unsqueeze(-1) * (prototypes @ metric)
+    )
+    squares = ((prototypes @ metric) * prototypes).sum(-1)
     torch.testing.assert_close(found.squares[0], squares)
-    moved = found.bias - likelihood.bias
+    spread = 1 + 1 / found.mass[0]
     half = likelihood.sharpness / 2
-    v = float(likelihood.variance)
-    one, many = (v / n * (1 + 2 / 3 * (max(1 - v, 0) + v / n)) for n in (1, shots))
-    nearer = found.excess() - likelihood.excess()  # one row is farther than `shots`
-    torch.testing.assert_close(nearer[0], torch.tensor([0.0, one - many, 0.0]).double())
-    torch.testing.assert_close(moved, (likelihood.squares - found.squares + nearer) * half)
+    torch.testing.assert_close(steepness, half / spread)
+    wanted = squares / spread + likelihood.variance / 2 * spread.log()
+    torch.testing.assert_close(constant, found.bias[0] - half * wanted)
+    torch.testing.assert_close(found.bias, likelihood.bias)

@@ -9,12 +9,19 @@ from problems import Place
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext import BatchClassifier, PaddleClassifier, methods, presence, reference
+from paddle_ext import BatchClassifier, PaddleClassifier, methods, presence
 from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out_rows
-from paddle_ext.adaptive_rule.label_noise import WeightedRows, noisy_likelihood, weigh_labels
+from paddle_ext.adaptive_rule.label_noise import (
+    LabelledRows,
+    WeightedRows,
+    likeliest_mixture,
+    noisy_likelihood,
+    weigh_labels,
+)
 from paddle_ext.adaptive_rule.learn import learned, likelihood_of
-from paddle_ext.reference.adaptive import likelihood
+from paddle_ext.reference import label_noise as specification
+from paddle_ext.reference.adaptive import Known, Labelled, centred, learn
 
 K = 8
 
@@ -38,65 +45,110 @@ def task(
     return rows[0], labels, truth, rows[1], target
 
 
+def labelled_rows(support: Tensor, labels: Tensor, metric: str = "auto") -> LabelledRows:
+    trusting = likelihood_of(support[None], labels[None], K, metric)
+    return LabelledRows.of(trusting, support[None], labels[None], None)
+
+
+def by_the_reference(
+    support: Tensor,
+    labels: Tensor,
+    label_noise: float | str,
+    metric: str,
+    trusted: Tensor,
+) -> tuple[Known, Tensor, float]:
+    known = learn(support, labels, K, metric=metric)
+    rows = Labelled(centred(support, known.centre), labels, K)
+    return specification.rounds(known, rows, label_noise, metric, trusted)
+
+
+@pytest.mark.parametrize("metric", ["auto", "diagonal"])
 @pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
-def test_distances_without_weights_are_those_of_the_native_code(D: int, shots: int) -> None:
-    support, labels, *_ = task(D, shots, 0.0, spread=2.0)
-    known, native = learned(support[None], labels[None], K, left_out=True)
-    even = torch.ones(1, len(labels), dtype=support.dtype)
-    x = known.centred(support[None])
-    rows = WeightedRows.of(known, x, labels[None], even, even)
-    plain, full = rows.distances(labels[None], torch.ones(2, 1))
-    t, _, projected = known.shares[0]
-    assert t > 0
-    found = (1 - t) * plain + projected * (1 if len(labels) > D else -rows.length) * full
-    # The native distances lack a constant of each row.
-    difference = found - native
-    torch.testing.assert_close(
-        difference, difference[..., :1].expand_as(difference), atol=1e-6, rtol=0
-    )
+def test_rows_of_weight_one_lead_to_the_rule(D: int, shots: int, metric: str) -> None:
+    support, labels, *_ = task(D, shots, 0.2, spread=2.0)  # classes differ in their rows
+    known, distances = learned(support[None], labels[None], K, metric, left_out=True)
+    rows = labelled_rows(support, labels, metric)
+    weighted = WeightedRows.of(rows, torch.ones(1, len(labels), dtype=support.dtype))
+    mixture = likeliest_mixture(weighted, labels[None])
+    torch.testing.assert_close(mixture.distances, distances)
+    found = weighted.likelihood(rows, mixture)
+    for name, wanted in known.tensors().items():
+        torch.testing.assert_close(getattr(found, name), wanted, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("D", [12, 90])
 def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
-    """Compared with the metric of the other rows, for a mean scatter that stays the same."""
+    """Compared with the means and the metric of the other rows; L stays the same."""
     support, labels, *_ = task(D, 4, 0.0, spread=2.0)
-    known = likelihood_of(support[None], labels[None], K)
-    x, y = known.centred(support[None]), labels[None]
-    weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)[None]
-    rows = WeightedRows.of(known, x, y, weights, weights)
-    found = rows.distances(y, torch.ones(2, 1))[1, 0]
-    means, root = rows.likelihood.prototypes[0], known.scale[0].sqrt()
-    offsets = weights[0].sqrt().unsqueeze(-1) * (x[0] - means[labels]) * root
-    mass = torch.stack([weights[0, labels == k].sum() for k in range(K)])
-    squares = torch.stack([weights[0, labels == k].square().sum() for k in range(K)])
-    scatter = offsets.square().sum() / (mass - squares / mass).sum()
+    rows = labelled_rows(support, labels)
+    weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)
+    weighted = WeightedRows.of(rows, weights[None])
+    found = weighted.left_out[1][0] * weighted.length
+    x = rows.x[0]
     for i in (0, 13, 31):
         others = torch.arange(len(labels)) != i
-        own = others & (labels == labels[i])
-        without = means.clone()
-        without[labels[i]] = (weights[0, own] @ x[0, own]) / weights[0, own].sum()
-        v = weights[0, others].sqrt().unsqueeze(-1) * (x[0] - without[labels])[others] * root
-        A = torch.linalg.inv(v.mT @ v / scatter + torch.eye(D, dtype=v.dtype))
-        away = (x[0, i] - means) * root
+        r = torch.where(others, weights, 0)
+        of_class = r * torch.nn.functional.one_hot(labels, K).mT
+        means = of_class @ x / of_class.sum(-1, keepdim=True)
+        v = (r.sqrt().unsqueeze(-1) * (x - means[labels]))[others]
+        A = torch.linalg.inv(v.mT @ v / weighted.ridge + torch.eye(D, dtype=v.dtype))
+        n = of_class.sum(-1).square() / of_class.square().sum(-1)
+        away = x[i] - means * (n / (n + weighted.prior_rows)).unsqueeze(-1)
         wanted = ((away @ A) * away).sum(-1)
-        elsewhere = torch.arange(K) != labels[i]
-        torch.testing.assert_close(found[i, elsewhere], wanted[elsewhere], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found[i], wanted, atol=1e-9, rtol=1e-6)
 
 
 @pytest.mark.parametrize("label_noise", ["auto", 0.3])
+@pytest.mark.parametrize("metric", ["auto", "diagonal"])
 @pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 8), (90, 6)])
-def test_same_as_the_reference(D: int, shots: int, label_noise: float | str, place: Place) -> None:
-    support, labels, _, query, _ = task(D, shots, 0.34, spread=1.5)
-    support, query = support.to(place.dtype), query.to(place.dtype)
-    here = [x.to(place.device) for x in (support, labels, query)]
-    found = paddle_ext.adaptive(*here, label_noise=label_noise).probabilities.cpu().double()
-    wanted = reference.adaptive(
-        support.double(), labels, query.double(), label_noise=label_noise
-    ).probabilities
-    close = 1e-6 if place.dtype == torch.float64 else 2e-4
-    torch.testing.assert_close(found, wanted, atol=close, rtol=0)
-    trusting = paddle_ext.adaptive(*here, label_noise=0.0).probabilities.cpu().double()
-    assert (trusting - wanted).abs().max() > 0.01
+@pytest.mark.parametrize("seed", range(3))
+def test_same_as_the_reference(
+    D: int, shots: int, metric: str, label_noise: float | str, seed: int, place: Place
+) -> None:
+    """With classes of different sizes, one of a single row, and some labels that are right."""
+    support, labels, *_ = task(D, shots, 0.34, spread=1.5, seed=seed)
+    kept = (labels != 0) | (torch.arange(len(labels)) == int((labels == 0).nonzero()[0]))
+    support, labels = support[kept], labels[kept]
+    trusted = torch.arange(len(labels)) % 5 == 0
+    wanted, weights, rate = by_the_reference(support, labels, label_noise, metric, trusted)
+    here = support.to(place.device, place.dtype)[None], labels.to(place.device)[None]
+    sure = trusted.to(place.device)[None]
+    found = weigh_labels(*here, K, label_noise, metric, trusted=sure)
+    known, x = found.likelihood, torch.randn(4, D, dtype=torch.float64)
+    close: Any = {"atol": 1e-6, "rtol": 1e-6}
+    if place.dtype != torch.float64:
+        close = {"atol": 2e-3, "rtol": 2e-3}
+
+    def same(tensor: Tensor, other: Tensor | float) -> None:
+        other = torch.as_tensor(other, dtype=torch.float64)
+        torch.testing.assert_close(tensor.cpu().double().view_as(other), other, **close)
+
+    same(found.rate, rate)
+    same(found.weights, weights)
+    same(known.prototypes, wanted.prototypes.rows)
+    same(known.shots, wanted.counts)
+    same(known.variance, wanted.model.variance)
+    same(known.prior_rows, wanted.model.prior_rows)
+    same(known.sharpness, wanted.sharpness)
+    same(known.bias, wanted.bias)
+    same(found.logits, wanted.left_out)
+    same(known.in_metric(x.to(here[0])[None]), x @ wanted.metric)
+    rows = wanted.prototypes.rows
+    same(known.squares, ((rows @ wanted.metric) * rows).sum(-1))
+
+
+def test_a_batch_of_tasks_is_its_tasks() -> None:
+    """Some tasks without a wrong label among them."""
+    tasks = [task(20, 6, wrong, seed=seed)[:2] for seed, wrong in enumerate((0, 0.34, 0, 0.34))]
+    support, labels = (torch.stack(x) for x in zip(*tasks, strict=True))
+    found = weigh_labels(support, labels, K, "auto")
+    assert (found.rate > 0).tolist() == [False, True, False, True]
+    for i in range(4):
+        alone = weigh_labels(support[i : i + 1], labels[i : i + 1], K, "auto")
+        torch.testing.assert_close(found.weights[i : i + 1], alone.weights)
+        torch.testing.assert_close(found.logits[i : i + 1], alone.logits)
+        for name, x in found.likelihood.tensors().items():
+            torch.testing.assert_close(x[i : i + 1], getattr(alone.likelihood, name))
 
 
 @pytest.mark.parametrize("shots", [10, 20])
@@ -136,10 +188,7 @@ def test_trusted_labels_count_in_full(label_noise: float | str) -> None:
     trusted = torch.arange(len(labels)) % 3 == 0
     rows = support[None], labels[None]
     weighed = weigh_labels(*rows, K, label_noise, trusted=trusted[None])
-    wanted = likelihood(support, labels, K, "auto", label_noise, trusted)
     assert weighed.weights[0, ~trusted].min() < 0.5 < weighed.weights[0, trusted].min() == 1
-    torch.testing.assert_close(weighed.likelihood.prototypes[0], wanted.means, atol=1e-6, rtol=0)
-    torch.testing.assert_close(float(weighed.likelihood.sharpness), wanted.sharpness)
     assert float(weigh_labels(*rows, K, "auto", trusted=trusted[None] | True).rate) == 0
 
 
@@ -168,14 +217,26 @@ def test_weights_of_rows_and_of_labels_multiply() -> None:
     support, labels, *_ = task(20, 6, 0.3)
     given = torch.linspace(0.5, 2, len(labels), dtype=torch.float64)
     known = corrected_likelihood(support, labels, K, given, "auto")
-    plain = likelihood_of(support[None], labels[None], K)
     found = weigh_labels(support[None], labels[None], K, "auto", given=given[None])
     total = found.weights[0] * given
-    x = plain.centred(support[None])[0]
+    x = known.centred(support[None])[0]
     for k in range(K):
-        own = labels == k
-        mean = (total[own].unsqueeze(-1) * x[own]).sum(0) / total[own].sum()
-        torch.testing.assert_close(known.prototypes[0, k], mean)
+        own = total * (labels == k)
+        n = own.sum().square() / own.square().sum()
+        mean = own @ x / own.sum()
+        torch.testing.assert_close(known.prototypes[0, k], mean * n / (n + known.prior_rows[0]))
+        torch.testing.assert_close(known.shots[0, k], n)
+
+
+def test_the_order_of_labelled_rows_does_not_matter() -> None:
+    support, labels, _, query, _ = task(20, 40, 0.3, spread=1.5)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    found = weigh_labels(support[None], labels[None], K, "auto")
+    moved = weigh_labels(support[order][None], labels[order][None], K, "auto")
+    torch.testing.assert_close(moved.weights, found.weights[:, order])
+    torch.testing.assert_close(
+        moved.likelihood.logits(query), found.likelihood.logits(query), atol=1e-6, rtol=1e-6
+    )
 
 
 def test_estimators_take_it() -> None:
