@@ -21,7 +21,7 @@ from .likelihood import NATIVE_TENSORS, Likelihood, as_split, native_kinds
 MOST_CALIBRATION_ROWS = 128  # twice as many for the full metric, or K if that is more
 MOST_CALIBRATION_ENTRIES = 2**24  # limit on calibration rows times classes, if they are K
 # The prior of the sharpness is log-normal: its median, and the standard deviation of its logarithm.
-PRIOR_SHARPNESS, SHARPNESS_SPREAD = 16.0, math.log(2.0)
+PRIOR_SHARPNESS, SHARPNESS_SPREAD = 40.0, math.log(2.0)
 ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
 HUB_PRIOR_ROWS = 10  # as in the feature scale: with fewer rows than this, the bias counts little
 

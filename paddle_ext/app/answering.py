@@ -193,7 +193,7 @@ def solver(
         options: Any = {"groups": groups, "same": same, "share": share}
         measures = measures_for(groups)
         if likelihood is not None:
-            return classify(likelihood, rows, measures=measures, **options)[0]
+            return classify(likelihood, rows, measures=measures, **options).solution
         support, labels = examples.support[None], examples.labels[None]
         task = Task(support, labels, rows, K, prototypes=names, measures=measures)
         return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)

@@ -225,10 +225,7 @@ class BatchClassifier:
             self._columns, examples, _ = fitted.in_columns(examples, None, rows=rows)
             self.rows = self._columns.rows
             if text is None:
-                # No batch was seen, so there are no proportions to keep.
-                no_dual = examples.support.new_zeros(examples.num_classes)
-                learned_on = fitted.learned(examples, self._options)
-                self._fitted = FittedAdaptive(learned_on, no_dual).to("cpu")
+                self._fitted = FittedAdaptive(fitted.learned(examples, self._options)).to("cpu")
             if alarms and bool(examples.labels.bincount(minlength=len(self.classes)).all()):
                 self._familiar = familiar(
                     examples.support, examples.labels, examples.num_classes, None
