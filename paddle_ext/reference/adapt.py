@@ -64,7 +64,7 @@ def measures(prior: Tensor, B: int) -> tuple[Tensor, Tensor]:
     p = torch.as_tensor(prior).detach().double()
     p = (p / p.amax(-1, True)).expand(B, -1)
     K, possible = p.shape[-1], p > 0
-    even = possible * (K / possible.sum(-1, True))
+    even = possible * (K / possible.double().sum(-1, True))
     return even, (K * p / p.sum(-1, True)).clamp(min=LEAST_WEIGHT) * possible
 
 
@@ -81,11 +81,22 @@ def next_concentration(a: Tensor, counts: Tensor, total: float, m: Tensor, least
     return torch.maximum((a * step.exp()).clamp(max=MOST), least)
 
 
-def bound(logits: Tensor, e: Tensor, a: Tensor, m: Tensor, weight: float) -> Tensor:
-    """Lower bound of the log evidence, [B], with u optimal for e."""
+def bound(
+    logits: Tensor,
+    e: Tensor,
+    a: Tensor,
+    m: Tensor,
+    weight: float,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """Lower bound of the log evidence, [B], with u optimal for e.
+
+    The proportions are the best for these u, or for the counts [B, K] that e is made of.
+    """
     Q, K = logits.shape[-2:]
     z = logits + e.unsqueeze(-2)
-    counts = weight * z.softmax(-1).sum(-2)
+    if counts is None:
+        counts = weight * z.softmax(-1).sum(-2)
     queries = weight * z.logsumexp(-1).sum(-1) - (counts * e).sum(-1)
     own = torch.where(m > 0, a * m, 1)
     prior = (torch.lgamma(K * a) - torch.lgamma(weight * Q + K * a)).squeeze(-1)

@@ -1,120 +1,50 @@
-"""The method `adaptive` in plain torch, task by task: the specification.
+"""The method `adaptive` in plain torch, task by task and in float64: the specification.
 
 Letters: S labelled rows, Q queries, K classes, D features; class k has n_k labelled rows with mean
-w_k; v_i is the difference of row i from its class mean. The equations are in docs/adaptive.md.
+w_k. Numbers in parentheses are the equations of docs/adaptive.md.
+
+The mean of class k is drawn from N(0, C / n0) and its rows from N(mean, C): as if n0 rows at the
+centre were labelled. Every prototype is the mean of these, of its labelled rows, and of what a
+batch adds, and its `mass` is how many rows that are.
 """
 
+from __future__ import annotations
+
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..solution import Solution
-from .adapt import adapt, measures
-from .label_noise import (
-    MIXTURES,
-    NO_SCATTER,
-    STANDARD_ERROR,
-    Mixture,
-    excess_of,
-    full_metric,
-    weigh_labels,
-)
+from .adapt import IMPOSSIBLE, LEAST, adapt, measures, next_concentration
 from .paddle import batched, computing_dtype, unit_rows
 
-SHARPNESS = 16.0  # the median of its prior, and its value for one row per class
+SHARPNESS = 40.0  # the median of f a priori
+SPREAD = math.log(2.0)  # of ln f a priori
+VARIANCE_INSIDE = 0.65  # a priori, of the squared length of a row
+PRIOR_DEGREES = 10.0  # degrees of freedom that a priori variances weigh
+DETERMINANT = 0.5  # part of the log-determinant of labelled rows
+MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the full metric
+STANDARD_ERROR = 0.5  # of a log-likelihood, where it is one standard error below its maximum
+ROUNDS = 3
+FOLDS = 10  # of groups of labelled rows, at most
+
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.1, 1e4
-CALIBRATION_STEPS = 40  # limit on steps of Newton's method for ln f, f the sharpness
-LAST_STEP, LONGEST_STEP = 1e-3, 1.5  # a shorter one is the last; limit on their length
-SAME = {torch.float32: 1e-6, torch.float64: 1e-12}  # smaller lengths are rounding
-MOST_ENTRIES = 2**24  # limit on judges times classes, if there are more than 128 judges
-SOFTER, FEW = 0.7, 0.02  # logits lose up to this share, half of it at this concentration
-ONE_SHOT_TEMPER = 0.7  # factor on logits that cannot be calibrated
+BISECTIONS = 60
+SAME = 1e-12  # rows that are this near to the centre differ from it by rounding
+TINY = 1e-30
 
 
-class CalibrationRows(NamedTuple):
-    """The calibration rows, or judges: labelled rows of classes with at least two."""
-
-    x: Tensor  # [R, D]
-    own: Tensor  # [R] their classes
-    shots: Tensor  # [R] labelled rows of their classes
-    off: Tensor  # [R, D] v, their offsets from the class mean
-
-
-class Judged(NamedTuple):
-    """A metric, and the distances of the calibration rows in it, each left out of its class."""
-
-    metric: Tensor  # [D, D]
-    rows: Tensor  # [R, K] squared distances
-
-    def own(self, rows: CalibrationRows) -> Tensor:
-        return self.rows.gather(1, rows.own.unsqueeze(1)).squeeze(1)
-
-
-class Likelihood(NamedTuple):
-    """What labelled rows determine; the logits of a row are ``bias - sharpness / 2 distances``."""
-
-    centre: Tensor  # [D]
-    means: Tensor  # [K, D]
-    shots: Tensor  # [K]
-    metric: Tensor  # [D, D]
-    sharpness: float
-    bias: Tensor  # [K]
-    temper: float
-    rows: int  # S
-    variance: float = 0.0  # mean squared distance of a row to the mean of its class
-
-    def excess(self, more: Tensor | float = 0.0) -> Tensor:
-        """How much farther prototypes of few rows are, with `more` rows; it is in the bias."""
-        usual = self.rows / len(self.shots)
-        return excess_of(self.variance, self.shots + more, usual + more)
-
-    def distances(self, x: Tensor) -> Tensor:
-        """Squared distances of rows in the coordinates to the class means, [N, K]."""
-        return squared(x, self.means, self.metric)
-
-    def logits(self, distances: Tensor) -> Tensor:
-        return self.bias - self.sharpness / 2 * distances
+# --- rows and metric ------------------------------------------------------------------------------
 
 
 def centred(x: Tensor, centre: Tensor) -> Tensor:
-    """Unit-norm rows, minus the centre, unit-norm again; a row at the centre becomes zero."""
+    """(1) Unit-norm rows, minus the centre, unit-norm again; a row at the centre becomes zero."""
     x = unit_rows(x) - centre
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.where(norm > SAME[x.dtype], x / norm.clamp(min=SAME[x.dtype]), 0)
-
-
-def means_of(x: Tensor, labels: Tensor, K: int) -> Tensor:
-    return torch.stack([x[labels == k].mean(0) for k in range(K)])
-
-
-def chosen_to_judge(count: int, K: int, full: bool) -> list[int]:
-    """The indices of the judges among `count` rows, evenly spread: 128, 256 if `full`, or K."""
-    R = min(count, max(256 if full else 128, min(K, MOST_ENTRIES // K)))
-    return [(2 * i + 1) * count // (2 * R) for i in range(R)]
-
-
-def choose_calibration_rows(
-    x: Tensor, labels: Tensor, means: Tensor, shots: Tensor, full: bool
-) -> CalibrationRows:
-    """Choose the calibration rows among the rows x [S, D] of classes with two rows or more."""
-    S, K = len(x), len(means)
-    candidates = [i for i in range(S) if shots[labels[i]] >= 2]
-    chosen = torch.tensor([candidates[i] for i in chosen_to_judge(len(candidates), K, full)])
-    chosen = chosen.to(labels.device)
-    own = labels[chosen]
-    return CalibrationRows(x[chosen], own, shots[own], x[chosen] - means[own])
-
-
-def feature_scale(rows: CalibrationRows) -> Tensor:
-    """Feature weights, lower for large variance within the classes, [D]."""
-    degrees = ((rows.shots - 1) / rows.shots).sum()
-    variance = rows.off.square().sum(0) / degrees
-    mean = variance.mean()
-    variance = (degrees * variance + 10 * mean) / (degrees + 10)
-    scale = 1 / (variance + mean + NO_SCATTER / len(variance))
-    return scale / scale.mean()
+    return torch.where(norm > SAME, x / norm.clamp(min=SAME), 0)
 
 
 def squared(x: Tensor, w: Tensor, metric: Tensor) -> Tensor:
@@ -123,225 +53,517 @@ def squared(x: Tensor, w: Tensor, metric: Tensor) -> Tensor:
     return ((away @ metric) * away).sum(-1)
 
 
-def by_scale(rows: CalibrationRows, means: Tensor) -> Judged:
-    """The diagonal metric, and the distances of the calibration rows in it."""
-    metric = feature_scale(rows).diag()
-    squares = ((rows.off @ metric) * rows.off).sum(-1)
-    own = (rows.shots + 1) / (rows.shots - 1) * squares
-    return judged(metric, squared(rows.x, means, metric), own, rows)
+@dataclass(frozen=True)
+class Labelled:
+    """Labelled rows in the coordinates (1)."""
+
+    rows: Tensor  # [S, D]
+    labels: Tensor  # [S]
+    num_classes: int
+
+    @property
+    def counts(self) -> Tensor:
+        """n_k, [K]."""
+        return self.labels.bincount(minlength=self.num_classes).double()
+
+    @property
+    def means(self) -> Tensor:
+        """w_k, [K, D]; zero for a class without rows."""
+        sums = self.rows.new_zeros(self.num_classes, self.rows.shape[1])
+        sums = sums.index_add(0, self.labels, self.rows)
+        return sums / self.counts.clamp(min=1).unsqueeze(1)
+
+    @property
+    def offsets(self) -> Tensor:
+        """o_i, [S, D]: rows minus the means of their classes."""
+        return self.rows - self.means[self.labels]
+
+    @property
+    def degrees(self) -> float:
+        """nu: rows minus classes with rows."""
+        return float(len(self.rows) - (self.counts > 0).sum())
+
+    @property
+    def has_others(self) -> Tensor:
+        """Which rows have others in their class, [S]; the others show no variance inside it."""
+        return self.counts[self.labels] >= 2
+
+    def without(self, left_out: Tensor) -> Labelled:
+        """Without the rows that a mask [S] selects."""
+        return Labelled(self.rows[~left_out], self.labels[~left_out], self.num_classes)
 
 
-def by_covariance(rows: CalibrationRows, means: Tensor, off: Tensor, plain: Judged) -> Judged:
-    """The full metric, and the distances of each calibration row in the one learned without it."""
-    metric, length = full_metric(off, len(off) - len(means), plain.metric)
-
-    # Without row i the inverse of A loses cut v v^T, and A follows in closed form.
-    cut = rows.shots / ((rows.shots - 1) * length)
-    square = ((rows.off @ metric) * rows.off).sum(-1)
-    kept = (1 - cut * square).clamp(min=1e-3)
-    along = ((rows.x.unsqueeze(1) - means) @ metric * rows.off.unsqueeze(1)).sum(-1)
-    others = squared(rows.x, means, metric) + (cut / kept).unsqueeze(1) * along.square()
-    own = (rows.shots + 1) / (rows.shots - 1) * square / kept
-
-    kappa = (own.mean() + NO_SCATTER) / (plain.own(rows).mean() + NO_SCATTER)
-    raw = judged(metric, others, own, rows)
-    return Judged(raw.metric / kappa, raw.rows / kappa)
+def relative(variance: Tensor) -> Tensor:
+    """Divided by the mean over the features."""
+    return variance / variance.mean().clamp(min=TINY)
 
 
-def judged(metric: Tensor, others: Tensor, own: Tensor, rows: CalibrationRows) -> Judged:
-    """The metric with distances to `others` [R, K], and to the own class without the row, [R]."""
-    return Judged(metric, others.scatter(1, rows.own.unsqueeze(1), own.unsqueeze(1)))
+def feature_weights(labelled: Labelled) -> Tensor:
+    """(2) The weight g of each feature, [D], lower if it varies inside classes."""
+    means, degrees = labelled.means, labelled.degrees
+    inside = labelled.offsets[labelled.has_others].square().sum(0)
+    between = means.square().sum(0)
+    resting = between.square() / means.pow(4).sum(0).clamp(min=TINY)
+
+    variance = degrees * relative(inside) + resting * relative(between) + PRIOR_DEGREES
+    variance = variance / (degrees + resting + PRIOR_DEGREES)
+    return relative(1 / (variance + 1))
 
 
-def calibrate(distances: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sharpness [B], the minimum [B], and what classes attract from rows of others [B, K].
+@dataclass(frozen=True)
+class FullMetric:
+    """(3) For rows times the root of g."""
 
-    For rows i with distances d_ik to the classes [B, R, K] and own classes y_i, of which the first
-    `count` [B] count, each task minimises over ln f
+    matrix: Tensor  # [D, D] A
+    ridge: float  # L
 
-        sum_i CE_i( softmax_k( -f/2 d_ik ) ) + (ln f - ln 16)^2 / (2 ln(2)^2)
 
-    by Newton steps inside a bracket; a step outside the bracket becomes a bisection.
-    """
-    d = distances.detach().double()
-    B, R, _ = d.shape
-    counts = (torch.arange(R, device=d.device) < count.unsqueeze(-1)).double()  # [B, R]
-    own = d.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
-    middle, precision = math.log(SHARPNESS), math.log(2.0) ** -2
-    low, high = (d.new_full((B,), math.log(f)) for f in (LEAST_SHARPNESS, MOST_SHARPNESS))
-    at = d.new_full((B,), middle)
-    running = torch.ones(B, dtype=torch.bool, device=d.device)
-    for _ in range(CALIBRATION_STEPS):
-        f = at.exp()
-        p = (-0.5 * f.view(-1, 1, 1) * d).softmax(-1)
-        mean = (p * d).sum(-1)
-        variance = (p * (d - mean.unsqueeze(-1)).square()).sum(-1)
-        first = 0.5 * f * ((own - mean) * counts).sum(-1)
-        slope = first + (at - middle) * precision
-        curvature = first + 0.25 * f.square() * (variance * counts).sum(-1) + precision
-        low = torch.where(running & (slope < 0), at, low)
-        high = torch.where(running & (slope >= 0), at, high)
-        step = at - (slope / curvature).clamp(-LONGEST_STEP, LONGEST_STEP)
-        inside = (curvature > 0) & (step >= low) & (step <= high)
-        step = torch.where(inside, step, (low + high) / 2)
-        moved = (step - at).abs() > LAST_STEP
-        at = torch.where(running, step, at)
-        running = running & moved
-        if not running.any():
+def full_metric(labelled: Labelled, weights: Tensor) -> FullMetric:
+    offsets = labelled.offsets * weights.sqrt()
+    ridge = float(offsets.square().sum()) / max(labelled.degrees, 1.0) + 1e-12
+    identity = torch.eye(len(weights), dtype=offsets.dtype)
+    return FullMetric(torch.linalg.inv(offsets.mT @ offsets / ridge + identity), ridge)
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    rows: Tensor  # [K, D]
+    mass: Tensor  # [K] M_k, of how many rows each is the mean
+
+    def absorb(self, x: Tensor, weights: Tensor) -> Prototypes:
+        """With further rows [Q, D], which count by weights [Q, K]."""
+        mass = self.mass + weights.sum(0)
+        sums = self.mass.unsqueeze(1) * self.rows + weights.mT @ x
+        return Prototypes(sums / mass.unsqueeze(1), mass)
+
+
+@dataclass(frozen=True)
+class Model:
+    variance: float  # V inside classes, in squared length
+    prior_rows: float  # n0
+
+    def prototypes(self, means: Tensor, counts: Tensor) -> Prototypes:
+        """From the means [K, D] of so many labelled rows [K]."""
+        mass = counts + self.prior_rows
+        return Prototypes(means * (counts / mass).unsqueeze(1), mass)
+
+    def distances(self, squares: Tensor, mass: Tensor, labelled_mass: Tensor) -> Tensor:
+        """(5) -2/f times the log predictive density, from squared distances to the prototypes."""
+        spread, spread_of_labels = 1 + 1 / mass, 1 + 1 / labelled_mass
+        determinant = DETERMINANT * spread_of_labels.log() + (spread / spread_of_labels).log()
+        return squares / spread + self.variance * determinant
+
+
+def model_of(labelled: Labelled, weights: Tensor) -> Model:
+    """(4) V and n0, from the rows that have others in their class."""
+    square = max(float((labelled.rows.square() @ weights).mean()), TINY)
+    n = labelled.counts[labelled.labels]
+    seen = n / (n - 1).clamp(min=1) * (labelled.offsets.square() @ weights)
+    has_others = labelled.has_others
+    inside = float(seen[has_others].mean()) if has_others.any() else 0.0
+
+    degrees = labelled.degrees
+    variance = degrees * inside + PRIOR_DEGREES * VARIANCE_INSIDE * square
+    variance = variance / (degrees + PRIOR_DEGREES)
+    share = min(max(variance / square, 0.02), 0.98)
+    return Model(variance, share / (1 - share))
+
+
+# --- labelled rows left out -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Labelled rows as if they were new ones, in each of the mixtures."""
+
+    distances: Tensor  # [T, S, K]
+    judged: Tensor  # [S] whether the class of the row has others left
+    length: float  # how long distances are in the full metric
+
+
+def leave_rows_out(labelled: Labelled, weights: Tensor, model: Model) -> LeftOut:
+    """(6) Every row without itself in its prototype and in A, by the definition."""
+    root = weights.sqrt()
+    full_of_all = full_metric(labelled, weights)
+    A, ridge = full_of_all.matrix, full_of_all.ridge
+    identity = torch.eye(len(root)).to(A)
+    S = len(labelled.rows)
+    plain, full, mass = (labelled.rows.new_zeros(S, labelled.num_classes) for _ in range(3))
+    length_of_plain = length_of_full = 0.0
+    offsets, counts = labelled.offsets * root, labelled.counts[labelled.labels]
+    for i in range(S):
+        rest = labelled.without(torch.arange(S) == i)
+        prototypes = model.prototypes(rest.means, rest.counts)
+        n = float(counts[i])
+        A_without = A
+        if n >= 2:
+            # Without the row the scatter inside its class loses  n / (n - 1) o o'.
+            cut = n / (n - 1) / ridge
+            along = A @ offsets[i]
+            kept = max(1 - cut * float(offsets[i] @ along), 1e-3)
+            A_without = A + cut / kept * torch.outer(along, along)
+
+            of_others = offsets[i] * n / (n - 1)  # from the mean of the other rows
+            length_of_plain += float(of_others @ of_others)
+            length_of_full += float(of_others @ A_without @ of_others)
+        row = (labelled.rows[i] * root).unsqueeze(0)
+        plain[i] = squared(row, prototypes.rows * root, identity)
+        full[i] = squared(row, prototypes.rows * root, A_without)
+        mass[i] = prototypes.mass
+
+    judged = labelled.has_others
+    length = max(length_of_full / max(length_of_plain, TINY), 1e-9) if judged.any() else 1.0
+    return LeftOut(in_mixtures(model, plain, full / length, mass), judged, length)
+
+
+def leave_groups_out(labelled: Labelled, groups: Tensor, model: Model) -> LeftOut:
+    """(6) Rows without all rows of their group, in up to ten folds of whole groups."""
+    number = torch.unique(groups, return_inverse=True)[1]
+    folds = min(FOLDS, int(number.max()) + 1)
+    S = len(labelled.rows)
+    plain, full, mass = (labelled.rows.new_zeros(S, labelled.num_classes) for _ in range(3))
+    judged = torch.zeros(S, dtype=torch.bool)
+    length_of_plain = length_of_full = 0.0
+    for fold in range(folds):
+        left_out = number % folds == fold
+        rest = labelled.without(left_out)
+        weights = feature_weights(rest)
+        root, A = weights.sqrt(), full_metric(rest, weights).matrix
+        prototypes = model.prototypes(rest.means, rest.counts)
+        rows = labelled.rows[left_out] * root
+        plain[left_out] = squared(rows, prototypes.rows * root, torch.eye(len(root)).to(A))
+        full[left_out] = squared(rows, prototypes.rows * root, A)
+        mass[left_out] = prototypes.mass
+        judged[left_out] = rest.counts[labelled.labels[left_out]] > 0
+        length_of_plain += float(rows.square().sum())
+        length_of_full += float(((rows @ A) * rows).sum())
+
+    length = max(length_of_full, 1e-9) / length_of_plain if length_of_plain > TINY else 1.0
+    return LeftOut(in_mixtures(model, plain, full / length, mass), judged, length)
+
+
+def in_mixtures(model: Model, plain: Tensor, full: Tensor, mass: Tensor) -> Tensor:
+    """Distances (5) of the rows left out, [T, S, K], from squared ones in both metrics."""
+    return torch.stack([model.distances(torch.lerp(plain, full, t), mass, mass) for t in MIXTURES])
+
+
+# --- calibration ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    f: float
+    objective: float  # minus the logarithm of its posterior
+
+
+def likeliest_sharpness(distances: Tensor, labels: Tensor) -> Sharpness:
+    """(7) f for distances [N, K] and labels [N]."""
+    own = distances.gather(1, labels.unsqueeze(1)).squeeze(1)
+    middle, precision = math.log(SHARPNESS), SPREAD**-2
+
+    def slope(log_f: float) -> float:
+        f = math.exp(log_f)
+        mean = ((-f / 2 * distances).softmax(-1) * distances).sum(-1)
+        return f / 2 * float((own - mean).sum()) + (log_f - middle) * precision
+
+    low, high = math.log(LEAST_SHARPNESS), math.log(MOST_SHARPNESS)
+    for _ in range(BISECTIONS):
+        at = (low + high) / 2
+        if slope(at) < 0:
+            low = at
+        else:
+            high = at
+    f = math.exp(at)
+    entropy = float(((-f / 2 * distances).logsumexp(-1) + f / 2 * own).sum())
+    return Sharpness(f, entropy + (at - middle) ** 2 * precision / 2)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    mixture: int  # the number of the mixture
+    sharpness: float  # f
+
+    @property
+    def share(self) -> float:
+        """t, of the full metric."""
+        return MIXTURES[self.mixture]
+
+
+def calibrate(left: LeftOut, labels: Tensor, metric: str) -> Calibration:
+    """(7) t grows while the objective stays within one standard error of its lowest so far."""
+    best, lowest, f = 0, math.inf, SHARPNESS
+    for i in range(len(MIXTURES) if metric == "auto" else 1):
+        found = likeliest_sharpness(left.distances[i, left.judged], labels[left.judged])
+        if found.objective >= lowest + STANDARD_ERROR:
             break
-    logits = -0.5 * at.exp().view(-1, 1, 1) * d
-    own_logits = logits.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
-    entropy = ((logits.logsumexp(-1) - own_logits) * counts).sum(-1)
-    objective = entropy + 0.5 * (at - middle).square() * precision
-    drawn = logits.softmax(-1).scatter(-1, labels.long().unsqueeze(-1), 0.0)
-    drawn = (drawn * counts.unsqueeze(-1)).sum(1)
-    dtype = distances.dtype
-    return at.exp().to(dtype), objective.to(dtype), drawn.to(dtype)
+        best, lowest, f = i, min(lowest, found.objective), found.f
+    return Calibration(best, f)
 
 
-def sharpness_of(distances: Tensor, own: Tensor) -> tuple[float, float]:
-    """The calibrated sharpness, and the objective it minimises."""
-    count = torch.tensor([len(own)], device=own.device)
-    fit = calibrate(distances.unsqueeze(0), own.unsqueeze(0), count)
-    return float(fit[0]), float(fit[1])
+def bias_of(distances: Tensor, judged: Tensor, labels: Tensor, f: float) -> Tensor:
+    """(8) The bias of hubs, [K], from distances [S, K] of the rows left out."""
+    S, K = distances.shape
+    member = torch.nn.functional.one_hot(labels, K).bool()
+    if K > 1:
+        # A class that is left with no row does not compete for the row that is left out.
+        distances = distances.masked_fill(member & ~judged.unsqueeze(1), math.inf)
+    attracted = (-f / 2 * distances).softmax(-1).masked_fill(member, 0).sum(0)
+    return -torch.log1p((attracted - attracted.mean()) / (S / K + 1))
 
 
-def hubs(distances: Tensor, rows: CalibrationRows, f: float) -> Tensor:
-    """A bias [K] that is lower for classes that attract rows of others."""
-    p = torch.softmax(-f / 2 * distances, dim=-1)
-    return bias_of(p.scatter(1, rows.own.unsqueeze(1), 0.0))
+# --- the labelled rows ----------------------------------------------------------------------------
 
 
-def one_shot_scale(means: Tensor) -> Tensor:
-    """Feature weights from one row of each class, lower where most of the rows are large, [D]."""
-    K, D = means.shape
-    scatter = means.square().sum(0)
-    rows = (scatter.square() / means.pow(4).sum(0).clamp(min=1e-30)).clamp(min=1)
-    variance = scatter / K
-    mean = variance.mean()
-    variance = (rows * variance + 10 * mean) / (rows + 10)
-    scale = 1 / (variance + mean + NO_SCATTER / D)
-    scale = scale / scale.mean()
-    return scale * (scatter.sum() + NO_SCATTER) / ((scale * scatter).sum() + NO_SCATTER)
+@dataclass(frozen=True)
+class Known:
+    """What labelled rows determine, for any batch."""
+
+    centre: Tensor  # [D]
+    means: Tensor  # [K, D] w_k
+    counts: Tensor  # [K] n_k; effective numbers, if rows weigh less than one
+    rows: float  # S
+    feature_weights: Tensor  # [D] g
+    share: float  # t
+    metric: Tensor  # [D, D] the mixture, for rows in the coordinates
+    model: Model
+    sharpness: float  # f
+    bias: Tensor  # [K] of hubs
+    left_out: Tensor  # [S, K] logits of the labelled rows as if they were new
+    judged: Tensor  # [S] whether the class of a row has others left
+    expected_accuracy: float  # the share of rows that are right when left out; nan without any
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.counts)
+
+    @property
+    def prototypes(self) -> Prototypes:
+        return self.model.prototypes(self.means, self.counts)
+
+    def logits(self, x: Tensor, prototypes: Prototypes | None = None) -> Tensor:
+        """l of rows [N, D] in the coordinates, [N, K], perhaps by prototypes after a batch."""
+        labelled = self.prototypes
+        prototypes = labelled if prototypes is None else prototypes
+        squares = squared(x, prototypes.rows, self.metric)
+        distances = self.model.distances(squares, prototypes.mass, labelled.mass)
+        return self.bias - self.sharpness / 2 * distances
 
 
-def one_shot_hubs(means: Tensor, metric: Tensor) -> Tensor:
-    """`hubs` for one row per class: rows judge all classes but their own; reduced if few judge."""
-    K = len(means)
-    if K == 1:
-        return means.new_zeros(1)
-    chosen = torch.tensor(chosen_to_judge(K, K, False)).to(means.device)
-    distances = squared(means[chosen], means, metric)
-    distances = distances.scatter(1, chosen.unsqueeze(1), math.inf)
-    R = len(chosen)
-    return R / (R + 10) * bias_of(torch.softmax(-SHARPNESS / 2 * distances, dim=-1))
+def mixed_metric(labelled: Labelled, weights: Tensor, share: float, length: float) -> Tensor:
+    """The mixture with the share t of A, [D, D], for rows in the coordinates."""
+    root, A = weights.sqrt(), full_metric(labelled, weights).matrix
+    mixture = (1 - share) * torch.eye(len(root)).to(A) + share / length * A
+    return root.unsqueeze(1) * mixture * root
 
 
-def bias_of(attracted: Tensor) -> Tensor:
-    """The bias of classes, [K], from the probability that each attracts from each judge, [R, K]."""
-    R, K = attracted.shape
-    drawn = attracted.sum(0)
-    return -torch.log(1 + (drawn - drawn.mean()) / (R / K + 1))
+def learn(
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    metric: str = "auto",
+    groups: Tensor | None = None,
+    label_noise: float | str = 0.0,
+    trusted: Tensor | None = None,
+) -> Known:
+    """Learn from the labelled rows [S, D] of one task, perhaps from groups [S].
+
+    If labels may be wrong, those of `trusted` rows [S] are right all the same.
+    """
+    rows = unit_rows(support.double())
+    centre = Labelled(rows, labels, num_classes).means.mean(0)
+    labelled = Labelled(centred(rows, centre), labels, num_classes)
+    weights = feature_weights(labelled)
+    model = model_of(labelled, weights)
+    if groups is not None and bool((groups != groups[0]).any()):
+        left = leave_groups_out(labelled, groups, model)
+    else:
+        left = leave_rows_out(labelled, weights, model)
+
+    found = calibrate(left, labels, metric)
+    f, distances = found.sharpness, left.distances[found.mixture]
+    bias = bias_of(distances, left.judged, labels, f)
+    right = distances[left.judged].argmin(-1) == labels[left.judged]
+    known = Known(
+        centre=centre,
+        means=labelled.means,
+        counts=labelled.counts,
+        rows=float(len(rows)),
+        feature_weights=weights,
+        share=found.share,
+        metric=mixed_metric(labelled, weights, found.share, left.length),
+        model=model,
+        sharpness=f,
+        bias=bias,
+        left_out=bias - f / 2 * distances,
+        judged=left.judged,
+        expected_accuracy=float(right.double().mean()),
+    )
+    if label_noise == 0.0 or num_classes == 1:
+        return known
+    # It will be  weigh_labels(known, labelled, left, label_noise, metric, trusted) -> Known.
+    raise NotImplementedError("label_noise of the new rule")
 
 
-def moved_distances(
-    x: Tensor, means: Tensor, shots: Tensor, weights: Tensor, metric: Tensor
-) -> Tensor:
-    """Squared distances of queries to prototypes that absorbed all others, by weights [Q, K]."""
-    parts = []
+# --- the batch ------------------------------------------------------------------------------------
+
+
+def absorbed_logits(known: Known, x: Tensor, weights: Tensor) -> Tensor:
+    """(10) Each query [Q, D] by prototypes that absorbed the others by weights [Q, K]."""
+    logits = []
     for q in range(len(x)):
         others = weights.clone()
         others[q] = 0
-        sums = shots.unsqueeze(1) * means + others.mT @ x
-        prototypes = sums / (shots + others.sum(0)).unsqueeze(1)
-        parts.append(squared(x[q : q + 1], prototypes, metric))
-    return torch.cat(parts)
+        logits.append(known.logits(x[q : q + 1], known.prototypes.absorb(x, others)))
+    return torch.cat(logits)
 
 
-def likelihood(
-    support: Tensor,
-    labels: Tensor,
-    K: int,
-    metric: str,
-    label_noise: float | str = 0.0,
-    trusted: Tensor | None = None,
-) -> Likelihood:
-    """Learn from the labelled rows [S, D] of one task, in float64; `trusted` labels are right."""
-    S, D = support.shape
-    shots = torch.stack([(labels == k).sum() for k in range(K)]).to(support.dtype)
-    centre = means_of(unit_rows(support), labels, K).mean(0) if K > 1 else support.new_zeros(D)
-    x = centred(support, centre)
-    means = means_of(x, labels, K)
-    if S == K:
-        scale = one_shot_scale(means).diag()
-        bias = one_shot_hubs(means, scale)
-        return Likelihood(centre, means, shots, scale, SHARPNESS, bias, ONE_SHOT_TEMPER, S)
-    off, full = x - means[labels], metric != "diagonal"
-    rows = choose_calibration_rows(x, labels, means, shots, full)
-    plain = by_scale(rows, means)
-    variance = float((plain.own(rows) * rows.shots / (rows.shots + 1)).mean())
-    excess = excess_of(variance, shots, S / K)
-    best, share = plain, 0.0
-    f, least = sharpness_of(plain.rows - excess, rows.own)
-    other = by_covariance(rows, means, off, plain) if full else plain
-    for t in MIXTURES if full else ():
-        mixed = Judged(*((1 - t) * a + t * b for a, b in zip(plain, other, strict=True)))
-        f_mixed, objective = sharpness_of(mixed.rows - excess, rows.own)
-        if objective >= least + STANDARD_ERROR:
-            break
-        f, least, best, share = f_mixed, min(least, objective), mixed, t
-    bias = hubs(best.rows - excess, rows, f) + f / 2 * excess
-    learned = Likelihood(centre, means, shots, best.metric, f, bias, 1.0, S, variance)
-    if label_noise == 0.0 or K == 1:
-        return learned
-    # The raw full metric is kappa times the one that is as long as the diagonal one.
-    raw = full_metric(off, S - K, plain.metric)[0]
-    before = Mixture(share, float(raw.trace() / other.metric.trace())) if full else None
-    judges = torch.tensor(chosen_to_judge(S, K, True), device=labels.device)
-    judged = judges, label_noise, variance, trusted
-    noisy = weigh_labels(x, labels, plain.metric, before, *judged)
-    if noisy is None:
-        return learned
-    learned = learned._replace(
-        means=noisy.means, shots=noisy.shots, metric=noisy.metric, sharpness=noisy.sharpness
-    )
-    return learned._replace(bias=noisy.hubs + noisy.sharpness / 2 * learned.excess())
+def absorbed_weights(known: Known, u: Tensor) -> Tensor:
+    """(10) W, [Q, K]: how much each query counts in the prototypes."""
+    S, Q = known.rows, len(u)
+    return 2 * S / (2 * S + Q) * u.square()
 
 
-def posterior(
-    known: Likelihood,
-    query: Tensor,
-    max_iter: int,
-    tol: float,
-    added: Tensor | None = None,
+def log_of_possible(x: Tensor, measure: Tensor) -> Tensor:
+    """ln x, and IMPOSSIBLE where the measure of the class is 0."""
+    return torch.where(measure > 0, x.log(), IMPOSSIBLE)
+
+
+def claimed(u: Tensor, counts: Tensor) -> Tensor:
+    """(16) Rounds confirm their own labels, most where few labelled rows support them."""
+    confidence = (u * (counts / (counts + 1))).sum(-1, keepdim=True)
+    return (confidence * u.log()).softmax(-1)
+
+
+def mean_log_proportions(counts: Tensor, prior: Tensor) -> Tensor:
+    """e, [.., K], of proportions with the Dirichlet prior a m and the counts N, [.., K] each."""
+    own = counts + prior
+    total = own.sum(-1, keepdim=True)
+    e = torch.digamma(torch.where(prior > 0, own, 1)) - torch.digamma(total)
+    return torch.where(prior > 0, e, IMPOSSIBLE)
+
+
+def class_shares(labels: Tensor, u: Tensor) -> Tensor:
+    """The estimated shares of the classes, [K]: counts of labels, or of u if all have a label."""
+    Q, K = u.shape
+    counted = labels.bincount(minlength=K).double()
+    labelled_share = float((counted > 0).sum()) / K
+    return (1 - labelled_share) * counted / Q + labelled_share * u.mean(0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Queries after the rounds."""
+
+    first: Solution  # of (9)
+    logits: Tensor  # [Q, K] those of the last round
+    u: Tensor  # [Q, K] probabilities before (16)
+    counts: Tensor  # [K] N = rho sum u
+    concentration: float  # a
+    measure: Tensor  # [K] m
+
+    @property
+    def pseudocounts(self) -> Tensor:
+        """a m, [K]."""
+        return self.concentration * self.measure
+
+
+def rounds(
+    known: Known,
+    x: Tensor,
+    *,
     prior: Tensor | None = None,
+    added: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+) -> Batch:
+    """(9) to (11) Prototypes and proportions in turns, for queries [Q, D] in the coordinates.
+
+    The prior of the caller, [K], replaces the labelled counts. Logits [Q, K] may be added to all.
+    """
+    S, Q = known.rows, len(x)
+    rho = S / (S + Q)
+    more = 0.0 if added is None else added
+
+    # (9) All classes are equally likely a priori, or as likely as among the labels.
+    second = known.counts if prior is None else prior
+    logits = known.logits(x) + more
+    first = adapt(logits, weight=rho, prior=second, max_iter=max_iter, tol=tol)
+    assert first.concentration is not None
+    even, own = measures(second, 1)
+    measure = own if first.prior_used else even  # [1, K]
+    u, a = first.probabilities, first.concentration.view(1, 1)
+    for _ in range(ROUNDS):
+        logits = absorbed_logits(known, x, absorbed_weights(known, u)) + more
+        counts = rho * u.sum(0, keepdim=True)
+        a = next_concentration(a, counts, rho * Q, measure, a.new_full((1, 1), LEAST))
+        others = (counts - rho * u).clamp(min=0) + a * measure
+        u = (logits + log_of_possible(others, measure)).softmax(-1)
+    return Batch(first, logits, u, rho * u.sum(0), float(a), measure[0])
+
+
+def solution_of(known: Known, batch: Batch, prior: Tensor | None) -> Solution:
+    u = claimed(batch.u, known.counts)
+    labels = u.argmax(-1)
+    return batch.first._replace(
+        labels=labels,
+        probabilities=u,
+        proportions=class_shares(labels, u),
+        dual=mean_log_proportions(batch.counts, batch.pseudocounts),
+        concentration=u.new_tensor(batch.concentration),
+        prior_used=None if prior is None else batch.first.prior_used,
+        shots=known.counts,
+        variance=u.new_tensor(known.model.variance),
+    )
+
+
+def classify(
+    known: Known,
+    query: Tensor,
+    *,
+    prior: Tensor | None = None,
+    added: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-3,
 ) -> Solution:
     """Classify queries [Q, D] of one task; `added` [Q, K] are further logits."""
-    Q, K, S = len(query), len(known.shots), known.rows
-    z = centred(query, known.centre)
-    distances, more = known.distances(z), 0.0 if added is None else added
-    weight = 2 * S / (2 * S + Q)
-    logits = known.logits(distances) + more
-    adapted = adapt(logits, weight=weight, prior=prior, max_iter=max_iter, tol=tol)
-    assert adapted.concentration is not None
-    u, a = adapted.probabilities, adapted.concentration
-    W = u.square() * Q / (Q + K)
-    moved = moved_distances(z, known.means, known.shots, W, known.metric)
-    moved = moved + known.excess() - known.excess(W.sum(0))
-    logits = (known.logits(moved) + more) * (1 - SOFTER / (1 + a / FEW))
-    even, own = (x.to(u) for x in measures(torch.ones(K) if prior is None else prior, 1))
-    m = own if adapted.prior_used else even
-    counts = weight * u.sum(0)
-    two_classes = (K - 1) * a / (1 + K * a)  # the chance that two queries differ, a priori
-    kept = 1 - two_classes * counts / (counts + known.shots)  # they are in the prototypes already
-    others = weight * (u.sum(0) - u)  # class counts without each query, [Q, K]
-    left = torch.log(kept * others.clamp(min=0) + a * m)
-    u = torch.softmax(known.temper * (logits + left), dim=-1)
-    labels = u.argmax(-1)
-    counted = torch.stack([(labels == k).sum() for k in range(K)])
-    labelled_share = int((counted > 0).sum()) / K
-    shares = (1 - labelled_share) * counted / Q + labelled_share * u.mean(0)
-    return adapted._replace(labels=labels, probabilities=u, proportions=shares)
+    x = centred(query.double(), known.centre)
+    batch = rounds(known, x, prior=prior, added=added, max_iter=max_iter, tol=tol)
+    return solution_of(known, batch, prior)
+
+
+# --- further rows, one by one ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """What a batch leaves for rows that come later."""
+
+    prototypes: Prototypes  # with all of its queries
+    preference: Tensor  # [K] ln(N_k + a m_k), added to logits
+
+
+def absorbed(known: Known, x: Tensor, batch: Batch) -> Absorbed:
+    """From the queries [Q, D] in the coordinates, and their rounds."""
+    prototypes = known.prototypes.absorb(x, absorbed_weights(known, batch.u))
+    preference = log_of_possible(batch.counts + batch.pseudocounts, batch.measure)
+    return Absorbed(prototypes, preference)
+
+
+def logits_after(known: Known, rows: Tensor, left: Absorbed) -> Tensor:
+    """Logits [N, K] of further rows [N, D] after a batch; none of them changes another."""
+    return known.logits(centred(rows.double(), known.centre), left.prototypes) + left.preference
+
+
+def classify_after(known: Known, rows: Tensor, left: Absorbed) -> Tensor:
+    """Probabilities [N, K] of further rows [N, D] after a batch."""
+    return claimed(logits_after(known, rows, left).softmax(-1), known.counts)
+
+
+# --- the method -----------------------------------------------------------------------------------
 
 
 def adaptive(
@@ -353,28 +575,32 @@ def adaptive(
     metric: str = "auto",
     label_noise: float | str = 0.0,
     prior: Tensor | None = None,
+    support_groups: Tensor | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
 ) -> Solution:
     """Classify queries by calibrated distances and the class proportions of their batch.
 
     See `paddle_ext.adaptive` for the parameters; the result is in float64 for float64 features,
-    else in float32.
+    else in float32. `support_groups` [S] or [B, S] says which labelled rows belong together.
     """
     rows, one_hot, queries = batched(support, support_labels, query, num_classes)
     K = one_hot.shape[-1]
-    solutions = [
-        posterior(
-            likelihood(
-                rows[b % len(rows)], one_hot[b % len(rows)].argmax(-1), K, metric, label_noise
-            ),
-            queries[b],
-            max_iter,
-            tol,
-            prior=prior if prior is None or prior.dim() == 1 else prior[b],
+
+    def of_task(x: Tensor | None, b: int) -> Tensor | None:
+        """The row of a task; one row is for all of them."""
+        return x if x is None or x.dim() == 1 else x[b % len(x)]
+
+    solutions = []
+    for b in range(len(queries)):
+        labels = one_hot[b % len(rows)].argmax(-1)
+        groups = of_task(support_groups, b)
+        known = learn(
+            rows[b % len(rows)], labels, K, metric=metric, groups=groups, label_noise=label_noise
         )
-        for b in range(len(queries))
-    ]
+        own = of_task(prior, b)
+        solutions.append(classify(known, queries[b], prior=own, max_iter=max_iter, tol=tol))
+
     together: dict[str, Any] = {}
     for name, first in solutions[0]._asdict().items():
         if isinstance(first, Tensor):

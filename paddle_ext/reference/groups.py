@@ -1,235 +1,283 @@
 """Groups of rows that share what they know, in plain torch, group by group: the specification.
 
-Letters: Q rows, G groups of n rows, K classes. The equations are in docs/groups.md. Proportions of
-a group are Dirichlet(a m_1, ..., a m_K), with the measure m of mean 1, and rows count w each.
+Letters: Q rows, G groups of n rows, K classes, S labelled rows. Numbers in parentheses are the
+equations of docs/adaptive.md.
 
-Two rows of a group are one draw with the chance c = 1 / (1 + K a), else two draws from m / K. With
-t the probabilities of a row alone under m, that makes a pair c sum_k t_k t'_k K / m_k + 1 - c times
-as likely as rows of different groups. All groups choose the mixture of 17 chances under which their
-pairs are likeliest; a group has the mean of its posterior.
+Each group has class proportions of its own, which are Dirichlet(a m_1, ..., a m_K) a priori, with
+the measure m of mean 1. It is even, or that of a prior of the caller. A row alone has the
+probabilities t = softmax(l + ln m), and its group moves it from there. Two rows of a group are one
+draw with the chance c = 1 / (1 + K a), else two draws from m / K, which makes the pair
+c sum_k t_k t'_k K / m_k + 1 - c times as likely as rows of different groups.
 """
 
+from __future__ import annotations
+
+import itertools
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..solution import Solution
-from .adapt import IMPOSSIBLE, LEAST, MOST, bound, measures, next_concentration
-from .adaptive import FEW, SOFTER, Likelihood, centred, moved_distances
+from .adapt import IMPOSSIBLE, LEAST, LOWEST, bound, measures
+from .adaptive import (
+    ROUNDS,
+    TINY,
+    Known,
+    absorbed_logits,
+    absorbed_weights,
+    centred,
+    claimed,
+    class_shares,
+    mean_log_proportions,
+)
 
-PARTNERS = 16
-CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]
-SET_CLASSES = 8
+SET_CLASSES = 8  # the likeliest classes of a group, whose sets are compared
+CHANCES = [math.sin(i * math.pi / 32) ** 2 for i in range(17)]  # that two rows are one draw
+MIXTURE_STEPS = 20
+LEAST_SHARE = 1e-100  # of a case in a mixture
 
 
-class Members(NamedTuple):
+@dataclass(frozen=True)
+class Members:
     """The rows of G groups, in ascending order of their numbers."""
 
     of_row: Tensor  # [Q] the place of a row's group
-    sizes: Tensor  # [G] float64
     rows: list[Tensor]  # of each group
 
     @staticmethod
-    def of(groups: Tensor) -> "Members":
+    def of(groups: Tensor) -> Members:
         of_row = torch.unique(groups, return_inverse=True)[1]
-        sizes = of_row.bincount()
-        rows = of_row.argsort(stable=True).split(sizes.tolist())
-        return Members(of_row, sizes.double(), [*rows])
+        rows = of_row.argsort(stable=True).split(of_row.bincount().tolist())
+        return Members(of_row, [*rows])
+
+    @property
+    def sizes(self) -> Tensor:
+        """n, [G]."""
+        return self.of_row.bincount().double()
+
+    def counts(self, u: Tensor, weights: Tensor) -> Tensor:
+        """N, [G, K], of rows with probabilities u [Q, K] that weigh so much in each group [G]."""
+        sums = torch.stack([u[rows].sum(0) for rows in self.rows])
+        return weights.unsqueeze(1) * sums
 
 
-def pair_evidence(t: Tensor, m: Tensor) -> Tensor:
-    """The log evidence of each chance, [17], from the rows [n, K] of one group under m [K]."""
-    n, K = t.shape
-    count = min(n - 1, PARTNERS)
-    together = (t * K / m.clamp(min=1e-300)) @ t.mT
-    pairs = [t.new_ones(0)]
-    for j in range(count):
-        shift = j + 1 if n - 1 <= PARTNERS else 1 + j * (n - 1) // PARTNERS
-        pairs.append(together.roll(-shift, 1).diagonal())
-    ratios = torch.cat(pairs).clamp(min=1e-30).unsqueeze(-1)
-    return torch.log1p(t.new_tensor(CHANCES) * (ratios - 1)).sum(0) / (2 * max(count, 1))
+# --- mixtures of groups ---------------------------------------------------------------------------
 
 
-def mixed_chances(evidence: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean chance of each group, [G], under the likeliest mixture, and its shares [17]."""
+def mixture_posterior(evidence: Tensor) -> Tensor:
+    """Chances [G, C] of the cases of each group, by their log evidence [G, C].
+
+    The cases have the shares, the same for all groups, that make the groups most likely.
+    """
     likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
-    shares = mixture_shares(likely, shares.clamp(min=torch.finfo(shares.dtype).tiny))
-    own = likely * shares / (likely * shares).sum(-1, keepdim=True)
-    return (own * likely.new_tensor(CHANCES)).sum(-1), shares
-
-
-def mixture_shares(likely: Tensor, shares: Tensor) -> Tensor:
-    """The shares [C] of a mixture under which the groups [G, C] are likeliest, from these."""
-    for _ in range(20):
+    shares = torch.full_like(likely[0], 1 / likely.shape[1])
+    for _ in range(MIXTURE_STEPS):
         own = likely * shares
-        shares = (own / own.sum(-1, keepdim=True)).mean(0)
-    return shares
-
-
-def proportions_of(
-    t: Tensor, m: Tensor, prior: Tensor, weight: float, max_iter: int, tol: float
-) -> tuple[Tensor, Tensor]:
-    """The probabilities [n, K] and counts [K] of a group; prior [K] is a m."""
-    u, likelihood = t, t / m.clamp(min=1e-300)
-    counts = weight * u.sum(0)
-    for _ in range(min(max_iter, len(t) - 1)):
-        total = counts + prior
-        others = torch.maximum(total - weight * u, prior)
-        u = likelihood * others * (total + 0.5) / (total + 1)
-        u = u / u.sum(-1, keepdim=True)
-        before, counts = counts, weight * u.sum(0)
-        if tol > 0 and float((counts - before).abs().max()) <= tol:
-            break
-    return u, counts
-
-
-class Fit:
-    """The groups under Dirichlet priors with the measure m [G, K]."""
-
-    def __init__(
-        self,
-        logits: Tensor,
-        groups: Members,
-        weight: Tensor,
-        m: Tensor,
-        shares: Tensor,
-        max_iter: int,
-        tol: float,
-        least: Tensor | None = None,
-    ) -> None:
-        K = logits.shape[1]
-        alone = [
-            (logits[rows] + m[g].log().clamp(min=IMPOSSIBLE)).softmax(-1)
-            for g, rows in enumerate(groups.rows)
-        ]
-        evidence = torch.stack([pair_evidence(t, m[g]) for g, t in enumerate(alone)])
-        chance, self.shares = mixed_chances(evidence, shares)
-        self.a = ((1 - chance) / (K * chance)).clamp(LEAST, MOST)
-        if least is not None:
-            self.a = torch.maximum(self.a, least)
-        self.prior = self.a.unsqueeze(-1) * m
-        self.u, self.counts = torch.empty_like(logits), torch.empty_like(m)
-        bounds = []
-        for g, rows in enumerate(groups.rows):
-            w = float(weight[g])
-            u, self.counts[g] = proportions_of(alone[g], m[g], self.prior[g], w, max_iter, tol)
-            self.u[rows] = u
-            own = self.counts[g] + self.prior[g]
-            e = torch.digamma(torch.where(m[g] > 0, own, 1)) - torch.digamma(own.sum())
-            e = torch.where(m[g] > 0, e, IMPOSSIBLE)
-            task = logits[rows].unsqueeze(0), e.unsqueeze(0), self.a[g].view(1, 1)
-            bounds.append(bound(*task, m[g].unsqueeze(0), w))
-        self.bound = torch.cat(bounds)
-
-
-def shared(
-    logits: Tensor,
-    groups: Members,
-    weight: Tensor,
-    labelled_rows: float,
-    prior: Tensor | None,
-    max_iter: int,
-    tol: float,
-) -> tuple[Fit, Tensor | None]:
-    """The groups under their mean proportions, or their prior [G, K] where that is likelier."""
-    G, K = len(groups.rows), logits.shape[1]
-    even, given = (x.double() for x in measures(torch.ones(K) if prior is None else prior, G))
-    m, shares = even, torch.full((len(CHANCES),), 1 / len(CHANCES)).double()
-    for _ in range(2):
-        fit = Fit(logits, groups, weight, m, shares, max_iter, tol)
-        shares = fit.shares
-        draws = K * fit.a
-        total = weight * groups.sizes
-        draws = draws * (torch.digamma(draws + total) - torch.digamma(draws))
-        held = (fit.counts * (draws / total).unsqueeze(-1)).sum(0, keepdim=True)
-        if math.isfinite(labelled_rows):
-            held = held * 2 * labelled_rows / (2 * labelled_rows + held.sum())
-        b, one, low = torch.ones(1, 1).double(), torch.ones(1, K).double(), torch.tensor(LEAST)
-        for _ in range(12):
-            b = next_concentration(b, held, float(held.sum()), one, low.double())
-        m = even * (held + b)
-        m = m * K / m.sum(-1, keepdim=True)
-    fit = Fit(logits, groups, weight, m, shares, max_iter, tol)
-    if prior is None:
-        return fit, None
-    other = Fit(logits, groups, weight, given, fit.shares, max_iter, tol, least=fit.a)
-    used = other.bound > fit.bound
-    fit.u = torch.where(used[groups.of_row].unsqueeze(-1), other.u, fit.u)
-    for name in ("a", "prior", "counts", "bound"):
-        x, y = getattr(fit, name), getattr(other, name)
-        setattr(fit, name, torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x))
-    return fit, used
-
-
-class Sets:
-    """Sets of the likeliest classes of one group, as models in which these are equally common."""
-
-    def __init__(self, logits: Tensor, m: Tensor, counts: Tensor, weight: float) -> None:
-        """Logits [n, K] of the rows, the measure m [K], and counts [K] that choose the classes."""
-        K = len(m)
-        self.classes = counts.argsort(descending=True, stable=True)[:SET_CLASSES]
-        log_m, every = m.log().clamp(min=IMPOSSIBLE), range(2 ** len(self.classes))
-        self.members = torch.tensor(
-            [[n >> j & 1 for j in range(len(self.classes))] for n in every[1:]]
-        ).double()
-        self.sizes = self.members.sum(-1)
-        usual = (logits + log_m).logsumexp(-1, keepdim=True) - math.log(K)
-        self.usual = weight * usual.sum()
-        ratios = (logits[:, self.classes] - usual).exp()
-        self.ratios = torch.where(m[self.classes] > 0, ratios, 0)
-        self.sums = (self.ratios @ self.members.mT).clamp(min=1e-30)
-        evidence = weight * (self.sums / self.sizes).log().sum(0)
-        self.of_sets = (evidence + self.members @ log_m[self.classes]).clamp(min=IMPOSSIBLE)
-
-        symmetric = torch.zeros(SET_CLASSES + 1).double()
-        symmetric[0] = 1
-        for x in m:
-            symmetric[1:] += symmetric[:-1].clone() * x
-        evidence = torch.full((SET_CLASSES,), IMPOSSIBLE, dtype=torch.float64)
-        for s in range(1, len(self.classes) + 1):
-            found = self.of_sets[self.sizes == s].logsumexp(0)
-            if symmetric[s] > 0:
-                evidence[s - 1] = found - symmetric[s].log()
-        self.evidence = evidence
-
-    def mixed(self, u: Tensor, chances: Tensor) -> Tensor:
-        """Probabilities of rows [n, K], from those in any proportions and the chances [9]."""
-        weights = torch.zeros_like(self.sizes)
-        for s in range(1, len(self.classes) + 1):
-            own = self.sizes == s
-            weights[own] = chances[s - 1] * self.of_sets[own].softmax(0)
-        u = u * chances[-1]
-        u[:, self.classes] += (weights / self.sums) @ self.members * self.ratios
-        return u / u.sum(-1, keepdim=True)
-
-
-def chances_of_sets(sets: list[Sets], fit: Fit, sizes: Tensor, shots: float) -> Tensor:
-    """How likely it is that each group has 1, 2, .. classes, or any proportions, [G, 9]."""
-    proportions = (fit.bound - torch.stack([one.usual for one in sets])).clamp(min=0)
-    evidence = torch.stack([one.evidence for one in sets])
-    evidence = torch.cat([evidence, proportions.unsqueeze(-1)], -1)
-    evidence = evidence * ((1 + shots) / (sizes + shots)).unsqueeze(-1)
-    likely = (evidence - evidence.amax(-1, keepdim=True)).exp()
-    own = likely * mixture_shares(likely, torch.full_like(likely[0], 1 / len(likely[0])))
+        shares = (own / own.sum(-1, keepdim=True)).mean(0).clamp(min=LEAST_SHARE)
+    own = likely * shares
     return own / own.sum(-1, keepdim=True)
 
 
-def solution(fit: Fit, u: Tensor, shares: Tensor, used: Tensor | None) -> Solution:
-    own = fit.counts + fit.prior
-    dual = torch.digamma(torch.where(own > 0, own, 1)) - torch.digamma(own.sum(-1, keepdim=True))
-    zeros = torch.zeros_like(fit.a)
+def pair_evidence(t: Tensor, m: Tensor) -> Tensor:
+    """(13) The log evidence of each chance, [17], from the rows t [n, K] of one group under m [K].
+
+    Here all pairs are compared. Of more than 1024 rows, the package compares those among 1024.
+    """
+    n, K = t.shape
+    together = (t * K / m.clamp(min=TINY)) @ t.mT
+    ratios = together[~torch.eye(n, dtype=torch.bool)]
+    of_chances = [(1 - c + c * ratios).clamp(min=TINY).log().sum() for c in CHANCES]
+    return torch.stack(of_chances) / (2 * max(n - 1, 1))
+
+
+def concentrations_by_pairs(t: Tensor, members: Members, measure: Tensor) -> Tensor:
+    """(13) a_g of each group, [G], from the probabilities t [Q, K] of rows alone."""
+    K = t.shape[1]
+    evidence = [pair_evidence(t[rows], measure[g]) for g, rows in enumerate(members.rows)]
+    chances = mixture_posterior(torch.stack(evidence)) @ torch.tensor(CHANCES, dtype=torch.float64)
+    chances = chances.clamp(LEAST, 1 - LEAST)
+    return (1 - chances) / (chances * K)
+
+
+# --- proportions of groups ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What groups are a priori."""
+
+    members: Members
+    measure: Tensor  # [G, K] m, of mean 1
+    concentration: Tensor  # [G] a
+
+    @property
+    def pseudocounts(self) -> Tensor:
+        """a m, [G, K]."""
+        return self.concentration.unsqueeze(1) * self.measure
+
+    def alone(self, logits: Tensor) -> Tensor:
+        """ln t, [Q, K]: log probabilities of rows without their groups."""
+        return log_alone(logits, self.members, self.measure)
+
+    def proportions(
+        self, logits: Tensor, u: Tensor, weights: Tensor, likeness: float = 0.0
+    ) -> Tensor:
+        """(12) Three times, from u [Q, K]; rows of a group weigh rho [G].
+
+        What the group adds to a row alone counts 1 - r.
+        """
+        alone, possible, u = self.alone(logits), self.measure > 0, u.clone()
+        for g, rows in enumerate(self.members.rows):
+            rho, prior = weights[g], self.pseudocounts[g]
+            for _ in range(ROUNDS):
+                counts = rho * u[rows].sum(0)
+                others = (counts - rho * u[rows]).clamp(min=0) + prior
+                others = others * (counts + prior + 0.5) / (counts + prior + 1)
+                added = torch.where(possible[g], (others / self.measure[g]).log(), 0)
+                u[rows] = (alone[rows] + (1 - likeness) * added).softmax(-1)
+        return u
+
+    def bounds(self, logits: Tensor, u: Tensor, weights: Tensor) -> Tensor:
+        """Bounds of the log evidence of the proportions after u [Q, K], [G]."""
+        counts = self.members.counts(u, weights)
+        dual = mean_log_proportions(counts, self.pseudocounts)
+        found = []
+        for g, rows in enumerate(self.members.rows):
+            one = slice(g, g + 1)
+            a = self.concentration[one].unsqueeze(1)
+            task = logits[rows].unsqueeze(0), dual[one], a, self.measure[one]
+            found.append(bound(*task, float(weights[g]), counts[one]))
+        return torch.cat(found)
+
+
+def log_alone(logits: Tensor, members: Members, measure: Tensor) -> Tensor:
+    """ln t, [Q, K], under the measure [G, K] of each row's group."""
+    m = measure[members.of_row]
+    return torch.where(m > 0, logits + m.log(), LOWEST).log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Start:
+    groups: Groups
+    bounds: Tensor  # [G] of the evidence under the measure
+    prior_used: Tensor | None  # [G] whether the prior makes the group likelier
+
+
+def start_of(logits: Tensor, members: Members, weights: Tensor, prior: Tensor | None) -> Start:
+    """Each group with the even measure, or that of its prior where the bound is larger.
+
+    Logits are the first, and rows of a group weigh [G].
+    """
+    G, K = len(members.rows), logits.shape[1]
+    even, own = measures(torch.ones(K) if prior is None else prior, G)
+
+    def under(measure: Tensor) -> Start:
+        t = log_alone(logits, members, measure).exp()
+        groups = Groups(members, measure, concentrations_by_pairs(t, members, measure))
+        u = groups.proportions(logits, t, weights)
+        return Start(groups, groups.bounds(logits, u, weights), None)
+
+    start = under(even)
+    if prior is None:
+        return start
+    other = under(own)
+    used = other.bounds > start.bounds
+    measure = torch.where(used.unsqueeze(1), own, even)
+    concentration = torch.where(used, other.groups.concentration, start.groups.concentration)
+    groups = Groups(members, measure, concentration)
+    return Start(groups, torch.where(used, other.bounds, start.bounds), used)
+
+
+# --- few classes ----------------------------------------------------------------------------------
+
+
+class Sets:
+    """(15) Sets of the likeliest classes of one group, as models in which these are equally common.
+
+    Likelihoods of a row are divided by their mean under m, that of all classes together.
+    """
+
+    def __init__(self, relative: Tensor, m: Tensor, mass: Tensor, weight: float) -> None:
+        """Log-likelihoods [n, K]; sums [K] of u choose the classes; a row weighs `weight`."""
+        K = len(m)
+        most = min(SET_CLASSES, K)
+        self.classes = mass.argsort(descending=True, stable=True)[:most]
+        chosen = [one for one in itertools.product((0.0, 1.0), repeat=most) if any(one)]
+        self.members = torch.tensor(chosen).double()  # [2^most - 1, most]
+        self.sizes = self.members.sum(-1)
+
+        self.likelihood = relative[:, self.classes].exp()
+        self.sums = (self.likelihood @ self.members.mT).clamp(min=TINY)  # [n, 2^most - 1]
+        log_m = m[self.classes].log().clamp(min=IMPOSSIBLE)
+        evidence = weight * (self.sums / self.sizes).log().sum(0) + self.members @ log_m
+        self.of_sets = evidence.clamp(min=IMPOSSIBLE)
+
+        # All sets of s classes have the weight of the elementary symmetric polynomial of m.
+        symmetric = torch.zeros(most + 1).double()
+        symmetric[0] = 1
+        for x in m:
+            symmetric[1:] += symmetric[:-1].clone() * x
+        of_sizes = []
+        for s in range(1, most + 1):
+            found = self.of_sets[self.sizes == s].logsumexp(0) - symmetric[s].log()
+            of_sizes.append(found if symmetric[s] > 0 else found.new_tensor(IMPOSSIBLE))
+        self.evidence = torch.stack(of_sizes)  # [most] of 1, 2, .. classes
+
+    def mixed(self, u: Tensor, chances: Tensor) -> Tensor:
+        """Probabilities of rows [n, K], from u in any proportions and the chances [most + 1]."""
+        weights = torch.zeros_like(self.sizes)
+        for s, chance in enumerate(chances[:-1], 1):
+            own = self.sizes == s
+            weights[own] = chance * self.of_sets[own].softmax(0)
+        u = chances[-1] * u
+        u[:, self.classes] += (weights / self.sums) @ self.members * self.likelihood
+        return u / u.sum(-1, keepdim=True).clamp(min=TINY)
+
+
+def few_classes(groups: Groups, logits: Tensor, u: Tensor, weights: Tensor) -> Tensor:
+    """(15) Averaged over what a group may hold: any proportions, or 1, 2, .. classes, equally many.
+
+    u [Q, K] are the probabilities under any proportions; a row of a group weighs [G].
+    """
+    K = logits.shape[1]
+    members, measure = groups.members, groups.measure
+    m = measure[members.of_row]
+    relative = torch.where(m > 0, groups.alone(logits) - m.log() + math.log(K), LOWEST)
+    sets = [
+        Sets(relative[rows], measure[g], u[rows].sum(0), float(weights[g]))
+        for g, rows in enumerate(members.rows)
+    ]
+    proportions = groups.bounds(relative, u, weights).clamp(min=0)
+    evidence = torch.stack([one.evidence for one in sets])
+    chances = mixture_posterior(torch.cat([evidence, proportions.unsqueeze(1)], 1))
+    mixed = torch.zeros_like(u)
+    for g, rows in enumerate(members.rows):
+        mixed[rows] = sets[g].mixed(u[rows], chances[g])
+    return mixed
+
+
+# --- without features -----------------------------------------------------------------------------
+
+
+def solution_of(
+    start: Start, weights: Tensor, u: Tensor, before_claims: Tensor, proportions: Tensor
+) -> Solution:
+    """Of probabilities u [Q, K], and those that the counts of the groups are made of."""
+    groups = start.groups
+    counts = groups.members.counts(before_claims, weights)
+    zeros = torch.zeros_like(groups.concentration)
     return Solution(
-        u.argmax(-1),
-        u,
-        shares,
-        torch.where(own > 0, dual, IMPOSSIBLE),
-        zeros.int(),
-        zeros,
-        concentration=fit.a,
-        bound=fit.bound,
-        prior_used=used,
+        labels=u.argmax(-1),
+        probabilities=u,
+        proportions=proportions,
+        dual=mean_log_proportions(counts, groups.pseudocounts),
+        iterations=zeros.int(),
+        criterion=zeros,
+        concentration=groups.concentration,
+        bound=start.bounds,
+        prior_used=start.prior_used,
     )
 
 
@@ -237,77 +285,88 @@ def adapt_groups(
     logits: Tensor,
     groups: Tensor,
     *,
-    weight: float = 1.0,
+    weight: float | Tensor = 1.0,
     prior: Tensor | None = None,
-    max_iter: int = 100,
-    tol: float = 1e-3,
 ) -> Solution:
-    """`paddle_ext.adapt` with groups that share, in float64."""
-    known = Members.of(groups)
-    weights = torch.full_like(known.sizes, weight, dtype=torch.float64)
-    given = logits.double().clamp(min=-1.7e308)
-    fit, used = shared(given, known, weights, math.inf, prior, max_iter, tol)
-    own = fit.counts + fit.prior
-    return solution(fit, fit.u, own / own.sum(-1, keepdim=True), used)
+    """`paddle_ext.adapt` with groups that share, in float64; a row of a group weighs [G], or one.
+
+    The same without features: rows of a group are as different as any, r = 0, and logits stay.
+    """
+    members = Members.of(groups)
+    weights = torch.ones_like(members.sizes) * weight
+    given = logits.double().clamp(min=LOWEST)
+    start = start_of(given, members, weights, prior)
+    u = start.groups.proportions(given, start.groups.alone(given).exp(), weights)
+    u = few_classes(start.groups, given, u, weights)
+    own = members.counts(u, weights) + start.groups.pseudocounts
+    return solution_of(start, weights, u, u, own / own.sum(-1, keepdim=True))
+
+
+# --- with features --------------------------------------------------------------------------------
+
+
+def likeness_in_groups(known: Known, x: Tensor, members: Members, u: Tensor) -> float:
+    """(14) r: how alike rows of a class are if they share their group, 0 as any, 1 copies."""
+    prototypes = known.prototypes.rows
+    Q, K = u.shape
+    same = members.of_row.unsqueeze(1) == members.of_row
+    different = ~torch.eye(Q, dtype=torch.bool)
+    usual = 0.0
+    products, weights = u.new_zeros(2), u.new_zeros(2)  # within groups, and across
+    for k in range(K):
+        away = x - prototypes[k]
+        product = away @ known.metric @ away.mT
+        weight = torch.outer(u[:, k], u[:, k])
+        usual += float((u[:, k] * product.diagonal()).sum()) / Q
+        for i, pairs in enumerate((same & different, ~same)):
+            products[i] += (weight * product)[pairs].sum()
+            weights[i] += weight[pairs].sum()
+    if float(weights.min()) <= 1e-6:
+        return 0.0
+    within, across = (float(product) for product in products / weights)
+    if usual - across <= 1e-9:
+        return 0.0
+    return min(max((within - across) / (usual - across), 0.0), 1.0)
+
+
+def rounds_of_groups(
+    known: Known, x: Tensor, start: Start, weights: Tensor, added: float | Tensor
+) -> Tensor:
+    """(12) to (15) Probabilities [Q, K] before (16), of queries [Q, D] in the coordinates."""
+    groups, members = start.groups, start.groups.members
+    possible = groups.measure[members.of_row] > 0
+    logits = known.logits(x) + added
+    u = groups.alone(logits).exp()
+    for turn in range(ROUNDS):
+        r = likeness_in_groups(known, x, members, u)
+        worth = 1 / (1 + (members.sizes - 1) * r)  # h, [G]
+        if turn > 0:
+            of_rows = worth[members.of_row].unsqueeze(1)
+            logits = absorbed_logits(known, x, of_rows * absorbed_weights(known, u)) + added
+
+        u = groups.proportions(logits, u, weights, r)
+        u = few_classes(groups, logits, u, weights * worth)
+        u = r * groups.alone(logits) + (1 - r) * u.clamp(min=TINY).log()
+        u = torch.where(possible, u, LOWEST).softmax(-1)
+    return u
 
 
 def posterior_of_groups(
-    known: Likelihood,
+    known: Known,
     query: Tensor,
     groups: Tensor,
     *,
     prior: Tensor | None = None,
-    max_iter: int = 100,
-    tol: float = 1e-3,
     added: float | Tensor = 0.0,
 ) -> Solution:
     """`paddle_ext.adaptive` with groups that share, from labelled rows; `added` are logits."""
-    found = Members.of(groups)
-    Q, K, S, n = len(query), len(known.shots), known.rows, found.sizes
-    z = centred(query, known.centre)
-    weight = 2 * S / (2 * S + n)
-    logits = known.logits(known.distances(z)) + added
-    fit, used = shared(logits, found, weight, S, prior, max_iter, tol)
-    a, rows, m = fit.a, found.of_row, fit.prior / fit.a.unsqueeze(-1)
-
-    def sets_of(logits: Tensor, counts: Tensor) -> list[Sets]:
-        each = enumerate(found.rows)
-        return [Sets(logits[own], m[g], counts[g], float(weight[g])) for g, own in each]
-
-    def mixed(u: Tensor, sets: list[Sets], chances: Tensor) -> Tensor:
-        u = u.clone()
-        for own, one, chance in zip(found.rows, sets, chances, strict=True):
-            u[own] = one.mixed(u[own], chance)
-        return u
-
-    likeliest, sets = fit.counts, sets_of(logits, fit.counts)
-    chances = chances_of_sets(sets, fit, n, S / K)
-    u = mixed(fit.u, sets, chances)
-    fit.counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
-    W = u.square() * Q / (Q + K)
-    moved = moved_distances(z, known.means, known.shots, W, known.metric)
-    moved = moved + known.excess() - known.excess(W.sum(0))
-    share = 1 - SOFTER / (1 + a / FEW) * (n - 1) / n
-    two_classes = ((K - 1) * a / (1 + K * a)).unsqueeze(-1)
-    counts = fit.counts.sum(0)
-    kept = 1 - two_classes * counts / (counts + known.shots)
-    after = known.logits(moved) + added
-    logits = after * share[rows].unsqueeze(-1)
-
-    def log_others(counts: Tensor, u: Tensor) -> Tensor:
-        left = (counts[rows] - weight[rows].unsqueeze(-1) * u).clamp(min=0)
-        return torch.log(kept[rows] * left + fit.prior[rows]).clamp(min=IMPOSSIBLE)
-
-    power = ((n - 2) / n).clamp(min=0)[rows].unsqueeze(-1)
-    log_prior = fit.prior[rows].log().clamp(min=IMPOSSIBLE)
-    u = (logits + power * log_others(fit.counts, u) + (1 - power) * log_prior).softmax(-1)
-    counts = torch.stack([weight[g] * u[own].sum(0) for g, own in enumerate(found.rows)])
-    u = torch.softmax(known.temper * (logits + log_others(counts, u)), dim=-1)
-    u = (u + mixed(u, sets_of(known.temper * after, likeliest), chances)) / 2
-    labels, shares = u.argmax(-1), []
-    for g, own_rows in enumerate(found.rows):
-        counted = torch.bincount(labels[own_rows], minlength=K)
-        labelled_share = int((counted > 0).sum()) / K
-        own = u[own_rows].mean(0)
-        shares.append((1 - labelled_share) * counted / n[g] + labelled_share * own)
-    return solution(fit, u, torch.stack(shares), used)
+    members = Members.of(groups)
+    x = centred(query.double(), known.centre)
+    weights = known.rows / (known.rows + members.sizes)  # rho
+    start = start_of(known.logits(x) + added, members, weights, prior)
+    before_claims = rounds_of_groups(known, x, start, weights, added)
+    u = claimed(before_claims, known.counts)
+    labels = u.argmax(-1)
+    shares = [class_shares(labels[rows], u[rows]) for rows in members.rows]
+    found = solution_of(start, weights, u, before_claims, torch.stack(shares))
+    return found._replace(shots=known.counts, variance=u.new_tensor(known.model.variance))

@@ -3,6 +3,7 @@
 Letters as in `reference.adaptive`; t_k is the name of class k. The equations are in docs/names.md.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .adaptive import centred, likelihood, posterior, sharpness_of, squared
-from .groups import Members, posterior_of_groups, shared
+from .adaptive import SHARPNESS as USUAL_SHARPNESS
+from .adaptive import centred, classify, learn, likeliest_sharpness, squared
+from .groups import Members, adapt_groups, posterior_of_groups
 from .paddle import unit_rows
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS = 3.0, 0.4, 0.5
@@ -76,8 +78,8 @@ def evenly(S: int) -> Tensor:
 
 def fitted(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     """The factor on logits that fits the labels best, and the misfit."""
-    sharpness, misfit = sharpness_of(-logits / 8, labels)
-    return sharpness / 16, misfit
+    found = likeliest_sharpness(-2 / USUAL_SHARPNESS * logits, labels)
+    return found.f / USUAL_SHARPNESS, found.objective
 
 
 # --- prototypes that start as names and absorb the batch in rounds ----------------------------
@@ -151,12 +153,11 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
     rows, (Q, K) = centred_rows(task, names), names.query.shape
 
     def adapted(logits: Tensor, enough: float, most: int, prior: Tensor | None) -> Tensor:
-        steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
         if task.groups is None:
+            steps: Any = {"max_iter": min(most, max_iter), "tol": tol}
             return adapt(logits, weight=min(1.0, enough / Q), prior=prior, **steps).probabilities
-        own = Members.of(task.groups)
-        weights = (enough / own.sizes).clamp(max=1)
-        return shared(logits, own, weights, enough / 2, prior, **steps)[0].u
+        weights = (enough / Members.of(task.groups).sizes).clamp(max=1)
+        return adapt_groups(logits, task.groups, weight=weights, prior=prior).probabilities
 
     S = len(rows.known)
     known = 2 * (S + ANCHOR_ROWS * K)
@@ -181,27 +182,26 @@ def by_rounds(task: NamedTask, logit_scale: float, max_iter: int, tol: float) ->
 
 def by_rows(task: NamedTask, metric: str, logit_scale: float, max_iter: int, tol: float) -> Tensor:
     names, labels = NameLogits(task, logit_scale), task.labels
-    known = likelihood(task.support, labels, task.num_classes, metric)
+    known = learn(task.support, labels, task.num_classes, metric=metric)
     share, factor = 1.0, 1.0
     if names.judges is not None:
-        own = labels[names.judging]
-        d = known.distances(centred(task.support[names.judging], known.centre))
-        place, n = torch.arange(len(own)), known.shots[own]
-        d[place, own] = d[place, own] * (n + 1) / (n - 1).clamp(min=1)
-        logits, counts = known.logits(d), (n > 1).unsqueeze(1)
+        # A row whose class has no other row says nothing of the factor.
+        own, counts = labels[names.judging], known.judged[names.judging].unsqueeze(1)
+        logits = known.left_out[names.judging]
         factor, misfit = fitted((logits + names.judges) * counts, own)
         for other, price in ((0.0, 2.0), (0.5, 1.0), (2.0, 1.0)):
             fit = fitted((logits + other * names.judges) * counts, own)
             if fit[1] + price < misfit:
                 factor, misfit, share = fit[0], fit[1] + price, other
         factor = min(factor, 1.0)
-    known = known._replace(sharpness=factor * known.sharpness, bias=factor * known.bias)
+    known = dataclasses.replace(known, sharpness=factor * known.sharpness, bias=factor * known.bias)
     added = factor * share * names.query
     query, prior = task.query, task.prior
-    if task.groups is None:
-        return posterior(known, query, max_iter, tol, added, prior).probabilities
-    steps: Any = {"max_iter": max_iter, "tol": tol, "added": added}
-    return posterior_of_groups(known, query, task.groups, prior=prior, **steps).probabilities
+    if task.groups is not None:
+        found = posterior_of_groups(known, query, task.groups, prior=prior, added=added)
+        return found.probabilities
+    found = classify(known, query, prior=prior, added=added, max_iter=max_iter, tol=tol)
+    return found.probabilities
 
 
 def names(
