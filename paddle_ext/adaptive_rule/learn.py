@@ -51,10 +51,14 @@ def uses_full_metric(metric: str, S: int, K: int) -> bool:
 
 
 def likelihood_of(
-    support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto"
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    metric: str = "auto",
+    groups: Tensor | None = None,
 ) -> Likelihood:
     """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
-    return learned(support, labels, num_classes, metric)[0]
+    return learned(support, labels, num_classes, metric, groups=groups)[0]
 
 
 @on_cpu_without_gpu_code
@@ -107,10 +111,18 @@ def learned(
     metric: str = "auto",
     *,
     left_out: bool = False,
+    groups: Tensor | None = None,
 ) -> tuple[Likelihood, Tensor | None]:
-    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K]."""
+    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K].
+
+    With `groups` [S], numbers of those of the rows of one task, whole groups are left out.
+    """
     from ._scaffold import learn
 
     tensors, distances = learn(support, labels, num_classes, metric)
     likelihood = Likelihood(**tensors, rows=support.shape[1])
+    if groups is not None and bool((groups != groups[0]).any()):
+        from .group_folds import calibrated_by_groups  # which calibrates by this module
+
+        likelihood, distances = calibrated_by_groups(likelihood, support, labels, groups, metric)
     return likelihood, distances if left_out else None
