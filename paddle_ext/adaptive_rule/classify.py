@@ -4,7 +4,7 @@ Letters: B tasks, Q queries, K classes, D features; those of likelihoods as ther
 in docs/adaptive.md.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,23 +23,12 @@ from ..task import merged
 from .groups import by_thing, classify_groups
 from .large import solve_large
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
+from .rounds import Classified
 
 # The tensors of a likelihood that the native code of `posterior` takes early, and with the queries.
 EARLY = ("squares", "bias", "shots", "variance", "sharpness", "shares", "factor", "solved")
 LATER = ("centre", "scaled", "scale")
 OF_EACH_TASK = ("bias", "sharpness")  # these may have a batch of B even if the others are shared
-
-
-@dataclass(frozen=True)
-class Classified:
-    """What a batch tells."""
-
-    solution: Solution
-    # [B] bool: True if the queries of a batch are finite, False is inconclusive; None: not checked.
-    finite: Tensor | None = None
-    # The likelihood of further single rows: its prototypes absorbed the batch, and its bias has the
-    # log proportions. None with groups, whose proportions are their own.
-    after: Likelihood | None = None
 
 
 def classify(
@@ -56,12 +45,14 @@ def classify(
     all_classes: bool = True,
     top: int = 5,
     validate: bool = False,
+    keep: bool = False,
 ) -> Classified:
     """Classify batches [B, Q, D], or `Rows`, with a likelihood of each batch or shared by all.
 
     `added` [B, Q, K] are further logits, such as those of names; `measures` [B or 1, n, K] the
     priors on the proportions to choose from, the first even. `validate` checks a large batch for
-    non-finite values.
+    non-finite values. With `keep` the likelihood after the batch is found too, for one task or
+    several that are small.
 
     With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
     group have their own proportions, and learn from the other groups unless `share` is False.
@@ -75,7 +66,7 @@ def classify(
         if same is None:
             assert groups is not None
             of_groups = by_group(query[0], likelihood, extra, measures, groups, share, **options)
-            return Classified(of_groups)
+            return Classified(of_groups, None)
         rows, extra = by_thing(query[0], likelihood, extra, same)
         options |= {"measures": measures, "share": share, "validate": validate}
         options["groups"] = None if groups is None else groups.of_things(same)

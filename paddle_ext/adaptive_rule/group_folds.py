@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import check
 from ..rows import class_sums
+from .label_noise import AUTO
 from .learn import PRIOR_SHARPNESS, calibrate, uses_full_metric
 from .likelihood import Likelihood
 
@@ -22,6 +24,15 @@ MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the full metric
 STANDARD_ERROR = 0.5  # of a log-likelihood, where it is one standard error below its maximum
 PRIOR_DEGREES = 10.0  # degrees of freedom that a priori variances weigh
 TINY = 1e-30
+
+
+def check_trusted(label_noise: float | str) -> None:
+    """Reject a share of wrong labels next to groups; "auto" trusts all labels there."""
+    if label_noise not in (0.0, AUTO):
+        raise check.ArgumentValueError(
+            "label_noise",
+            f"must be 0.0 or {AUTO!r} with groups of labelled rows, got {label_noise}",
+        )
 
 
 def calibrated_by_groups(
@@ -78,9 +89,9 @@ def leave_groups_out(
         prior_rows = likelihood.prior_rows[0].double()
         mass[left_out] = rest.counts + prior_rows
         prototypes = rest.means * (rest.counts / (rest.counts + prior_rows)).unsqueeze(1)
-        judged[left_out] = rest.counts[labels[left_out]] > 0
 
         rows, means = x[left_out] * rest.root, prototypes * rest.root
+        judged[left_out] = rest.counts[labels[left_out]] > 0
         plain[left_out] = squared_distances(rows, means)
         if len(mixtures) > 1:
             full[left_out], squares = rest.in_full_metric(rows, means)

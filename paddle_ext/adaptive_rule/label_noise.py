@@ -144,10 +144,9 @@ def weigh_labels(
 
 
 def left_out_logits(likelihood: Likelihood, distances: Tensor) -> Tensor:
-    """Logits [B, S, K] from the squared distances [B, S, K] of rows left out of their classes."""
-    half = likelihood.sharpness / 2
-    hubs = torch.addcmul(likelihood.bias, likelihood.squares, half.unsqueeze(-1))
-    return torch.addcmul(hubs.unsqueeze(-2), distances, column(half), value=-1)
+    """Logits [B, S, K] from the distances (5) [B, S, K] of rows left out of their classes."""
+    half = column(likelihood.sharpness / 2)
+    return torch.addcmul(likelihood.bias.unsqueeze(-2), distances, half, value=-1)
 
 
 class WeightedRows(NamedTuple):

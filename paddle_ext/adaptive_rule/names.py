@@ -25,9 +25,10 @@ from ..solution import Solution, outweigh_names
 from ..solvers.adapt import call_adapt, solution_of
 from ..solvers.groups import each_alone, of_rows, shared_proportions, solution_of_groups
 from ..task import Task, how_many, merged, without_batch
-from .classify import Classified, classify
+from .classify import classify
 from .learn import PRIOR_SHARPNESS, calibrate, learned
 from .likelihood import Likelihood, column
+from .rounds import Classified
 from .single_rows import after_batch, claimed, expecting
 
 MOST_CALIBRATION_ROWS = 256
@@ -533,7 +534,7 @@ def solve_and_keep(
     """Solve one task with prototypes; also returns what classifies further rows one by one."""
     if all(tasks_with_every_class(task)):
         named = NamedLikelihood.of(task, "auto", logit_scale)
-        found = named.classify(task, **options)
+        found = named.classify(task, keep=True, **options)
         return found.solution, named.row_logits(after_batch(found, named.likelihood))
 
     solution = solve_by_rounds(task, logit_scale, options)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..native.load import module as native
 from ..solution import Solution
-from .classify import Classified
 from .likelihood import Likelihood
+from .rounds import Classified
 
 
 def expecting(likelihood: Likelihood, log_shares: Tensor) -> Likelihood:

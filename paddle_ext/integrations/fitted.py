@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..adaptive_rule.classify import Classified, classify
+from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelihood
 from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits, solve_and_keep
+from ..adaptive_rule.rounds import Classified
 from ..adaptive_rule.single_rows import after_batch, claimed, expecting
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups
@@ -71,6 +72,7 @@ class Examples:
     num_classes: int
     weights: Tensor | None = None  # [S] > 0: of the labelled rows
     trusted: Tensor | None = None  # [S] bool: the label is right
+    sources: Tensor | None = None  # [S] int64: the group of each labelled row
     names: Tensor | None = None  # [K, D] embeddings of the class names
     inverse_regularisation: float = INVERSE_REGULARISATION  # of the correction for many labels
 
@@ -190,7 +192,7 @@ def in_columns(
 def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
     if examples.names is None:
         likelihood = learned(examples, options)
-        classified = classify_batch(likelihood, query, options)
+        classified = classify_batch(likelihood, query, options, keep=True)
         found = without_one(classified.solution)
         fitted: Fitted = FittedAdaptive(likelihood, after_batch(classified, likelihood))
     else:
@@ -229,7 +231,8 @@ def counted_once(examples: Examples, tied: Groups | None, alone: bool = False) -
     rows, labels, sure = examples.support, examples.labels[tied.first], examples.trusted
     rows = rows[tied.first] if alone else tied.means(unit_rows(rows))
     sure = None if sure is None else tied.sums(sure.double().unsqueeze(-1))[:, 0] > 0
-    return replace(examples, support=rows, labels=labels, trusted=sure)
+    sources = None if examples.sources is None else examples.sources[tied.first]
+    return replace(examples, support=rows, labels=labels, trusted=sure, sources=sources)
 
 
 def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
@@ -244,6 +247,7 @@ def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
         options["label_noise"],
         own.trusted,
         inverse_regularisation=examples.inverse_regularisation,
+        groups=own.sources,
     )
     ties = None if tied is None else ties_of(examples.support, likelihood, tied)
     return replace(likelihood, ties=ties)
@@ -271,10 +275,12 @@ def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Ten
     return None if prior is None else measures_of(prior, num_classes, tasks, query).values
 
 
-def classify_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Classified:
+def classify_batch(
+    likelihood: Likelihood, query: Tensor, options: dict[str, Any], *, keep: bool = False
+) -> Classified:
     """Classify one batch [Q, D]; if large, with only the largest probabilities of each row.
 
-    The options may have checked `groups` and `same`, and `share`.
+    The options may have checked `groups` and `same`, and `share`; `keep` is for further rows.
     """
     K = likelihood.bias.shape[-1]
     return classify(
@@ -284,6 +290,7 @@ def classify_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any
         max_iter=options["max_iter"],
         tol=options["tol"],
         all_classes=returns_all(None, len(query), K),
+        keep=keep,
         **together(options),
     )
 

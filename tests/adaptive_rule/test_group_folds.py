@@ -50,7 +50,7 @@ def test_less_sure_of_rows_of_other_groups() -> None:
     """Patients of one class each: new patients are farther from a class than its other rows."""
     random = torch.Generator().manual_seed(0)
     patients = torch.arange(24)
-    classes = torch.randn(4, 16, generator=random, dtype=torch.float64)
+    classes = 0.5 * torch.randn(4, 16, generator=random, dtype=torch.float64)
     means = classes[patients % 4] + torch.randn(24, 16, generator=random, dtype=torch.float64)
     of_row = patients.repeat_interleave(20)
     rows = means[of_row] + 0.3 * torch.randn(480, 16, generator=random, dtype=torch.float64)
