@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import check
 from ..rows import class_sums
 from .label_noise import AUTO
-from .learn import PRIOR_SHARPNESS, calibrate, uses_full_metric
+from .learn import PRIOR_SHARPNESS, calibrate, likelihood_of, uses_full_metric
 from .likelihood import Likelihood
 
 FOLDS = 10  # at most
@@ -104,6 +104,22 @@ def leave_groups_out(
     squared = [torch.lerp(plain, full / length, share) for share in mixtures]
     distances = torch.stack([own / spread + determinant for own in squared])
     return LeftOut(distances, judged, length)
+
+
+def recognised_without_groups(
+    support: Tensor, labels: Tensor, num_classes: int, groups: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The most probable class of each row [S] without its group, and whether that is a test [S].
+
+    It is none of rows whose class is in no other group.
+    """
+    rows, own = support.unsqueeze(0), labels.unsqueeze(0)
+    likelihood = likelihood_of(rows, own, num_classes)
+    left = leave_groups_out(
+        likelihood.centred(rows)[0].double(), labels, groups, likelihood, MIXTURES
+    )
+    best, _ = calibration(left, labels)
+    return left.distances[best].argmin(-1), left.judged
 
 
 @dataclass(frozen=True)
@@ -213,4 +229,5 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def solved(factor: Tensor, right: Tensor) -> Tensor:
     """Rows [N, M] of the inverse of a Cholesky factor times a matrix [M, N]."""
-    return torch.linalg.solve_triangular(factor, right, upper=False).mT
+    rows: Tensor = torch.linalg.solve_triangular(factor, right, upper=False).mT
+    return rows

@@ -528,9 +528,7 @@ class RowLogits:
         return claimed(logits + self.likelihood.logits(z), self.likelihood.shots)
 
 
-def solve_and_keep(
-    task: Task, logit_scale: float, **options: Any
-) -> tuple[Solution, RowLogits]:
+def solve_and_keep(task: Task, logit_scale: float, **options: Any) -> tuple[Solution, RowLogits]:
     """Solve one task with prototypes; also returns what classifies further rows one by one."""
     if all(tasks_with_every_class(task)):
         named = NamedLikelihood.of(task, "auto", logit_scale)

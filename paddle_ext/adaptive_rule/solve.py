@@ -181,8 +181,9 @@ def adaptive(
             options |= {"label_noise": label_noise, "sources": sources}
             solution = solve_tasks(task, metric, **options)
         else:
-            known = labelled, labels, num_classes, metric
-            likelihood = known_likelihood(*known, label_noise, sources)
+            likelihood = known_likelihood(
+                labelled, labels, num_classes, metric, label_noise, sources
+            )
             if tied is not None:
                 likelihood = replace(likelihood, ties=ties_of(support, likelihood, tied))
             options |= {"groups": grouped, "share": share, "same": things}

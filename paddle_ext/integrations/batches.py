@@ -20,7 +20,7 @@ from ..adaptive_rule.group_folds import check_trusted
 from ..groups import Groups, groups_of
 from ..presence.alarms import KINDS_TYPE, alarm_of
 from ..presence.unknown import Familiar, familiar
-from ..solution import Solution
+from ..solution import Solution, calibrates
 from ..solvers.groups import mean_proportions
 from ..task import without_autocast
 from . import fitted, inputs
@@ -122,6 +122,8 @@ class BatchClassifier:
         The possible labels.
     rows : {"table", "embeddings"}
         What the rows were taken for.
+    calibrated : bool
+        Whether the probabilities are calibrated, as in `paddle_ext.PaddleClassifier`.
 
     Notes
     -----
@@ -159,6 +161,7 @@ class BatchClassifier:
 
     classes: Array
     rows: str
+    calibrated: bool
 
     def __init__(
         self,
@@ -233,6 +236,8 @@ class BatchClassifier:
             sources=sources,
             names=None if text is None else torch.from_numpy(text.copy()),
         )
+        shots = examples.labels.bincount(minlength=len(self.classes))
+        self.calibrated = calibrates(shots, named=text is not None)
         self._fitted: Fitted = FittedNames(examples)
         self._familiar: Familiar | None = None
         # What was moved to the device of a process, and whether its last batch raised an alarm.
@@ -243,7 +248,7 @@ class BatchClassifier:
             self.rows = self._columns.rows
             if text is None:
                 self._fitted = FittedAdaptive(fitted.learned(examples, self._options)).to("cpu")
-            if alarms and bool(examples.labels.bincount(minlength=len(self.classes)).all()):
+            if alarms and bool(shots.all()):
                 self._familiar = familiar(
                     examples.support, examples.labels, examples.num_classes, None
                 )
