@@ -56,6 +56,8 @@ void add_constants(py::module_& module) {
     module.attr("MIN_CONCENTRATION") = kMinConcentration;
     module.attr("MIXTURE_STEPS") = kMixtureSteps;
     module.attr("NO_SCATTER") = kNoScatter;
+    module.attr("SHARPNESS") = kSharpness;
+    module.attr("SHARPNESS_SPREAD") = kSharpnessSpread;
     module.attr("SET_CLASSES") = kSetClasses;
     module.attr("SOFTER") = kSofter;
     module.attr("SPLIT_FACTOR") = kSplitFactor;

@@ -4,6 +4,7 @@ Letters: B tasks, Q queries, K classes, D features; those of likelihoods as ther
 in docs/adaptive.md.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..task import merged
 from .groups import by_thing, classify_groups
 from .large import solve_large
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
+from .rounds import Classified
 
 # The tensors of a likelihood that the native code of `posterior` takes early, and with the queries.
 EARLY = ("squares", "bias", "shots", "variance", "sharpness", "shares", "factor", "solved")
@@ -43,13 +45,14 @@ def classify(
     all_classes: bool = True,
     top: int = 5,
     validate: bool = False,
-) -> tuple[Solution, Tensor | None]:
+    keep: bool = False,
+) -> Classified:
     """Classify batches [B, Q, D], or `Rows`, with a likelihood of each batch or shared by all.
 
     `added` [B, Q, K] are further logits, such as those of names; `measures` [B or 1, n, K] the
     priors on the proportions to choose from, the first even. `validate` checks a large batch for
-    non-finite values. Also returns [B] bool: True if the queries of a batch are finite, False is
-    inconclusive; None if that was not checked.
+    non-finite values. With `keep` the likelihood after the batch is found too, for one task or
+    several that are small.
 
     With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
     group have their own proportions, and learn from the other groups unless `share` is False.
@@ -62,22 +65,23 @@ def classify(
         extra = None if added is None else added[0]
         if same is None:
             assert groups is not None
-            return by_group(query[0], likelihood, extra, measures, groups, share, **options), None
+            of_groups = by_group(query[0], likelihood, extra, measures, groups, share, **options)
+            return Classified(of_groups, None)
         rows, extra = by_thing(query[0], likelihood, extra, same)
         options |= {"measures": measures, "share": share, "validate": validate}
         options["groups"] = None if groups is None else groups.of_things(same)
-        found, finite = classify(likelihood, rows[None], extra[None], **options)
-        return of_rows(found, same, groups), finite
+        of_things = classify(likelihood, rows[None], extra[None], **options)
+        return replace(of_things, solution=of_rows(of_things.solution, same, groups))
     if not isinstance(query, Tensor):
         query = torch.cat([*query.chunks(2**20)]).unsqueeze(0)
-    found, finite = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
-    found = with_shots(found, likelihood)
+    classified = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
+    found = with_shots(classified.solution, likelihood)
     if not all_classes:
         u = found.probabilities
         classes = most_probable(u, found.labels, top)
         held = u.double().sum(-2)
         found = found._replace(probabilities=u.gather(-1, classes), classes=classes, held=held)
-    return found, finite
+    return replace(classified, solution=found)
 
 
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
@@ -108,7 +112,7 @@ def by_group(
     def solve(rows: Tensor, places: Tensor) -> Solution:
         own = measures if measures is None or len(measures) == 1 else measures[places]
         extra = None if added is None else added[rows]
-        return classify(likelihood, query[rows], extra, measures=own, **options)[0]
+        return classify(likelihood, query[rows], extra, measures=own, **options).solution
 
     return each_alone(groups, solve)
 
@@ -121,9 +125,9 @@ def posterior(
     *,
     max_iter: int,
     tol: float,
-) -> tuple[Solution, Tensor | None]:
+) -> Classified:
     """Classify small tasks [B, Q, D]; arguments as in `classify`."""
     from ._scaffold import posterior
 
-    found, _ = posterior(likelihood, query, added, measures, max_iter=max_iter, tol=tol)
-    return found, None
+    found, after = posterior(likelihood, query, added, measures, max_iter=max_iter, tol=tol)
+    return Classified(found, None, after)

@@ -37,11 +37,16 @@ def corrected_likelihood(
     label_noise: float | str = 0.0,
     trusted: Tensor | None = None,  # [S] whether the label is right
     inverse_regularisation: float = INVERSE_REGULARISATION,  # C
+    groups: Tensor | None = None,  # [S] those of the rows
 ) -> Likelihood:
-    """The likelihood learned from labelled rows [S, D], with a correction where it pays."""
+    """The likelihood learned from labelled rows [S, D], with a correction where it pays.
+
+    With groups all labels are trusted, and there is no correction: it would fit what rows of a
+    group have in common, and claim too much of other groups.
+    """
     K, S, total, noisy = num_classes, len(labels), weights, False
     worth = SHOTS * K <= S and S * K * (support.shape[1] + 1) <= WORK
-    corrects = worth and S * K <= MOST_LEFT_OUT
+    corrects = groups is None and worth and S * K <= MOST_LEFT_OUT
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     given = None
     if weights is not None:
@@ -49,7 +54,7 @@ def corrected_likelihood(
         # the squares of the weights cannot overflow in single precision.
         largest = weights.new_zeros(K).scatter_reduce(0, labels, weights, "amax")
         given = (weights / power_of_two(largest)[labels]).unsqueeze(0)
-    if models_noise(label_noise, S, K):
+    if groups is None and models_noise(label_noise, S, K):
         sure = None if trusted is None else trusted.unsqueeze(0)
         weighed = weigh_labels(rows, own, K, label_noise, given=given, trusted=sure)
         likelihood, noisy = weighed.likelihood, bool(weighed.rate > 0)
@@ -60,7 +65,7 @@ def corrected_likelihood(
     elif corrects:
         likelihood, rest = left_out_rows(support, labels, K)
     else:
-        likelihood = likelihood_of(rows, own, K)
+        likelihood = likelihood_of(rows, own, K, groups=groups)
     if corrects:
         likelihood = replace(
             likelihood, correction=correction_of(rest, total, inverse_regularisation)

@@ -32,10 +32,14 @@ def uses_full_metric(metric: str, S: int, K: int) -> bool:
 
 
 def likelihood_of(
-    support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto"
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    metric: str = "auto",
+    groups: Tensor | None = None,
 ) -> Likelihood:
     """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
-    return learned(support, labels, num_classes, metric)[0]
+    return learned(support, labels, num_classes, metric, groups=groups)[0]
 
 
 @on_cpu_without_gpu_code
@@ -44,21 +48,24 @@ def calibrate(
     labels: Tensor,
     judged: Tensor | None = None,
     *,
-    centre: float,
-    spread: float,
+    centre: float | None = None,
+    spread: float | None = None,
 ) -> list[Tensor]:
     """The sharpness f of each task, the factor on half the distances [B, R, K] in logits.
 
     f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik))`` minus its log prior, the
     sum over the rows that are `judged` [B, R], or all; `labels` [B, R] are their classes. ln f has
-    the mean ln `centre` and the deviation `spread` a priori. Distances are less than 1e30, which a
-    class has that does not compete. Returns f [B], the minimum [B], and the probability that each
-    class takes from rows of other classes, summed, [B, K].
+    the mean ln `centre` and the deviation `spread` a priori, by default those of the rule.
+    Distances are less than 1e30, which a class has that does not compete. Returns f [B], the
+    minimum [B], and the probability that each class takes from rows of other classes, summed,
+    [B, K].
     """
     B, R, K = distances.shape
     distances, labels = packed(distances), packed_int64(labels)
     judged = None if judged is None else packed(judged)
     real = distances.dtype
+    centre = native.SHARPNESS if centre is None else centre
+    spread = native.SHARPNESS_SPREAD if spread is None else spread
     options = {"B": B, "R": R, "K": K, "centre": centre, "spread": spread}
     inputs = {
         "distances": (distances, real, (B, R, K)),
@@ -76,12 +83,20 @@ def learned(
     metric: str = "auto",
     *,
     left_out: bool = False,
+    groups: Tensor | None = None,
 ) -> tuple[Likelihood, Tensor | None]:
-    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K]."""
-    (B, S, D), K = support.shape, num_classes
-    if calibration_count(S, K) < S:
-        return learned_in_order(support, labels, num_classes, metric, left_out)
-    return learned_as_given(support, labels, num_classes, metric, left_out)
+    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K].
+
+    With `groups` [S], numbers of those of the rows of one task, whole groups are left out.
+    """
+    S, K = support.shape[1], num_classes
+    in_order = learned_as_given if calibration_count(S, K) == S else learned_in_order
+    likelihood, distances = in_order(support, labels, num_classes, metric, left_out)
+    if groups is not None and bool((groups != groups[0]).any()):
+        from .group_folds import calibrated_by_groups  # which calibrates by this module
+
+        likelihood, distances = calibrated_by_groups(likelihood, support, labels, groups, metric)
+    return likelihood, distances if left_out else None
 
 
 def learned_in_order(

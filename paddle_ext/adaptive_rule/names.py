@@ -19,15 +19,18 @@ from ..groups import Groups
 from ..limits import SEVERAL
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
+from ..native.load import module as native
 from ..prevalence import counts_of, estimated_shares
 from ..rows import class_sums, evenly_spread, laid_out, mean_row, products, unit_rows
 from ..solution import Solution, outweigh_names
 from ..solvers.adapt import call_adapt, solution_of
 from ..solvers.groups import each_alone, of_rows, shared_proportions, solution_of_groups
-from ..task import Task, how_many, merged
+from ..task import Task, how_many, merged, without_batch
 from .classify import classify
-from .learn import PRIOR_SHARPNESS, calibrate, likelihood_of
+from .learn import calibrate, learned
 from .likelihood import Likelihood, column
+from .rounds import Classified
+from .single_rows import after_batch, claimed, expecting
 
 MOST_CALIBRATION_ROWS = 256
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
@@ -183,11 +186,10 @@ def name_logits_of(task: Task, rows: UnitRows, logit_scale: float) -> NameLogits
 
 def fitted(logits: Tensor, rows: UnitRows) -> tuple[Tensor, Tensor]:
     """The factor on logits [B, R, K] that fits calibration rows best, and the misfit; [B] each."""
-    B, R, _ = logits.shape
-    labels = rows.calibration(rows.labels).expand(B, R)
-    count = torch.full((B,), R, device=logits.device)
-    sharpness, objective = calibrate(logits * (-2 / PRIOR_SHARPNESS), labels, count)[:2]
-    return sharpness / PRIOR_SHARPNESS, objective
+    labels = rows.calibration(rows.labels).expand(logits.shape[:2])
+    usual = native.SHARPNESS
+    sharpness, objective, _ = calibrate(logits * (-2 / usual), labels)
+    return sharpness / usual, objective
 
 
 def lengths(x: Tensor) -> Tensor:
@@ -438,33 +440,59 @@ def widened(solution: Solution, likely: Tensor, K: int) -> Solution:
 
 def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str, Any]) -> Solution:
     """Solve with the likelihood of the labelled rows, plus names in the share that suits them."""
-    rows = unit_rows_of(task)
-    names = name_logits_of(task, rows, logit_scale)
-    likelihood = likelihood_of(task.support, task.support_labels, task.num_classes, metric)
-    share, factor = fitted_name_share(task, rows, likelihood, names)
-    sharpness, bias = likelihood.sharpness * factor, likelihood.bias * factor.unsqueeze(-1)
-    softened = replace(likelihood, sharpness=sharpness, bias=bias)
-    added = names.query * column(share * factor)
-    return classify(softened, task.query, added, measures=task.measures, **options)[0]
+    named = NamedLikelihood.of(task, metric, logit_scale)
+    return named.classify(task, **options).solution
+
+
+@dataclass(frozen=True)
+class NamedLikelihood:
+    """What labelled rows of every class and names say of the queries, as likely as they should."""
+
+    likelihood: Likelihood  # less sharp, if the labelled rows ask for that next to names
+    names: NameLogits
+    weight: Tensor  # [B] of the logits of the names
+
+    @classmethod
+    def of(cls, task: Task, metric: str, logit_scale: float) -> "NamedLikelihood":
+        rows = unit_rows_of(task)
+        names = name_logits_of(task, rows, logit_scale)
+        known = task.support, task.support_labels, task.num_classes, metric
+        likelihood, distances = learned(*known, left_out=True)
+        assert distances is not None
+        share, factor = fitted_name_share(rows, likelihood, distances, names)
+        softened = replace(
+            likelihood,
+            sharpness=likelihood.sharpness * factor,
+            bias=likelihood.bias * factor.unsqueeze(-1),
+        )
+        return cls(softened, names, share * factor)
+
+    def classify(self, task: Task, **options: Any) -> Classified:
+        added = self.names.query * column(self.weight)
+        return classify(self.likelihood, task.query, added, measures=task.measures, **options)
+
+    def row_logits(self, likelihood: Likelihood) -> "RowLogits":
+        """Those of single rows of one task, with this likelihood."""
+        assert self.names.away is not None
+        assert self.names.scale is not None
+        scaled = self.names.away[0] * self.names.scale[0] * self.weight
+        return RowLogits(scaled, torch.zeros_like(scaled[:, 0]), likelihood)
 
 
 def fitted_name_share(
-    task: Task, rows: UnitRows, likelihood: Likelihood, names: NameLogits
+    rows: UnitRows, likelihood: Likelihood, distances: Tensor, names: NameLogits
 ) -> tuple[Tensor, Tensor]:
-    """The share of names that fits the calibration rows best, and a factor <= 1; [B] each."""
+    """The share of names that fits the calibration rows best, and a factor <= 1; [B] each.
+
+    `distances` [B, S, K] are those of labelled rows left out of their class.
+    """
     share = names.query.new_ones(len(names.query))
     if names.calibration is None:
         return share, share
-    own = rows.calibration(rows.labels)
-    x = likelihood.centred(rows.calibration(task.support))
-    sharpness = column(likelihood.sharpness)
-    inner = products(x, likelihood.weights)
-    logits = torch.addcmul(likelihood.bias.unsqueeze(-2), inner, sharpness)
-    n = likelihood.shots.gather(1, own)
-    offset = x - torch.take_along_dim(likelihood.prototypes, own.unsqueeze(-1), 1)
-    farther = 2 / (n - 1).clamp(min=1) * likelihood.squared(offset).clamp(min=0)
-    logits.scatter_add_(-1, own.unsqueeze(-1), (farther.unsqueeze(-1) * sharpness).div_(-2))
-    counts = (n > 1).to(x.dtype).unsqueeze(-1)  # the only row of its class carries no information
+    half = column(likelihood.sharpness) / 2
+    logits = likelihood.bias.unsqueeze(-2) - half * rows.calibration(distances)
+    n = rows.shots.gather(1, rows.calibration(rows.labels))
+    counts = (n > 1).to(logits.dtype).unsqueeze(-1)  # an only row carries no information
     factor, best = fitted((logits + names.calibration) * counts, rows)
     for other in NAME_SHARES:
         mixed = torch.add(logits, names.calibration, alpha=other)
@@ -476,64 +504,73 @@ def fitted_name_share(
     return share, factor.clamp(max=1)
 
 
-# --- one more row of a batch ----------------------------------------------------------------------
+# --- one more row ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RowLogits:
-    """Logits ``z.names_k + x.weights_k + bias_k`` of rows, unit-norm (z) and centred (x)."""
+    """Logits of single rows: ``z.names_k + bias_k`` of a unit-norm row z, and their likelihoods."""
 
     names: Tensor  # [K, D]
-    centre: Tensor  # [D]
-    weights: Tensor  # [K, D]
     bias: Tensor  # [K]
+    likelihood: Likelihood | None = None  # where labelled rows decide
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def to(self, device: torch.device | str) -> "RowLogits":
+        there = None if self.likelihood is None else self.likelihood.to(device)
+        return RowLogits(self.names.to(device), self.bias.to(device), there)
+
+    def log_probabilities(self, rows: Tensor) -> Tensor:
         """[N, D] -> [N, K]."""
-        z = unit_rows(rows.to(self.weights.dtype))
-        off = z - self.centre
-        x = off * inverse(lengths(off))
-        return z @ self.names.mT + x @ self.weights.mT + self.bias
+        z = unit_rows(rows.to(self.names.dtype))
+        logits = z @ self.names.mT + self.bias
+        if self.likelihood is None:
+            return torch.log_softmax(logits, dim=-1)
+        return claimed(logits + self.likelihood.logits(z), self.likelihood.shots)
 
 
-def row_logits(
-    task: Task,
-    solution: Solution | None,
-    log_shares: Tensor | None = None,
-    *,
-    logit_scale: float,
-    **options: Any,
-) -> RowLogits:
-    """Those of a task with prototypes; without a solution [Q, ..] its queries are labelled rows.
+def solve_and_keep(task: Task, logit_scale: float, **options: Any) -> tuple[Solution, RowLogits]:
+    """Solve one task with prototypes; also returns what classifies further rows one by one."""
+    if all(tasks_with_every_class(task)):
+        named = NamedLikelihood.of(task, "auto", logit_scale)
+        found = named.classify(task, keep=True, **options)
+        return found.solution, named.row_logits(after_batch(found, named.likelihood))
 
-    `log_shares` [K] are then the log proportions of the classes; by default those of the labelled
-    rows, with one more row of each class.
+    solution = solve_by_rounds(task, logit_scale, options)
+    whole = without_batch(solution) if solution.groups is None else solution.over_all()
+    return solution, absorbed_logits(task, whole.probabilities, whole.dual, logit_scale)
+
+
+def row_logits(task: Task, log_shares: Tensor | None, logit_scale: float) -> RowLogits:
+    """Those of one task with prototypes without a batch: its queries are its labelled rows.
+
+    `log_shares` [K] are the log proportions of the classes; by default those of the labelled rows,
+    with one more row of each class.
     """
+    shots = shots_of(task)[0]
+    log_shares = shots.log1p().log_softmax(-1) if log_shares is None else log_shares
+    if all(tasks_with_every_class(task)):
+        named = NamedLikelihood.of(task, "auto", logit_scale)
+        return named.row_logits(expecting(named.likelihood, log_shares))
+
+    # The labelled rows are absorbed like queries of which the class is known, and count once.
+    u = F.one_hot(task.support_labels[0], task.num_classes).to(shots.dtype)
+    return absorbed_logits(task, u, log_shares, logit_scale, count_once=True)
+
+
+def absorbed_logits(
+    task: Task, u: Tensor, log_shares: Tensor, logit_scale: float, count_once: bool = False
+) -> RowLogits:
+    """Those of rounds that end with probabilities u [Q, K] and log proportions [K]."""
     rows = unit_rows_of(task)
     names = name_logits_of(task, rows, logit_scale)
     assert names.away is not None
     assert names.scale is not None
-    scaled = names.away[0] * names.scale[0]
-    if solution is None:
-        log_shares = rows.shots[0].log1p().log_softmax(-1) if log_shares is None else log_shares
-        u = F.one_hot(task.support_labels, task.num_classes).to(scaled.dtype)
-    else:
-        u, log_shares = solution.probabilities[None], solution.dual
-    if all(tasks_with_every_class(task)):
-        likelihood = likelihood_of(task.support, task.support_labels, task.num_classes)
-        share, factor = fitted_name_share(task, rows, likelihood, names)
-        return RowLogits(
-            scaled * (share * factor),
-            likelihood.centre[0],
-            likelihood.weights[0] * (likelihood.sharpness * factor),
-            likelihood.bias[0] * factor + log_shares,
-        )
-    if solution is None:  # the queries are the labelled rows, and count once
+    if count_once:
         rows = replace(rows, support=rows.support[:, :0], shots=torch.zeros_like(rows.shots))
     start = start_of(rows, names)
-    joint = u.shape[1] > TELLING * u.shape[2]
-    _, offset, *factors = start.judged(names.query, u, joint)
+    joint = len(u) > TELLING * task.num_classes
+    _, offset, *factors = start.judged(names.query, u[None], joint)
     w = reduce(torch.bmm, factors)[0]
     bias = log_shares - offset[0, 0] / 2 - w @ start.centre[0, 0]
-    # Rows are not made unit-norm again, so all is linear in z.
-    return RowLogits(scaled + w, start.centre[0, 0], torch.zeros_like(scaled), bias)
+    # Rows are not made unit-norm again, so all is linear in them.
+    return RowLogits(names.away[0] * names.scale[0] + w, bias)

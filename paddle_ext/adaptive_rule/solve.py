@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..groups import GroupNames, groups_and_things
+from ..groups import GroupNames, groups_and_things, groups_of
 from ..large.sources import Source, comes_in_chunks, queries_of
 from ..prior import measures_of
 from ..rows import computing_dtype, unit_rows
@@ -15,9 +15,11 @@ from ..solution import Solution, returns_all
 from ..solvers.adapt import groups_of_one_batch, no_tasks
 from ..task import Task, batched, how_many, merged, without_autocast, without_batch
 from .classify import classify
+from .group_folds import check_trusted
 from .groups import ties_of
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
-from .learn import calibration_count, uses_full_metric
+from .learn import calibration_count, likelihood_of, uses_full_metric
+from .likelihood import Likelihood
 from .names import solve_named
 
 METRICS = ("auto", "diagonal")
@@ -36,6 +38,7 @@ def adaptive(
     share: bool = True,
     same: GroupNames | None = None,
     support_same: GroupNames | None = None,
+    support_groups: GroupNames | None = None,
     max_iter: int = 100,
     tol: float = 1e-3,
     return_assignments: bool | None = None,
@@ -88,6 +91,11 @@ def adaptive(
     support_same : Tensor, array or sequence [S], optional
         The same for labelled rows [S, D]: a thing, which is of one class, counts as one row, the
         mean of its own, and they too tell how alike such rows are.
+    support_groups : Tensor, array or sequence [S], optional
+        The group of each labelled row [S, D], such as a patient, an integer or a string. Labelled
+        rows then calibrate the likelihoods without all rows of their group, in up to ten folds, so
+        that the probabilities are right for queries of other groups. All labels are trusted, and
+        `label_noise` must be 0.0 or "auto".
     max_iter : int
         Limit on iterations for the proportions, >= 1.
     tol : float
@@ -148,11 +156,16 @@ def adaptive(
         "top": top,
     }
     tied = None
+    for name, value in {"support_same": support_same, "support_groups": support_groups}.items():
+        if value is not None and support.dim() != 2:
+            raise ValueError(f"{name} must be None for [B, S, D], got {[*support.shape]}")
     if support_same is not None:
-        if support.dim() != 2:
-            raise ValueError(f"support_same must be None for [B, S, D], got {[*support.shape]}")
         known = support_labels, support_same, len(support), support.device
         tied = groups_and_things(*known, "support_same", "class")[1]
+    sources = None
+    if support_groups is not None:
+        check_trusted(label_noise)
+        sources = groups_of_support(support_groups, support_same, support)
     if batch == [0]:
         none = support.new_empty(0, Q, num_classes)
         return no_tasks(none, None if options["all_classes"] else top)
@@ -160,18 +173,22 @@ def adaptive(
     labels = batched(support_labels.long(), 2)
     if tied is not None:
         labelled, labels = tied.means(unit_rows(labelled[0]))[None], labels[:, tied.first]
+        sources = None if sources is None else sources[tied.first]
     with torch.no_grad(), without_autocast():
         rows = batched(rows, 3) if isinstance(rows, Tensor) else rows
         if isinstance(rows, Tensor) and grouped is things is None:
             task = Task(labelled, labels, rows, num_classes, measures=measures)
-            solution = solve_tasks(task, metric, label_noise=label_noise, **options)
+            options |= {"label_noise": label_noise, "sources": sources}
+            solution = solve_tasks(task, metric, **options)
         else:
-            likelihood = noisy_likelihood(labelled, labels, num_classes, metric, label_noise)
+            likelihood = known_likelihood(
+                labelled, labels, num_classes, metric, label_noise, sources
+            )
             if tied is not None:
                 likelihood = replace(likelihood, ties=ties_of(support, likelihood, tied))
             options |= {"groups": grouped, "share": share, "same": things}
             options["validate"] = validate and from_file
-            solution, _ = classify(likelihood, rows, measures=measures, **options)
+            solution = classify(likelihood, rows, measures=measures, **options).solution
     return solution if batch or grouped is not None else without_batch(solution)
 
 
@@ -187,9 +204,13 @@ def solve_tasks(
     *,
     logit_scale: float = 100.0,
     label_noise: float | str = 0.0,
+    sources: Tensor | None = None,
     **options: Any,
 ) -> Solution:
-    """Classify checked tasks, as many at a time as fit in memory; `options` are of `classify`."""
+    """Classify checked tasks, as many at a time as fit in memory; `options` are of `classify`.
+
+    `sources` [S] are the numbers of groups of labelled rows that all tasks share.
+    """
     if task.prototypes is not None or task.logits is not None:
         return solve_named(task, metric, logit_scale, **options)
     B, K = len(task.query), task.num_classes
@@ -200,16 +221,39 @@ def solve_tasks(
         part = task if step >= B else task.part(slice(start, start + step))
         if likelihood is None or len(task.support) > 1:
             rows = part.support, part.support_labels
-            likelihood = noisy_likelihood(*rows, K, metric, label_noise)
-        solution, finite_queries = classify(
+            likelihood = known_likelihood(*rows, K, metric, label_noise, sources)
+        found = classify(
             likelihood, part.query, measures=part.measures, **options, validate=validate
         )
-        solutions.append(solution)
-        finite += [x for x in (likelihood.finite, finite_queries) if x is not None]
+        solutions.append(found.solution)
+        finite += [x for x in (likelihood.finite, found.finite) if x is not None]
     # Only now does the caller wait for the device.
     if task.check_values is not None and finite and not bool(torch.cat(finite).all()):
         task.check_values()
     return merged(solutions)
+
+
+def known_likelihood(
+    support: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    metric: str,
+    label_noise: float | str,
+    sources: Tensor | None,
+) -> Likelihood:
+    """What is learned from labelled rows whose labels may be wrong, or that belong to groups."""
+    if sources is None:
+        return noisy_likelihood(support, labels, num_classes, metric, label_noise)
+    return likelihood_of(support, labels, num_classes, metric, sources)
+
+
+def groups_of_support(groups: GroupNames, same: GroupNames | None, support: Tensor) -> Tensor:
+    """The number of the group of each labelled row [S]; the rows of a thing are in one group."""
+    rows, place = len(support), support.device
+    found = groups_of(groups, rows, place, "support_groups")
+    if same is not None:
+        groups_and_things(found.of_row, same, rows, place, "support_same")
+    return found.of_row
 
 
 def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:

@@ -193,7 +193,7 @@ def solver(
         options: Any = {"groups": groups, "same": same, "share": share}
         measures = measures_for(groups)
         if likelihood is not None:
-            return classify(likelihood, rows, measures=measures, **options)[0]
+            return classify(likelihood, rows, measures=measures, **options).solution
         support, labels = examples.support[None], examples.labels[None]
         task = Task(support, labels, rows, K, prototypes=names, measures=measures)
         return solve_tasks(task, "auto", logit_scale=labelled.logit_scale, **options)
@@ -205,8 +205,15 @@ def examples_of(labelled: Labelled, place: torch.device) -> Examples:
     """The labelled samples in the coordinates of `Labelled.rows`."""
     sure = None if labelled.trusted is None else labelled.trusted.to(place)
     rows, labels = labelled.rows(place), labelled.labels.to(place)
-    C = labelled.columns.inverse_regularisation
-    return Examples(rows, labels, len(labelled.class_names), trusted=sure, inverse_regularisation=C)
+    sources = None if labelled.sources is None else labelled.sources.to(place)
+    return Examples(
+        rows,
+        labels,
+        len(labelled.class_names),
+        trusted=sure,
+        sources=sources,
+        inverse_regularisation=labelled.columns.inverse_regularisation,
+    )
 
 
 def things_of(labelled: Labelled, place: torch.device, alone: bool = False) -> Examples:

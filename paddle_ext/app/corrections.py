@@ -267,6 +267,8 @@ def corrected_source(source: Source, files: Sequence[CorrectionFile], data: Data
         usable = source.usable(samples)
         wanted = [yes and label != UNKNOWN for yes, label in zip(usable, labels, strict=True)]
         added = selected_from(samples._replace(truth=labels), wanted)
+        if in_use.groups is None:  # a correction does not say that labelled samples have groups
+            added = added._replace(groups=None)
         in_use = concatenated([in_use, added]) if in_use.names else added
         trusted += [True] * sum(wanted)
         source.labelled = source.classes_by(in_use, trusted)

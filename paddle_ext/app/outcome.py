@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..adaptive_rule.group_folds import recognised_without_groups
 from ..adaptive_rule.label_noise import MOST_LEFT_OUT
 from ..labels import numbered, sorted_names
 from ..limits import FEWEST_TO_CALIBRATE, SEVERAL
@@ -149,6 +150,9 @@ class LabelledCheck:
     labelled: Labelled
     things: Tensor  # [T] int64, the first sample of each thing
     suggestion: Tensor  # [S] int64, the most probable class
+    # [S] the same of a sample without its group, if there are groups, and whether it is a test
+    recognised: Tensor
+    tested: Tensor
     doubt: Tensor  # [S], see `paddle_ext.presence.label_doubt`
 
     def order(self) -> list[int]:
@@ -221,9 +225,8 @@ def expected_accuracy(checked: LabelledCheck | None, given: int) -> ExpectedAccu
     if checked is None or checked.labelled.prototypes is not None:
         return None
     things, K = checked.things[checked.things < given], len(checked.labelled.class_names)
-    labels = checked.labelled.labels[things]
-    tested = (checked.labelled.shots() > 1)[labels]
-    right = tested & (checked.suggestion[things] == labels)
+    labels, tested = checked.labelled.labels[things], checked.tested[things]
+    right = tested & (checked.recognised[things] == labels)
     return ExpectedAccuracy(
         torch.bincount(labels[right], minlength=K), torch.bincount(labels[tested], minlength=K)
     )
@@ -239,7 +242,11 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     found = doubt_of_labels(known.support, index[known.labels], len(classes), known.trusted)
     first, of_row = (torch.arange(T),) * 2 if tied is None else (tied.first, tied.of_row)
     doubt, suggestion = (x.cpu()[of_row] for x in found)
-    return LabelledCheck(labelled, first, classes[suggestion], doubt)
+    recognised, tested = suggestion, (labelled.shots() > 1)[labelled.labels]
+    if known.sources is not None:
+        rows = known.support, index[known.labels], len(classes), known.sources
+        recognised, tested = (x.cpu()[of_row] for x in recognised_without_groups(*rows))
+    return LabelledCheck(labelled, first, classes[suggestion], doubt, classes[recognised], tested)
 
 
 def suspects(checked: LabelledCheck | None) -> list[int]:
@@ -342,6 +349,9 @@ def about_groups(source: Source) -> list[str]:
     if (tied := source.labelled.tied) is not None:
         of_all = plural(len(tied.of_row), "labelled sample")
         notes.append(f"labelled things: {len(tied.names):,} in {of_all}, each counted once")
+    if (sources := source.labelled.sources) is not None:
+        count = int(sources.max()) + 1
+        notes.append(f"labelled groups: {count:,}, left out whole to calibrate the probabilities")
     if source.same is not None:
         notes.append(f"things: {len(set(source.same)):,}, each with one label, and counted once")
     if source.groups is not None:

@@ -59,7 +59,8 @@ class Columns:
     """Column or array of true classes, to report the accuracy; for images: folder."""
     group: Annotated[str | None, TABLES] = None
     """Column of what samples belong to, such as a place or a customer, to classify the samples of
-    each as one batch; for images: folder."""
+    each as one batch; for images: folder. Labelled samples with this column calibrate the
+    probabilities for other groups than their own, and their labels count as right."""
     time: Annotated[str | None, TABLES] = None
     """Column of times, for --group-gap."""
     same: Annotated[str | None, TABLES] = None

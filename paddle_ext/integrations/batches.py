@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.group_folds import check_trusted
 from ..groups import Groups, groups_of
 from ..presence.alarms import KINDS_TYPE, alarm_of
 from ..presence.unknown import Familiar, familiar
-from ..solution import Solution
+from ..solution import Solution, calibrates
 from ..solvers.groups import mean_proportions
 from ..task import without_autocast
 from . import fitted, inputs
@@ -92,6 +93,10 @@ class BatchClassifier:
         Whether the result says how unlike the labelled rows a batch is: adds ``novelty``,
         ``strangers`` and ``alarm``, and warns. It adds one or two milliseconds to a small batch,
         and to a large one a third to all of its time.
+    support_groups : array [S], optional
+        The group of each labelled row, such as a patient, an integer or a string: as in
+        `paddle_ext.adaptive`, so that probabilities are right for rows of other groups. Not with
+        `prototypes`.
     group : str, optional
         Name of a column of groups in a batch, integers or strings: the rows of a group have
         proportions of their own, as in `paddle_ext.adaptive`.
@@ -117,6 +122,8 @@ class BatchClassifier:
         The possible labels.
     rows : {"table", "embeddings"}
         What the rows were taken for.
+    calibrated : bool
+        Whether the probabilities are calibrated, as in `paddle_ext.PaddleClassifier`.
 
     Notes
     -----
@@ -154,6 +161,7 @@ class BatchClassifier:
 
     classes: Array
     rows: str
+    calibrated: bool
 
     def __init__(
         self,
@@ -169,6 +177,7 @@ class BatchClassifier:
         rows: str = "auto",
         label_noise: float | str = 0.0,
         prior: Any = None,
+        support_groups: Any = None,
         group: str | None = None,
         share: bool = True,
         remember: bool = False,
@@ -208,14 +217,27 @@ class BatchClassifier:
         K = None if text is None else len(text)
         self.classes, places = inputs.classes_and_places(given, len(given_rows), names, K)
         self._options["prior"] = inputs.prior_weights(prior, self.classes)
+        sources = None
+        if support_groups is not None:
+            if text is not None:
+                raise check.ArgumentValueError(
+                    "support_groups",
+                    f"must be None with prototypes, got {check.kind(support_groups)}",
+                )
+            check_trusted(label_noise)
+            place = torch.device("cpu")
+            sources = groups_of(support_groups, len(given_rows), place, "support_groups").of_row
         self._width, self._labelled = given_rows.shape[1], len(given_rows)
         # Copies, because the caller's arrays may change.
         examples = Examples(
             torch.from_numpy(given_rows.copy()),
             torch.from_numpy(places),
             len(self.classes),
+            sources=sources,
             names=None if text is None else torch.from_numpy(text.copy()),
         )
+        shots = examples.labels.bincount(minlength=len(self.classes))
+        self.calibrated = calibrates(shots, named=text is not None)
         self._fitted: Fitted = FittedNames(examples)
         self._familiar: Familiar | None = None
         # What was moved to the device of a process, and whether its last batch raised an alarm.
@@ -225,11 +247,8 @@ class BatchClassifier:
             self._columns, examples, _ = fitted.in_columns(examples, None, rows=rows)
             self.rows = self._columns.rows
             if text is None:
-                # No batch was seen, so there are no proportions to keep.
-                no_dual = examples.support.new_zeros(examples.num_classes)
-                learned_on = fitted.learned(examples, self._options)
-                self._fitted = FittedAdaptive(learned_on, no_dual).to("cpu")
-            if alarms and bool(examples.labels.bincount(minlength=len(self.classes)).all()):
+                self._fitted = FittedAdaptive(fitted.learned(examples, self._options)).to("cpu")
+            if alarms and bool(shots.all()):
                 self._familiar = familiar(
                     examples.support, examples.labels, examples.num_classes, None
                 )

@@ -20,7 +20,9 @@ from ..adaptive_rule.classify import classify
 from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelihood
 from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
-from ..adaptive_rule.names import RowLogits, row_logits
+from ..adaptive_rule.names import RowLogits, row_logits, solve_and_keep
+from ..adaptive_rule.rounds import Classified
+from ..adaptive_rule.single_rows import after_batch, claimed, expecting
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups
 from ..native import devices
@@ -34,6 +36,8 @@ from .columns import Array, Columns, columns_for
 Kept = TypeVar("Kept")
 
 TOGETHER = ("groups", "share", "same")  # the options of rows that belong together
+# In what the likelihood of single rows differs from that of the labelled rows.
+OF_SINGLE_ROWS = ("prototypes", "squares", "absorbed", "bias")
 LARGEST_OF_ROW = 5  # probabilities kept of a row, if all would be too many
 
 
@@ -68,6 +72,7 @@ class Examples:
     num_classes: int
     weights: Tensor | None = None  # [S] > 0: of the labelled rows
     trusted: Tensor | None = None  # [S] bool: the label is right
+    sources: Tensor | None = None  # [S] int64: the group of each labelled row
     names: Tensor | None = None  # [K, D] embeddings of the class names
     inverse_regularisation: float = INVERSE_REGULARISATION  # of the correction for many labels
 
@@ -82,27 +87,43 @@ class Examples:
 
 @dataclass(frozen=True)
 class FittedAdaptive:
-    """The likelihood of the labelled rows, and the mean log proportions of the unlabelled ones."""
+    """The likelihood of the labelled rows, and that of further single rows."""
 
     likelihood: Likelihood
-    dual: Tensor  # [K] float64: mean log proportions
+    # The same metric, which is stored once, with the prototypes and proportions after the batch;
+    # None before any.
+    single: Likelihood | None = None
 
     def to(self, device: torch.device | str) -> FittedAdaptive:
         there = self.likelihood.to(device)
-        vars(there)["weights"] = self.likelihood.weights.to(device)  # so that they are made once
-        return FittedAdaptive(there, self.dual.double().to(device))
+        if self.single is None or there is self.likelihood:
+            return self if there is self.likelihood else FittedAdaptive(there)
+        own: Any = {name: getattr(self.single, name) for name in OF_SINGLE_ROWS}
+        own = {name: None if x is None else x.to(device) for name, x in own.items()}
+        single = replace(there, **own)
+        # What is computed once here is moved, instead of computed again on each move.
+        vars(single)["weights"] = self.single.weights.to(device)
+        if self.single.projection is not None:
+            vars(single)["projection"] = tuple(x.to(device) for x in self.single.projection)
+        return FittedAdaptive(there, single)
 
-    def logits(self, rows: Tensor) -> Iterator[Tensor]:
-        here = self.to(rows.device)
-        likelihood = here.likelihood
-        for part in parts(len(rows), sum(likelihood.weights.shape)):
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what a likelihood computes once, which is as large as all the rest.
+        single = None if self.single is None else replace(self.single)
+        return {"likelihood": replace(self.likelihood), "single": single}
+
+    def log_probabilities(self, rows: Tensor) -> Iterator[Tensor]:
+        single = self.to(rows.device).single
+        assert single is not None
+        for part in parts(len(rows), sum(single.weights.shape)):
             # Unit-norm first: float64 values may be too large for the dtype of the fit.
-            logits = likelihood.logits(unit_rows(rows[part].double()))
-            yield (logits.double() + here.dual) * likelihood.temper
+            logits = single.logits(unit_rows(rows[part].double()))
+            yield claimed(logits.double(), single.shots[0].double())
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
-        likelihood = self.to(query.device).likelihood
-        return solve_batch(likelihood, directions(query, likelihood.weights.dtype), options)
+        likelihood = self.likelihood.to(query.device)
+        rows = directions(query, likelihood.bias.dtype)
+        return without_one(classify_batch(likelihood, rows, options).solution)
 
 
 @dataclass(frozen=True)
@@ -113,21 +134,23 @@ class FittedNames:
     row_logits: RowLogits | None = None  # None before any batch
 
     def to(self, device: torch.device | str) -> FittedNames:
-        row_logits = None if self.row_logits is None else moved(self.row_logits, device)
+        row_logits = None if self.row_logits is None else self.row_logits.to(device)
         return FittedNames(moved(self.examples, device), row_logits)
 
-    def logits(self, rows: Tensor) -> Iterator[Tensor]:
+    def log_probabilities(self, rows: Tensor) -> Iterator[Tensor]:
         assert self.row_logits is not None
-        row_logits = moved(self.row_logits, rows.device)
-        for part in parts(len(rows), sum(row_logits.weights.shape)):
-            yield row_logits(unit_rows(rows[part].double())).double()
+        row_logits = self.row_logits.to(rows.device)
+        for part in parts(len(rows), sum(row_logits.names.shape)):
+            yield row_logits.log_probabilities(unit_rows(rows[part].double())).double()
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         examples = moved(self.examples, query.device)
-        return solve_names(examples, directions(query, examples.support.dtype), options)
+        rows = directions(query, examples.support.dtype)
+        task = examples.task(rows, measures_in(options, examples.num_classes, rows))
+        return without_one(solve_tasks(task, "auto", **of_names(options), **together(options)))
 
 
-# `logits` of further rows, part by part, and `solve` for another batch [n, D].
+# `log_probabilities` of further rows, part by part, and `solve` for another batch [n, D].
 Fitted: TypeAlias = FittedAdaptive | FittedNames
 
 
@@ -169,25 +192,16 @@ def in_columns(
 def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
     if examples.names is None:
         likelihood = learned(examples, options)
-        found = solve_batch(likelihood, query, options)
-        solution = found.over_all()
-        fitted: Fitted = FittedAdaptive(likelihood, solution.dual)
+        classified = classify_batch(likelihood, query, options, keep=True)
+        found = without_one(classified.solution)
+        fitted: Fitted = FittedAdaptive(likelihood, after_batch(classified, likelihood))
     else:
-        found = solve_names(examples, query, options)
-        solution = found.over_all()
-        logits = row_logits(examples.task(query), solution, **of_names(options))
-        fitted = FittedNames(examples, logits)
-    by_group = None if found.groups is None else found
+        task = examples.task(query, measures_in(options, examples.num_classes, query))
+        found, row_logits = solve_and_keep(task, **of_names(options), **together(options))
+        found, fitted = without_one(found), FittedNames(examples, row_logits)
+    solution, by_group = found.over_all(), None if found.groups is None else found
     prototypes = means_of(examples, query, solution)
     return Fit(fitted.to("cpu"), prototypes, solution.proportions, solution, by_group)
-
-
-def solve_names(examples: Examples, query: Tensor, options: dict[str, Any]) -> Solution:
-    """Classify one batch [Q, D] by names; the options are those of `solve_batch`."""
-    task = examples.task(query, measures_in(options, examples.num_classes, query))
-    asked = {name: options[name] for name in TOGETHER if name in options}
-    solution = solve_tasks(task, "auto", **of_names(options), **asked)
-    return solution if solution.groups is not None else without_batch(solution)
 
 
 def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
@@ -201,10 +215,11 @@ def fit_labelled(examples: Examples, options: dict[str, Any]) -> Fit:
     log_shares = torch.log(proportions if prior is None else prior)
     if examples.names is not None:
         known = None if prior is None else log_shares.to(support)
-        logits = row_logits(examples.task(support), None, known, **of_names(options))
+        logits = row_logits(examples.task(support), known, options["logit_scale"])
         fitted: Fitted = FittedNames(examples, logits)
     else:
-        fitted = FittedAdaptive(learned(examples, options), log_shares)
+        likelihood = learned(examples, options)
+        fitted = FittedAdaptive(likelihood, expecting(likelihood, log_shares))
     means = means_of(replace(examples, support=support.double()))
     return Fit(fitted.to("cpu"), means, proportions, None, prior=prior)
 
@@ -216,7 +231,8 @@ def counted_once(examples: Examples, tied: Groups | None, alone: bool = False) -
     rows, labels, sure = examples.support, examples.labels[tied.first], examples.trusted
     rows = rows[tied.first] if alone else tied.means(unit_rows(rows))
     sure = None if sure is None else tied.sums(sure.double().unsqueeze(-1))[:, 0] > 0
-    return replace(examples, support=rows, labels=labels, trusted=sure)
+    sources = None if examples.sources is None else examples.sources[tied.first]
+    return replace(examples, support=rows, labels=labels, trusted=sure, sources=sources)
 
 
 def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
@@ -231,6 +247,7 @@ def learned(examples: Examples, options: dict[str, Any]) -> Likelihood:
         options["label_noise"],
         own.trusted,
         inverse_regularisation=examples.inverse_regularisation,
+        groups=own.sources,
     )
     ties = None if tied is None else ties_of(examples.support, likelihood, tied)
     return replace(likelihood, ties=ties)
@@ -241,6 +258,16 @@ def of_names(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in ("max_iter", "tol", "logit_scale")}
 
 
+def together(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of rows that belong together, as far as they are given."""
+    return {name: options[name] for name in TOGETHER if name in options}
+
+
+def without_one(solution: Solution) -> Solution:
+    """The solution of one batch, without a batch dimension; of groups it has none."""
+    return solution if solution.groups is not None else without_batch(solution)
+
+
 def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Tensor | None:
     """The priors to choose from, made of the option `prior`; None without one."""
     prior, groups = options["prior"], options.get("groups")
@@ -248,21 +275,24 @@ def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Ten
     return None if prior is None else measures_of(prior, num_classes, tasks, query).values
 
 
-def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> Solution:
+def classify_batch(
+    likelihood: Likelihood, query: Tensor, options: dict[str, Any], *, keep: bool = False
+) -> Classified:
     """Classify one batch [Q, D]; if large, with only the largest probabilities of each row.
 
-    The options may have checked `groups` and `same`, and `share`.
+    The options may have checked `groups` and `same`, and `share`; `keep` is for further rows.
     """
     K = likelihood.bias.shape[-1]
-    asked = ("max_iter", "tol", *TOGETHER)
-    solution, _ = classify(
+    return classify(
         likelihood,
         query[None],
         measures=measures_in(options, K, query),
+        max_iter=options["max_iter"],
+        tol=options["tol"],
         all_classes=returns_all(None, len(query), K),
-        **{name: options[name] for name in asked if name in options},
+        keep=keep,
+        **together(options),
     )
-    return solution if solution.groups is not None else without_batch(solution)
 
 
 def means_of(

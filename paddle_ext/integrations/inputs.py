@@ -179,6 +179,25 @@ def labelled_things(same: Any, classes: Array, has_label: Array, device: Any) ->
     return groups_and_things(classes.astype(str), names, len(names), device, kind="class")[1]
 
 
+def labelled_groups(groups: Any, of_labelled: npt.NDArray[np.bool_]) -> Array | None:
+    """The number of the group of each labelled row [S]; None if none of them has a group.
+
+    A row with -1, None or NaN is in a group of its own.
+    """
+    if groups is None:
+        return None
+    # NumPy would turn numbers into text in a list that contains both.
+    column = np.array(groups, dtype=object) if isinstance(groups, list | tuple) else plain(groups)
+    check_length(column.shape, len(of_labelled), "groups")
+    own = column[of_labelled]
+    there = has_label(own)
+    if not there.any():
+        return None
+    # An error names the row as the caller counts.
+    row_groups(groups, of_labelled & has_label(column), "groups")
+    return np.unique(things_of_their_own(own.tolist()), return_inverse=True)[1].astype(np.int64)
+
+
 def things_of_their_own(same: Iterable[Any]) -> list[str]:
     """The names of things as text; each of the missing ones gets one of its own."""
     whole = (int(x) if isinstance(x, float) and x.is_integer() else x for x in same)

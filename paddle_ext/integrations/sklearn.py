@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..adaptive_rule.group_folds import check_trusted
 from ..groups import groups_and_things
 from ..presence import suggest
 from ..presence.alarms import Alarm, alarm_of
@@ -234,8 +235,10 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
             or 0 to K - 1 if it has none.
         groups : array or Series [n], optional
             The group of each row, an integer or a string, such as its place or its day: groups have
-            proportions of their own, as in `paddle_ext.adaptive`. Those of labelled rows, which
-            count for all groups, are ignored.
+            proportions of their own, as in `paddle_ext.adaptive`. Labelled rows count for all
+            groups; without `prototypes` they calibrate the probabilities without the rows of their
+            own group, as with ``support_groups`` there. One with -1, None or NaN is in a group of
+            its own; if all are, each is left out alone.
         same : array or Series [n], optional
             Which rows are the same thing, as in `paddle_ext.adaptive`: unlabelled ones get one
             label, and labelled ones, of one class, count as one row. A row with -1, None or NaN is
@@ -272,11 +275,18 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
         tied = inputs.labelled_things(same, self.classes_[places], has_label, device)
         if tied is not None and sample_weight is not None:
             raise ValueError("sample_weight must be None with labelled things, got weights")
+        sources = None if prototypes is not None else inputs.labelled_groups(groups, has_label)
+        if sources is not None:
+            check_trusted(self.label_noise)
+            if tied is not None:
+                together = sources, tied.of_row
+                groups_and_things(*together, len(sources), torch.device("cpu"), "same")
         options["tied"], rows = tied, to_tensor(X, device)
         if device.type == "cuda":
             rows = rows.float()
         mask, labels = (torch.from_numpy(x).to(device) for x in (has_label, places))
-        examples = Examples(rows[mask], labels, len(self.classes_))
+        in_groups = None if sources is None else torch.from_numpy(sources).to(device)
+        examples = Examples(rows[mask], labels, len(self.classes_), sources=in_groups)
         alone = fitted.counted_once(examples, tied, alone=True)
         if prototypes is not None:
             of_classes = to_tensor(names, device).to(rows.dtype)
@@ -333,8 +343,9 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
         given = inputs.checked_weights(sample_weight, has_label, places, self.classes_)
         weights = to_tensor(given, examples.labels.device)
         rows = examples.support, examples.labels, weights
-        support, labels, weights = (x[weights > 0] for x in rows)
-        return replace(examples, support=support, labels=labels, weights=weights)
+        support, labels, kept = (x[weights > 0] for x in rows)
+        sources = None if examples.sources is None else examples.sources[weights > 0]
+        return replace(examples, support=support, labels=labels, weights=kept, sources=sources)
 
     def _together(self, given: dict[str, Any], of_batch: Array, device: Any) -> dict[str, Any]:
         """The groups and the things of the rows that are in the batch, as options of its rule."""
@@ -415,7 +426,7 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
         if self._as_batch(as_batch, groups, same):
             return self.classify_batch(X, groups, same).probabilities
         rows = self._checked_rows(X)
-        return array(torch.cat([torch.softmax(x, dim=-1) for x in self._fitted.logits(rows)]))
+        return array(torch.cat([x.exp() for x in self._fitted.log_probabilities(rows)]))
 
     @without_autocast()
     def predict(
@@ -584,7 +595,8 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
     def _places_of(self, rows: Tensor, *, balanced: bool = False) -> Tensor:
         """The index of each row's label in ``classes_``."""
         less = self._shares.log().to(rows.device) if balanced else 0.0
-        return torch.cat([(logits - less).argmax(-1) for logits in self._fitted.logits(rows)])
+        log_u = self._fitted.log_probabilities(rows)
+        return torch.cat([(part - less).argmax(-1) for part in log_u])
 
     def _labels_of(self, solution: Solution) -> Tensor:
         return solution.balanced_labels() if self.balanced else solution.labels

@@ -162,6 +162,18 @@ def labelled_things(
     return examples._replace(same=own)
 
 
+def labelled_groups(examples: Batch, rows: TableSamples | None, settings: Settings) -> Batch:
+    """Labelled samples with their groups, by the column of those to classify; a model has its own.
+
+    `rows` are those of a table, which may lack the column. A sample without a group is alone.
+    """
+    name = settings.columns.group
+    if examples.groups is not None or rows is None or name not in rows.table.names:
+        return examples
+    cells = cells_of(rows, "group", name)
+    return examples._replace(groups=[group_name(cell) or "" for cell in cells.values()])
+
+
 def cells_of(samples: ToClassify, argument: str, name: str | None) -> Cells:
     """The cells of a column by row number or, for images, their folders or times by path."""
     if isinstance(samples, FolderSamples):

@@ -59,6 +59,8 @@ def save_model(
     }
     if (tied := labelled.tied) is not None:
         contents["same"] = tied.of_row.numpy()
+    if labelled.sources is not None:
+        contents["groups"] = labelled.sources.numpy()
     if labelled.trusted is not None:
         contents["trusted"] = labelled.trusted.numpy()
     if labelled.prototypes is not None:
@@ -93,6 +95,8 @@ def load_model(path: Path) -> Model:
         K, S = len(class_names), len(features)
         trusted = (np.zeros(S, bool) | contents.get("trusted", False)).tolist()
         tied = np.broadcast_to(contents.get("same", np.arange(S)), S)
+        sources = contents.get("groups")
+        sources = None if sources is None else np.broadcast_to(sources, S)
         columns = FeatureColumns.loaded(contents)
     except (OSError, KeyError, ValueError, TypeError):
         missing = "" if path.exists() else ", which does not exist"
@@ -112,7 +116,9 @@ def load_model(path: Path) -> Model:
         raise check.ArgumentValueError("model", f"must be intact, got {path} with {odd}")
     rows, truth = [str(row) for row in range(S)], [class_names[label] for label in labels.tolist()]
     same = [f"\0{number}" for number in tied]  # no name of a thing to classify begins like this
-    examples = Batch(rows, features, [f"row {row}" for row in rows], truth, same=same)
+    groups = None if sources is None else [f"\0{number}" for number in sources]
+    texts = [f"row {row}" for row in rows]
+    examples = Batch(rows, features, texts, truth, groups=groups, same=same)
     named = None
     if prototypes is not None:
         named = only_names(class_names, prototypes, str(path), scale)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import check
+from ...adaptive_rule.group_folds import check_trusted
 from ...decoding import require_pillow
 from ...feature_cache import digest, written_digest
 from ...groups import groups_and_things
@@ -23,7 +24,14 @@ from ..settings import DEFAULT_NETWORK, Columns, Settings, refuse_unused
 from . import arrays, names, tables
 from .arrays import ArrayFile, ArraySamples
 from .encoders import language_notes, open_encoder, open_network, open_text_model
-from .grouping import Grouped, ToClassify, groups_of_samples, labelled_things, things_of_samples
+from .grouping import (
+    Grouped,
+    ToClassify,
+    groups_of_samples,
+    labelled_groups,
+    labelled_things,
+    things_of_samples,
+)
 from .model import load_model, settings_of
 from .names import ClassPrompts, Given
 from .pictures import FolderSamples, PictureReader, encoded_images, labelled_images
@@ -126,6 +134,7 @@ class Source:
             "source": source,
             "trusted": torch.tensor(trusted) if any(trusted) else None,
             "same": tuple(samples.same or ()),
+            "groups": tuple(samples.groups or ()),
         }
         if named is None:
             numbers, class_names = named_labels(labels)
@@ -171,6 +180,9 @@ def open_data(labelled: Path, unlabelled: Path | None, settings: Settings) -> So
         source.notes += more
     source.groups, more = groups_of_samples(source.samples, source.settings)
     source.notes += more
+    source.examples = labelled_groups(source.examples, source.rows, source.settings)
+    if any(source.examples.groups or ()) and source.given is None:
+        check_trusted(settings.label_noise)
     source.same = things_of_samples(source.samples, source.settings)
     if source.same is not None:
         groups_and_things(source.groups, source.same, len(source.same), torch.device("cpu"))

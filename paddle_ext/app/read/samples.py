@@ -36,6 +36,7 @@ class Labelled:
     rows_are: str = "auto"  # or "table" or "embeddings"; "auto": decided by numbers and labels
     made_of: Tensor | None = None  # [D] int64: the column of a table that each feature came from
     same: tuple[str, ...] = ()  # what thing each sample is, as in `Batch`; (): all are different
+    groups: tuple[str, ...] = ()  # what each sample belongs to, "" if that is not known
 
     def __post_init__(self) -> None:
         if len(self.class_names) < 2:
@@ -63,6 +64,15 @@ class Labelled:
         own = enumerate(zip(self.labels.tolist(), self.same, strict=bool(self.same)))
         keys = [f"{label} {name}" if name else str(row) for row, (label, name) in own]
         return groups_of(keys, len(keys), self.labels.device) if len({*keys}) < len(keys) else None
+
+    @cached_property
+    def sources(self) -> Tensor | None:
+        """The number of the group of each sample [S]; None if no group is known, or only one."""
+        if not any(self.groups) or self.prototypes is not None:
+            return None
+        keys = [f"group {name}" if name else str(row) for row, name in enumerate(self.groups)]
+        found = groups_of(keys, len(keys), self.labels.device)
+        return found.of_row if len(found.names) > 1 else None
 
     def shots(self) -> Tensor:
         """How many things are labelled in each class, [K]."""
@@ -93,7 +103,8 @@ class Batch(NamedTuple):
     copied: Any = None  # pyarrow.Table [n] of the columns that are copied to the output
     contents: list[str] | None = None  # digests of the images, texts or cells the features are of
     groups: list[str] | None = None  # what the samples belong to, if the user knows it
-    same: list[str] | None = None  # what thing each is; a labelled one may be of none, ""
+    # What thing each is; labelled ones may be of none, "", and so may be their groups.
+    same: list[str] | None = None
 
     def digests(self) -> list[str]:
         """Digests of the contents; without an image or a text a sample is its features."""

@@ -1,0 +1,75 @@
+"""Labelled rows in groups: calibration leaves out whole groups."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from paddle_ext.adaptive_rule.learn import learned, likelihood_of
+from paddle_ext.reference.adaptive import centred, learn
+
+
+def grouped_rows(S: int, K: int, D: int, G: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Labelled rows whose groups have offsets, in the order of no group."""
+    random = torch.Generator().manual_seed(S + 10 * K + 100 * D + 1000 * G)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
+    labels = torch.cat([torch.arange(K), torch.randint(K, (S - K,), generator=random)])
+    groups = torch.randint(G, (S,), generator=random)
+    rows = normal(K, D)[labels] + 0.7 * normal(G, D)[groups] + 0.5 * normal(S, D)
+    return rows, labels, groups
+
+
+# More features than rows, and fewer; more groups than folds; a class in one group; two groups.
+SHAPES = [(40, 4, 64, 6), (90, 5, 12, 7), (60, 6, 40, 25), (12, 6, 20, 4), (30, 3, 16, 2)]
+
+
+@pytest.mark.parametrize("metric", ["auto", "diagonal"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_the_specification(shape: tuple[int, int, int, int], metric: str) -> None:
+    rows, labels, groups = grouped_rows(*shape)
+    K = shape[1]
+    known = learn(rows, labels, K, metric=metric, groups=groups)
+    found, distances = learned(
+        rows[None], labels[None], K, metric, groups=groups + 7, left_out=True
+    )
+    assert distances is not None
+    same = {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(float(found.sharpness), known.sharpness, **same)
+    torch.testing.assert_close(found.bias[0], known.bias, **same)
+    logits = found.bias - found.sharpness / 2 * distances[0]
+    torch.testing.assert_close(logits, known.left_out, **same)
+
+    new = torch.randn(9, shape[2], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = centred(new, known.centre)
+    torch.testing.assert_close(found.logits(new), known.logits(x), **same)
+
+
+def test_less_sure_of_rows_of_other_groups() -> None:
+    """Patients of one class each: new patients are farther from a class than its other rows."""
+    random = torch.Generator().manual_seed(0)
+    patients = torch.arange(24)
+    classes = 0.5 * torch.randn(4, 16, generator=random, dtype=torch.float64)
+    means = classes[patients % 4] + torch.randn(24, 16, generator=random, dtype=torch.float64)
+    of_row = patients.repeat_interleave(20)
+    rows = means[of_row] + 0.3 * torch.randn(480, 16, generator=random, dtype=torch.float64)
+    labels, known = of_row % 4, of_row < 12
+
+    support = rows[known][None], labels[known][None]
+    alone = likelihood_of(*support, 4)
+    apart = likelihood_of(*support, 4, groups=of_row[known])
+    assert float(apart.sharpness) < 0.7 * float(alone.sharpness)
+    misfit, honest = (
+        float(torch.nn.functional.cross_entropy(one.logits(rows[~known]), labels[~known]))
+        for one in (alone, apart)
+    )
+    assert honest < misfit
+
+
+def test_one_group_says_nothing() -> None:
+    rows, labels, groups = grouped_rows(40, 4, 16, 3)
+    alone = likelihood_of(rows[None], labels[None], 4)
+    together = likelihood_of(rows[None], labels[None], 4, groups=torch.zeros_like(groups))
+    for name, x in alone.tensors().items():
+        assert torch.equal(getattr(together, name), x), name
