@@ -82,8 +82,8 @@ def assert_learned(
         want = learn(support[b].double(), labels[b], K, metric=metric)
         assert gap(found.centre[b], want.centre) < tolerance
         assert gap(found.scale[b], want.feature_weights) < 10 * tolerance
-        assert gap(found.variance[b], torch.tensor(want.model.variance)) < tolerance
-        assert gap(found.prior_rows[b], torch.tensor(want.model.prior_rows)) < 10 * tolerance
+        assert gap(found.variance[b], torch.tensor(want.model.variance, dtype=torch.float64)) < tolerance
+        assert gap(found.prior_rows[b], torch.tensor(want.model.prior_rows, dtype=torch.float64)) < 10 * tolerance
         assert gap(found.prototypes[b], want.prototypes.rows) < tolerance
         assert torch.equal(found.shots[b].cpu().double(), want.counts)
         if found.shares is not None:
