@@ -56,8 +56,8 @@ class Solution(NamedTuple):
     # If only the largest probabilities of each row are kept, in descending order:
     classes: Tensor | None = None  # [.., Q, top] their classes
     held: Tensor | None = None  # [.., K] sums of all probabilities over the queries
-    # By `adaptive`: the labelled rows of each class [.., K], and their variance in it [..]; 1 and 1
-    # where class names decide
+    # By `adaptive`: the labelled rows of each class [.., K], and the variance in it that they show
+    # [..], in squared lengths of a row; 1 and 1 where class names decide
     shots: Tensor | None = None
     variance: Tensor | None = None
     # With `groups=`: labels and probabilities are [Q, ..] in the order of the queries, all else

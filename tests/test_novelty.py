@@ -311,24 +311,20 @@ def test_the_order_of_labelled_rows_does_not_matter(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(moved, doubt[order], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.01])
-def test_constant_columns_do_not_matter(constant: float) -> None:
+def test_constant_columns_hardly_matter() -> None:
+    """(2) divides by means over the features, so that they count for a little."""
     support, labels, query = task(strangers=5)
-    labels = labels.clone()
-    labels[7] = 5  # is of class 7
+    given = labels.clone()
+    given[7] = 5  # is of class 7
 
     def wider(x: Tensor) -> Tensor:
-        return torch.cat([x, torch.full((len(x), 1024), constant, dtype=x.dtype)], 1)
+        return torch.cat([x, x.new_zeros(len(x), 1024)], 1)
 
     found = paddle_ext.adaptive(support, labels, query)
     same = paddle_ext.adaptive(wider(support), labels, wider(query))
-    assert torch.equal(same.labels, found.labels)
-    near = {"atol": 0.05, "rtol": 0}
-    torch.testing.assert_close(same.probabilities, found.probabilities, **near)
-    strange = presence.novelty(found, support, labels, query)
-    strange_too = presence.novelty(found, wider(support), labels, wider(query))
-    torch.testing.assert_close(strange_too, strange, **near)
-    doubt, doubt_too = (
-        presence.label_doubt(rows, labels).doubt for rows in (support, wider(support))
-    )
-    torch.testing.assert_close(doubt_too, doubt, **near)
+    assert torch.equal(same.labels[:-5], found.labels[:-5])  # the others are strangers
+    strange = presence.novelty(found, support, labels, query) > 0.95
+    strange_too = presence.novelty(same, wider(support), labels, wider(query)) > 0.95
+    assert torch.equal(strange_too, strange)
+    for rows in (support, wider(support)):
+        assert presence.label_doubt(rows, given).suspects().tolist() == [7]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import Solution, presence, reference
+from paddle_ext.adaptive_rule.learn import likelihood_of
 from paddle_ext.prevalence import count_variance, from_sums, with_certain
 
 CLASSES, SHOTS, QUERIES = 12, 5, 80
@@ -243,6 +244,30 @@ def test_strangers_where_few_classes_tell_what_is_ordinary() -> None:
         found = found._replace(variance=torch.tensor(1.0))
         low.append(float(found.prevalence(novelty=novelty).low[-1]))
     assert low[0] < low[1]
+
+
+@pytest.mark.parametrize("shots", [1, 4])
+@pytest.mark.parametrize("spread", [0.01, 1.0])
+def test_the_variance_is_that_of_the_labelled_rows(spread: float, shots: int) -> None:
+    """Not that of the rule, whose prior would hide that few rows are copies of one another."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(6).repeat(shots)
+    centres = torch.randn(6, 30, generator=generator, dtype=torch.float64)
+    rows = centres[labels] + spread * torch.randn(
+        len(labels), 30, generator=generator, dtype=torch.float64
+    )
+    found = paddle_ext.adaptive(rows, labels, rows)
+    known = likelihood_of(rows[None], labels[None], 6)
+    if shots == 1:
+        wanted = torch.ones(())
+    else:
+        x = known.centred(rows[None])[0] * known.scale[0].sqrt()
+        means = torch.stack([x[labels == k].mean(0) for k in range(6)])
+        seen = shots / (shots - 1) * (x - means[labels]).square().sum(-1)
+        wanted = seen.mean() / x.square().sum(-1).mean()
+    assert found.variance is not None
+    near = {"atol": 0.02, "rtol": 1e-6}  # V/q is at least 0.02
+    torch.testing.assert_close(found.variance, wanted.double(), **near)
 
 
 # --- the estimate, and batches together -----------------------------------------------------------

@@ -86,7 +86,7 @@ def classify(
 
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
     """The solution with what the intervals of `prevalence` need of the labelled rows."""
-    shots, variance, shape = likelihood.shots, likelihood.variance, solution.proportions.shape
+    shots, variance, shape = likelihood.shots, likelihood.variance_seen, solution.proportions.shape
     if shots.shape != shape:
         shots, variance = shots.expand(shape), variance.expand(shape[0])
     # Copies that a caller may change: `weigh_labels` makes tensors in inference mode.

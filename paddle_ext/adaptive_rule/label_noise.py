@@ -19,7 +19,7 @@ from ..native.graphs import replayed
 from ..native.load import module as native
 from ..rows import products
 from .learn import learned, likelihood_of
-from .likelihood import Likelihood, as_split, column
+from .likelihood import PRIOR_DEGREES, VARIANCE_INSIDE, Likelihood, as_split, column
 
 AUTO = "auto"
 # Limit on labelled rows times classes, if each row is left out in turn; more would take too long.
@@ -34,7 +34,6 @@ TINY = 1e-30  # what is divided by, or a logarithm is taken of, is at least this
 
 # A priori, as in `learn`.
 SHARPNESS, SPREAD = 40.0, math.log(2.0)  # the median of f, and the deviation of ln f
-VARIANCE_INSIDE, PRIOR_DEGREES = 0.65, 10.0
 DETERMINANT = 0.5  # part of the log-determinant
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the full metric
 STANDARD_ERROR = 0.5  # of a log-likelihood

@@ -22,6 +22,10 @@ from ..native.graphs import replayed
 from ..native.load import module as native
 from ..rows import class_sums, laid_out, products
 
+# (4) A priori: the variance inside classes, in squared lengths, and the degrees of freedom it weighs.
+VARIANCE_INSIDE, PRIOR_DEGREES = 0.65, 10.0
+
+
 class NativeTensor(NamedTuple):
     """How native code knows a tensor of a likelihood."""
 
@@ -56,7 +60,9 @@ class Likelihood:
     # The scaled prototypes; if N > K, the scaled offsets of rows from their class means come first.
     scaled: Tensor = field(metadata=shaped("LND", name="rows", split=True))
     squares: Tensor = field(metadata=shaped("LK"))  # of the prototypes, in the metric
-    bias: Tensor = field(metadata=shaped("LK"))  # b_k, lower for classes that attract rows of others
+    bias: Tensor = field(
+        metadata=shaped("LK")
+    )  # b_k, lower for classes that attract rows of others
     shots: Tensor = field(metadata=shaped("LK"))  # n_k, the labelled rows of each class
     prior_rows: Tensor = field(metadata=shaped("L"))  # n0, rows at the centre in every prototype
     variance: Tensor = field(metadata=shaped("L"))  # V inside classes, in squared length
@@ -83,6 +89,20 @@ class Likelihood:
     def mass(self) -> Tensor:
         """Of how many rows each prototype is the mean, [L, K]."""
         return self.labelled_mass if self.absorbed is None else self.labelled_mass + self.absorbed
+
+    @property
+    def variance_seen(self) -> Tensor:
+        """The variance inside classes that labelled rows show, in squared lengths of a row, [L].
+
+        It is V / q of (4) without its prior; V / q is n0 / (n0 + 1). With one row of each class it
+        is 1: nothing says that rows are alike.
+        """
+        degrees = self.rows - self.shots.shape[-1]
+        share = self.prior_rows / (self.prior_rows + 1)
+        if degrees <= 0:
+            return torch.ones_like(share)
+        of_prior = PRIOR_DEGREES * (VARIANCE_INSIDE - share) / degrees
+        return (share - of_prior).clamp(0, 1)
 
     @cached_property
     def terms(self) -> tuple[Tensor, Tensor]:
