@@ -30,7 +30,7 @@ from .classify import classify
 from .learn import calibrate, learned
 from .likelihood import Likelihood, column
 from .rounds import Classified
-from .single_rows import after_batch, claimed, expecting
+from .single_rows import after_batch, expecting
 
 MOST_CALIBRATION_ROWS = 256
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
@@ -519,13 +519,11 @@ class RowLogits:
         there = None if self.likelihood is None else self.likelihood.to(device)
         return RowLogits(self.names.to(device), self.bias.to(device), there)
 
-    def log_probabilities(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor) -> Tensor:
         """[N, D] -> [N, K]."""
         z = unit_rows(rows.to(self.names.dtype))
         logits = z @ self.names.mT + self.bias
-        if self.likelihood is None:
-            return torch.log_softmax(logits, dim=-1)
-        return claimed(logits + self.likelihood.logits(z), self.likelihood.shots)
+        return logits if self.likelihood is None else logits + self.likelihood.logits(z)
 
 
 def solve_and_keep(task: Task, logit_scale: float, **options: Any) -> tuple[Solution, RowLogits]:

@@ -49,7 +49,7 @@ def adaptive(
 
     The labelled rows determine feature weights, how sharp distances are, and which classes attract
     rows of others; the batch determines its class proportions, under a Dirichlet prior that is
-    learned too. At the end prototypes absorb the queries, once, and each query is classified
+    learned too. In three rounds prototypes absorb the queries, and each query is classified
     without itself. The equations are in docs/adaptive.md.
 
     Parameters

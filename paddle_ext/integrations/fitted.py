@@ -112,13 +112,21 @@ class FittedAdaptive:
         single = None if self.single is None else replace(self.single)
         return {"likelihood": replace(self.likelihood), "single": single}
 
-    def log_probabilities(self, rows: Tensor) -> Iterator[Tensor]:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        check_rule("single" in state)
+        vars(self).update(state)
+
+    @property
+    def claims(self) -> Tensor:
+        """The labelled rows of each class [K], by which (16) lowers what logits claim."""
+        return self.likelihood.shots[0]
+
+    def logits(self, rows: Tensor) -> Iterator[Tensor]:
         single = self.to(rows.device).single
         assert single is not None
         for part in parts(len(rows), sum(single.weights.shape)):
             # Unit-norm first: float64 values may be too large for the dtype of the fit.
-            logits = single.logits(unit_rows(rows[part].double()))
-            yield claimed(logits.double(), single.shots[0].double())
+            yield single.logits(unit_rows(rows[part].double())).double()
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         likelihood = self.likelihood.to(query.device)
@@ -133,15 +141,27 @@ class FittedNames:
     examples: Examples
     row_logits: RowLogits | None = None  # None before any batch
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        logits = state["row_logits"]
+        check_rule(logits is None or "likelihood" in vars(logits))
+        vars(self).update(state)
+
     def to(self, device: torch.device | str) -> FittedNames:
         row_logits = None if self.row_logits is None else self.row_logits.to(device)
         return FittedNames(moved(self.examples, device), row_logits)
 
-    def log_probabilities(self, rows: Tensor) -> Iterator[Tensor]:
+    @property
+    def claims(self) -> Tensor | None:
+        """The same; None where names decide."""
+        assert self.row_logits is not None
+        likelihood = self.row_logits.likelihood
+        return None if likelihood is None else likelihood.shots[0]
+
+    def logits(self, rows: Tensor) -> Iterator[Tensor]:
         assert self.row_logits is not None
         row_logits = self.row_logits.to(rows.device)
         for part in parts(len(rows), sum(row_logits.names.shape)):
-            yield row_logits.log_probabilities(unit_rows(rows[part].double())).double()
+            yield row_logits(unit_rows(rows[part].double())).double()
 
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         examples = moved(self.examples, query.device)
@@ -150,8 +170,26 @@ class FittedNames:
         return without_one(solve_tasks(task, "auto", **of_names(options), **together(options)))
 
 
-# `log_probabilities` of further rows, part by part, and `solve` for another batch [n, D].
+def check_rule(of_this_rule: bool) -> None:
+    """Refuse what an older version saved, whose rule was another one."""
+    if not of_this_rule:
+        raise ValueError(
+            "the model must be fitted again: it was saved by a version of paddle_ext with another "
+            "rule, which this one does not compute"
+        )
+
+
+# `logits` of further rows, part by part, and `solve` for another batch [n, D].
 Fitted: TypeAlias = FittedAdaptive | FittedNames
+
+
+def probabilities(fitted: Fitted, rows: Tensor) -> Tensor:
+    """Those of further rows, one by one, [n, K]."""
+    parts_of = fitted.logits(rows)
+    if fitted.claims is None:
+        return torch.cat([logits.softmax(-1) for logits in parts_of])
+    shots = fitted.claims.double().to(rows.device)
+    return torch.cat([claimed(logits, shots).exp() for logits in parts_of])
 
 
 # --- fitting ------------------------------------------------------------------------------------

@@ -426,7 +426,7 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
         if self._as_batch(as_batch, groups, same):
             return self.classify_batch(X, groups, same).probabilities
         rows = self._checked_rows(X)
-        return array(torch.cat([x.exp() for x in self._fitted.log_probabilities(rows)]))
+        return array(fitted.probabilities(self._fitted, rows))
 
     @without_autocast()
     def predict(
@@ -595,8 +595,8 @@ class PaddleClassifier(PickledWithoutRows, ClassifierMixin, BaseEstimator):  # t
     def _places_of(self, rows: Tensor, *, balanced: bool = False) -> Tensor:
         """The index of each row's label in ``classes_``."""
         less = self._shares.log().to(rows.device) if balanced else 0.0
-        log_u = self._fitted.log_probabilities(rows)
-        return torch.cat([(part - less).argmax(-1) for part in log_u])
+        # What they claim plays no role: (16) changes no label.
+        return torch.cat([(logits - less).argmax(-1) for logits in self._fitted.logits(rows)])
 
     def _labels_of(self, solution: Solution) -> Tensor:
         return solution.balanced_labels() if self.balanced else solution.labels

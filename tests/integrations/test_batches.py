@@ -71,7 +71,7 @@ def test_is_the_method() -> None:
     assert list(answer) == ["id", *ADDED]
     assert answer["id"] is given["id"]
     assert_answers(answer, expected())
-    assert np.mean(answer["label"] == np.array(NAMES)[TRUTH]) >= 0.9
+    assert np.mean(answer["label"] == np.array(NAMES)[TRUTH]) >= 0.85
     alone = classifier()(QUERY)  # as Spark's predict_batch_udf gives it
     assert list(alone) == ADDED
     assert_answers(alone, expected())

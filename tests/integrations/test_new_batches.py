@@ -11,6 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from paddle_ext import BatchClassifier, PaddleClassifier
+from paddle_ext.integrations.fitted import FittedAdaptive
 from paddle_ext.presence import UnfamiliarBatchWarning
 
 K, SHOTS, D = 6, 5, 32
@@ -125,3 +126,10 @@ def test_a_pickle_has_nothing_of_the_rows_of_fit() -> None:
             np.testing.assert_array_equal(getattr(other, name), getattr(fitted, name))
     with pytest.raises(AttributeError, match="has no attribute 'transduction_'"):
         _ = model().transduction_
+
+
+def test_a_model_of_another_rule_is_refused() -> None:
+    """What version 0.2 pickled had a dual, and row logits a centre and weights."""
+    rule = vars(PaddleClassifier().fit(np.eye(4), [0, 1, 0, 1])._fitted)
+    with pytest.raises(ValueError, match="the model must be fitted again: it was saved by"):
+        FittedAdaptive.__new__(FittedAdaptive).__setstate__({"likelihood": rule, "dual": None})
