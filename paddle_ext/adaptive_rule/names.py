@@ -445,7 +445,7 @@ def solve_by_rows(task: Task, metric: str, logit_scale: float, options: dict[str
     sharpness, bias = likelihood.sharpness * factor, likelihood.bias * factor.unsqueeze(-1)
     softened = replace(likelihood, sharpness=sharpness, bias=bias)
     added = names.query * column(share * factor)
-    return classify(softened, task.query, added, measures=task.measures, **options)[0]
+    return classify(softened, task.query, added, measures=task.measures, **options).solution
 
 
 def fitted_name_share(

@@ -171,7 +171,7 @@ def adaptive(
                 likelihood = replace(likelihood, ties=ties_of(support, likelihood, tied))
             options |= {"groups": grouped, "share": share, "same": things}
             options["validate"] = validate and from_file
-            solution, _ = classify(likelihood, rows, measures=measures, **options)
+            solution = classify(likelihood, rows, measures=measures, **options).solution
     return solution if batch or grouped is not None else without_batch(solution)
 
 
@@ -201,11 +201,11 @@ def solve_tasks(
         if likelihood is None or len(task.support) > 1:
             rows = part.support, part.support_labels
             likelihood = noisy_likelihood(*rows, K, metric, label_noise)
-        solution, finite_queries = classify(
+        found = classify(
             likelihood, part.query, measures=part.measures, **options, validate=validate
         )
-        solutions.append(solution)
-        finite += [x for x in (likelihood.finite, finite_queries) if x is not None]
+        solutions.append(found.solution)
+        finite += [x for x in (likelihood.finite, found.finite) if x is not None]
     # Only now does the caller wait for the device.
     if task.check_values is not None and finite and not bool(torch.cat(finite).all()):
         task.check_values()
@@ -217,7 +217,7 @@ def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
     (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
     full = uses_full_metric(metric, S, K)
     M = min(S, D) if full else 0
-    numbers = Q * (D + 5 * K + Q + M)
+    numbers = Q * (2 * D + 8 * K + Q + M)
     if supports > 1:
         R = calibration_count(S, K, full)
         numbers += 2 * K * D + R * K

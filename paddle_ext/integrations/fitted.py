@@ -255,13 +255,13 @@ def solve_batch(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) 
     """
     K = likelihood.bias.shape[-1]
     asked = ("max_iter", "tol", *TOGETHER)
-    solution, _ = classify(
+    solution = classify(
         likelihood,
         query[None],
         measures=measures_in(options, K, query),
         all_classes=returns_all(None, len(query), K),
         **{name: options[name] for name in asked if name in options},
-    )
+    ).solution
     return solution if solution.groups is not None else without_batch(solution)
 
 

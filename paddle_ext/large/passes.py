@@ -20,7 +20,6 @@ from ..limits import (
     BLOCKS_AT_A_TIME,
     CHUNK_NUMBERS,
     MOST_BLOCK_WORK,
-    MOST_IN_FULL_METRIC,
     MOST_IN_ONE_BLOCK,
     MOST_STORED_LIKELIHOODS,
 )
@@ -39,16 +38,13 @@ AHEAD = 4
 Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
 
 
-def is_large(tasks: int, Q: int, K: int, *, cuda: bool, full: bool = False) -> bool:
+def is_large(tasks: int, Q: int, K: int, *, cuda: bool) -> bool:
     """Whether tasks are solved one after the other, in chunks, and not each by one thread block.
 
-    `full` is whether they have the full metric. The limits are where the curves of
-    benchmarks/curve.py cross.
+    The limits are where the curves of benchmarks/curve.py cross.
     """
     if Q * K > MOST_IN_ONE_BLOCK:
         return True
-    if full and not cuda:
-        return Q * K * math.sqrt(K) > MOST_IN_FULL_METRIC
     work = Q * (K + 128)
     return cuda and work > MOST_BLOCK_WORK * min(tasks, BLOCKS_AT_A_TIME)
 

@@ -132,46 +132,6 @@ class Counter:
         return prepare(native.count_call, options, rows, tensors)[0]
 
 
-@dataclass(frozen=True)
-class AbsorbStep:
-    """The absorb step of one large task, as in `adaptive_rule.classify.posterior`."""
-
-    trust: float  # the weight of a query in a prototype, if its probability is 1
-    temper: float  # factor on the final logits
-    sharper: float  # factor on distances
-    share: float  # factor on further logits
-    square: Tensor  # [K] squares of the class sums, in the metric
-    mass: Tensor  # [K] total weight of the rows in each class sum
-    constant: Tensor  # [K] added to the logits
-    # Shares of c N + prior of each class, [K]: what a query of probability 1 adds, and the prior.
-    count_share: Tensor
-    prior_share: Tensor
-
-    def __call__(
-        self, products: Tensor, before: Tensor, weights: Tensor, own: Tensor, added: Tensor | None
-    ) -> None:
-        """Turn products [1, N, K] of rows with class sums into logits.
-
-        `before` [1, N, K] are likelihoods before the step, `weights` [1, K] those of a `Counter`.
-        `own` [N] are products of rows with themselves, `added` [N, K] further logits.
-        """
-        (_, N, K), real = products.shape, products.dtype
-        tensors: dict[str, Any] = {
-            "products": (products, real, (1, N, K)),
-            "before": (before, before.dtype, (1, N, K)),
-            "weights": (weights, real, (1, K)),
-            "added": (added, real, (N, K)),
-            "own": (own, real, (N,)),
-        }
-        options: dict[str, Any] = {"stored": DTYPES[before.dtype], "N": N, "K": K}
-        for name, x in vars(self).items():
-            if isinstance(x, Tensor):
-                tensors[name] = (x, real, (K,))
-            else:
-                options[name] = x
-        call_native(native.absorb_call, options, products, tensors)
-
-
 def split(
     rows: Tensor,
     pieces: int,
@@ -248,6 +208,7 @@ class State:
     ) -> None:
         """`measure` [B, K] float64 and the concentrations are for a Dirichlet prior."""
         self.prior, self.total = prior, total
+        self.learns = True  # the concentration
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         self.counts = torch.zeros(B, K, dtype=torch.float64, device=device)
         if measure is None:
@@ -288,7 +249,7 @@ class State:
             **alike(torch.int32, B, iterations=self.iterations, running=self.running),
         }
         options = {"dtype": DTYPES[real], "B": B, "K": K}
-        for name in ("prior", "total", "weight", "epsilon", "tol", "dual_weight", "least"):
+        for name in ("prior", "total", "weight", "epsilon", "tol", "dual_weight", "least", "learns"):
             options[name] = getattr(self, name)
         make = native.dual_call
         return prepare(make, options, self.counts, tensors, typed=False)[0]

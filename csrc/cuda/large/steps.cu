@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
     }
     const Update<double> all = block_reduce(own, scratch);
     if (p.away != nullptr) away = block_sum(away, sums);
-    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature, p.least);
+    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature, p.least, p.learns);
     for (int64_t k = threadIdx.x; k < p.K; k += kDualThreads) {
         held[k] = 0;  // this thread has read it
         p.before[task * p.K + k] = dual[k];
