@@ -41,7 +41,15 @@ struct Gathered {
 
 // --- a query without itself ---------------------------------------------------------------------
 
-// A task, as all its queries and classes see it. Numbers are scalars, or vectors of classes.
+// Numbers are scalars, or vectors of classes, which have their own logarithm.
+struct Logarithm {
+    template <typename Real>
+    PADDLE_EXT_HD Real operator()(Real x) const {
+        return log(x);
+    }
+};
+
+// A task, as all its queries and classes see it.
 template <typename Number>
 struct RoundTask {
     Number half;      // f/2

@@ -293,12 +293,6 @@ void launch_assign(const AssignParams& p, const RowsWorkspace& all, cudaStream_t
     });
 }
 
-// Adds the parts of all blocks to `held` [B, K].
-void add_parts(const RowsWorkspace& all, double* held, cudaStream_t stream) {
-    launch("add_parts_kernel", add_parts_kernel, ceil_div(all.B * all.K, 32), kThreads, 0, stream,
-           all.parts, all.blocks, all.K, all.B * all.K, held);
-}
-
 // --- counts of classes from likelihoods of rows that are kept, in half precision -----------------
 
 __global__ void __launch_bounds__(kThreads) row_sums_kernel(CountParams p, float* shares) {
@@ -378,6 +372,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 }  // namespace
+
+void add_parts(const RowsWorkspace& all, double* held, cudaStream_t stream) {
+    launch("add_parts_kernel", add_parts_kernel, ceil_div(all.B * all.K, 32), kThreads, 0, stream,
+           all.parts, all.blocks, all.K, all.B * all.K, held);
+}
 
 void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
               cudaStream_t stream) {
