@@ -278,7 +278,7 @@ class ClaimCall:
 
 def assign_call(
     *, target: Target, dtype: int, written: int, B: int, N: int, K: int, stride: int, top: int,
-    normalise: bool, weigh: bool, squared: bool,
+    normalise: bool, weigh: bool,
 ) -> AssignCall: ...
 
 @final
@@ -296,8 +296,8 @@ def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCa
 class CountCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, likelihood: int, weights: int, running: int, squares: int, held: int, faint: int,
-        workspace: int, workspace_bytes: int,
+        self, *, likelihood: int, weights: int, running: int, held: int, faint: int, workspace: int,
+        workspace_bytes: int,
     ) -> None: ...
 
 def dual_call(

@@ -410,7 +410,6 @@ CALL(Assign, assign, CPU, CUDA) {
     MAKE(int64_t, top);        // most probable classes reported per row; may be 0
     MAKE(bool, normalise);     // else write likelihoods, the largest of a row being kLikelihoodUnit
     MAKE(bool, weigh);         // the output is multiplied by the length of the row
-    MAKE(bool, squared);       // whether the outputs are of the squares of the probabilities
     RUN(void*, products);      // [B, N, stride]; overwritten if `leads` are wanted
     RUN(const void*, length);  // [B, N], or null for 1
     RUN(const void*, slope);   // [B]
@@ -437,9 +436,8 @@ CALL(Count, count, CPU, CUDA) {
     RUN(const void*, likelihood);  // [B, N, K]
     RUN(const void*, weights);     // [B, K] real
     RUN(const int32_t*, running);  // [B] tasks where it is not 1 are left out; or null: none
-    RUN(void*, squares);  // out [B, N, K] of the probabilities, like the likelihoods; or null
-    RUN(double*, held);   // [B, K] incremented by the sums of the probabilities, or of the squares
-    RUN(double*, faint);  // [B] incremented by the number of rows that lost precision
+    RUN(double*, held);            // [B, K] incremented by the sums of the probabilities
+    RUN(double*, faint);           // [B] incremented by the number of rows that lost precision
     MEMORY();
 };
 

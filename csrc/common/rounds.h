@@ -108,7 +108,14 @@ PADDLE_EXT_HD Real kept_confidence(Real shots) {
     return shots / (shots + 1);
 }
 
-// Probabilities below it count as much.
+// Smaller probabilities count as much, except those of impossible classes, which are 0.
 constexpr double kLeastClaim = 1e-30;
+
+template <typename Real, typename Number, typename Log>
+PADDLE_EXT_HD Number claim_log(Number u, const Log& log) {
+    const Number none = Number{}, least = none + Real(kLeastClaim);
+    const Number impossible = none + Real(kImpossible), found = log(u > least ? u : least);
+    return u > none ? found : impossible;
+}
 
 }  // namespace paddle_ext

@@ -87,11 +87,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
         }
         const T sum = exponentials(row, most, Kp);
         sums.log_sums += double(most) + __builtin_log(double(sum));
-        T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
-        if (p.squared) {
-            for (int64_t k = 0; k < K; ++k) row[k] = (row[k] * scale) * (row[k] * scale);
-            scale = 1;
-        }
+        const T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
         T* const out = p.probabilities == nullptr ? nullptr : reals<T>(p.probabilities, at * K);
         hold_row(row, K, scale, p.weigh ? scale * length : scale, held, out);
         if (p.top > 0) {
@@ -114,16 +110,7 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
         const T sum = dot(a, g, K);
         sums.log_sums += sum < T(kFaintRow);
         const T share = sum > 0 ? 1 / sum : T(0);
-        if (p.squares == nullptr) {
-            for (int64_t k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
-            continue;
-        }
-        T* const __restrict__ squares = reals<T>(p.squares, (task * p.N + q) * K);
-        for (int64_t k = 0; k < K; ++k) {
-            const T u = a[k] * g[k] * share;
-            squares[k] = u * u;
-            sums.held[k] += double(squares[k]);
-        }
+        for (int64_t k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
     }
 }
 

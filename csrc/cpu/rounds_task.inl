@@ -102,6 +102,7 @@ static void absorb_rows(const AbsorbParams& p, int64_t task, int64_t first, int6
 template <typename T>
 static void claim_rows(const ClaimParams& p, int64_t task, int64_t first, int64_t end) {
     constexpr int64_t kLanes = Simd<T>::kLanes;
+    const auto log = [](Vec<T> x) { return vlog<T>(x); };
     const T* const __restrict__ shots = reals<T>(p.shots, task * p.K);
     for (int64_t q = task * p.N + first; q < task * p.N + end; ++q) {
         const T* const u = reals<T>(p.probabilities, q * p.K);
@@ -111,7 +112,7 @@ static void claim_rows(const ClaimParams& p, int64_t task, int64_t first, int64_
         reals<T>(p.confidence)[q] = confidence;
         for (int64_t k = 0; k < p.K; k += kLanes) {
             const Vec<T> some = load_some(u + k, p.K - k, T(1));
-            store_some<T>(logs + k, vlog<T>(vmax<T>(some, splat(T(kLeastClaim)))), p.K - k);
+            store_some<T>(logs + k, claim_log<T>(some, log), p.K - k);
         }
     }
 }

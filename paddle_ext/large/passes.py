@@ -103,8 +103,7 @@ def check_summable(extremes: list[Tensor], dtype: torch.dtype) -> None:
 class ClassSums:
     """Sums of rows by class, laid out as by `Form.zero_sums`, and of their weights, [B, K] float64.
 
-    `slope` [B], `bias` [B, K] and `squared` are those of `assign_call`. The most probable classes
-    of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs
+    `slope` [B] and `bias` [B, K] are those of `assign_call`. The most probable classes of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs
     them in a dtype of its own. If products and rows are at the same place in every pass, the native
     calls are kept: an iteration of a small task takes as long as the host needs to make them.
     """
@@ -115,12 +114,11 @@ class ClassSums:
         slope: Tensor,
         bias: Tensor,
         *,
-        squared: bool = False,
         top: Top | None = None,
         out: Tensor | None = None,
         keep: bool = False,
     ) -> None:
-        self.form, self.slope, self.bias, self.squared = form, slope, bias, squared
+        self.form, self.slope, self.bias = form, slope, bias
         self.top, self.out, self.keep = top, out, keep
         self.sums = form.zero_sums(bias.shape[-1])
         self.held = torch.zeros_like(bias, dtype=torch.float64)
@@ -150,7 +148,6 @@ class ClassSums:
             self.slope,
             self.bias,
             length=length,
-            squared=self.squared,
             weigh=self.form.weigh,
             probabilities=u,
             rest=rest,

@@ -43,7 +43,6 @@ def assign_call(
     leads: Tensor | None = None,
     normalise: bool = True,
     weigh: bool = False,
-    squared: bool = False,
 ) -> Callable[[], None]:
     """A call for the probabilities of rows, the softmax of ``slope length products + bias``.
 
@@ -53,7 +52,7 @@ def assign_call(
     - `probabilities` [B, N, K], in the dtype of the products, which they may overwrite, or float16
       on CUDA, and `rest`, the rounding errors of these halves. Without `normalise` they are
       likelihoods, scaled so that the largest of a row is 2^15; with `weigh`, they are multiplied by
-      the length. With `squared` all outputs are of the squares of the probabilities.
+      the length.
     - `held` [B, K] and `log_sums` [B], float64: incremented by the sums of the probabilities over
       the rows, and of the log normalisers.
     - `leads` [B, 2] float64: incremented by the lead of the nearest class over the median one in
@@ -77,7 +76,7 @@ def assign_call(
         "leads": (leads, torch.float64, (B, 2)),
     }
     sizes = {"B": B, "N": N, "K": K, "stride": stride, "top": best}
-    flags = {"normalise": normalise, "weigh": weigh, "squared": squared}
+    flags = {"normalise": normalise, "weigh": weigh}
     options = {"written": DTYPES[written], **sizes, **flags}
     return prepare(native.assign_call, options, products, tensors)[0]
 
@@ -109,20 +108,12 @@ class Counter:
         self.held.zero_()
         self.faint.zero_()
 
-    def call(
-        self,
-        running: Tensor | None = None,
-        part: slice = slice(None),
-        squares: Tensor | None = None,
-    ) -> Callable[[], None]:
-        """A native call that counts some rows; tasks whose `running` [B] is not 1 are left out.
-
-        With `squares` [B, N, K] the squares of the probabilities are counted, and written to it.
-        """
-        rows = self.likelihood[:, part]
+    def call(self, running: Tensor | None = None) -> Callable[[], None]:
+        """A native call that counts the rows; tasks whose `running` [B] is not 1 are left out."""
+        rows = self.likelihood
         B, N, K = rows.shape
         tensors: Inputs = {
-            **alike(rows.dtype, B, N, K, likelihood=rows, squares=squares),
+            "likelihood": (rows, rows.dtype, (B, N, K)),
             "weights": (self.weights, self.weights.dtype, (B, K)),
             "running": (running, torch.int32, (B,)),
             "held": (self.held, torch.float64, (B, K)),

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) claim_kernel(ClaimParams p) {
     float confidence = 0;
     for (int64_t k = threadIdx.x % 32; k < p.K; k += 32) {
         confidence += u[k] * kept_confidence(shots[k]);
-        logs[k] = logf(fmaxf(u[k], float(kLeastClaim)));
+        logs[k] = claim_log<float>(u[k], Logarithm());
     }
     confidence = warp_sum(confidence);
     if (threadIdx.x % 32 == 0) floats(p.confidence)[row] = confidence;
