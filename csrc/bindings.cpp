@@ -48,7 +48,6 @@ py::tuple gamma_functions(double x) {
 void add_constants(py::module_& module) {
     module.attr("COVARIANCE_ROWS") = kCovarianceRows;
     module.attr("FACTOR_BLOCK") = kFactorBlock;
-    module.attr("FEW") = kFew;
     module.attr("FIRST_CONCENTRATION") = kFirstConcentration;
     module.attr("GROUP") = kGroup;
     module.attr("IMPOSSIBLE") = kImpossible;
@@ -59,7 +58,6 @@ void add_constants(py::module_& module) {
     module.attr("SHARPNESS") = kSharpness;
     module.attr("SHARPNESS_SPREAD") = kSharpnessSpread;
     module.attr("SET_CLASSES") = kSetClasses;
-    module.attr("SOFTER") = kSofter;
     module.attr("SPLIT_FACTOR") = kSplitFactor;
     module.attr("STANDARD_ERROR") = kStandardError;
     module.attr("VALUES_ROWS") = kValuesRows;

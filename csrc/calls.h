@@ -56,7 +56,7 @@ inline void read(const py::handle& value, TaskSizes& sizes) {
     sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6] != 0};
 }
 
-inline void read(const py::handle& value, PosteriorSizes& sizes) {
+inline void read(const py::handle& value, ProductsSizes& sizes) {
     int64_t n[7];
     read(value, n);
     sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
@@ -68,7 +68,7 @@ std::string type_of() {
     if constexpr (std::is_same_v<Field, Target>) {
         return "Target";
     } else if constexpr (std::is_same_v<Field, TaskSizes> ||
-                         std::is_same_v<Field, PosteriorSizes>) {
+                         std::is_same_v<Field, ProductsSizes>) {
         return "tuple[int, int, int, int, int, int, int]";
     } else if constexpr (std::is_array_v<Field>) {
         return "Sequence[" + type_of<std::remove_extent_t<Field>>() + "]";

@@ -35,7 +35,6 @@ class Target:
 
 COVARIANCE_ROWS: float
 FACTOR_BLOCK: int
-FEW: float
 FIRST_CONCENTRATION: float
 GROUP: int
 IMPOSSIBLE: float
@@ -44,7 +43,6 @@ MIN_CONCENTRATION: float
 MIXTURE_STEPS: int
 NO_SCATTER: float
 SET_CLASSES: int
-SOFTER: float
 SPLIT_FACTOR: float
 STANDARD_ERROR: float
 VALUES_ROWS: int
@@ -214,25 +212,73 @@ class LikelihoodCall:
         left_out: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
-def posterior_call(
-    *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], weight: float,
-    temper: float, mean_shots: float, max_iter: int, tol: float, added: int, factor: int,
-    solved: int, shares: int, squares: int, bias: int, shots: int, variance: int, sharpness: int,
-    priors: int, measures: int,
-) -> PosteriorCall: ...
+def density_call(*, target: Target, dtype: int, B: int, K: int) -> DensityCall: ...
 
 @final
-class PosteriorCall:
+class DensityCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, query: int, centre: int, rows: int, scale: int, labels: int, probabilities: int,
-        proportions: int, dual: int, iterations: int, criterion: int, concentration: int,
-        bound: int, chosen: int, finite: int, workspace: int, workspace_bytes: int,
+        self, *, squares: int, mass: int, labelled_mass: int, bias: int, variance: int,
+        sharpness: int, steepness: int, constant: int,
     ) -> None: ...
+
+def products_call(
+    *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int],
+) -> ProductsCall: ...
+
+@final
+class ProductsCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, query: int, centre: int, rows: int, scale: int, factor: int, solved: int,
+        shares: int, cross: int, gram: int, finite: int, workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def weigh_call(
+    *, target: Target, dtype: int, written: int, B: int, N: int, K: int, most: float,
+) -> WeighCall: ...
+
+@final
+class WeighCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, probabilities: int, worth: int, weights: int, rest: int, held: int, workspace: int,
+        workspace_bytes: int,
+    ) -> None: ...
+
+def gather_call(*, target: Target, dtype: int, B: int, Q: int, K: int) -> GatherCall: ...
+
+@final
+class GatherCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, gram: int, weights: int, cross: int, squares: int, before: int, mass: int,
+        products: int, square: int, workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def absorb_call(
+    *, target: Target, dtype: int, B: int, N: int, K: int, weight: float, most: float,
+) -> AbsorbCall: ...
+
+@final
+class AbsorbCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, products: int, own: int, probabilities: int, worth: int, added: int, square: int,
+        mass: int, labelled_mass: int, bias: int, variance: int, sharpness: int, counts: int,
+        concentration: int, measure: int,
+    ) -> None: ...
+
+def claim_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> ClaimCall: ...
+
+@final
+class ClaimCall:
+    def workspace(self) -> int: ...
+    def run(self, *, shots: int, probabilities: int, logs: int, confidence: int) -> None: ...
 
 def assign_call(
     *, target: Target, dtype: int, written: int, B: int, N: int, K: int, stride: int, top: int,
-    normalise: bool, weigh: bool, squared: bool,
+    normalise: bool, weigh: bool,
 ) -> AssignCall: ...
 
 @final
@@ -250,13 +296,13 @@ def count_call(*, target: Target, dtype: int, B: int, N: int, K: int) -> CountCa
 class CountCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, likelihood: int, weights: int, running: int, squares: int, held: int, faint: int,
-        workspace: int, workspace_bytes: int,
+        self, *, likelihood: int, weights: int, running: int, held: int, faint: int, workspace: int,
+        workspace_bytes: int,
     ) -> None: ...
 
 def dual_call(
     *, target: Target, dtype: int, B: int, K: int, prior: int, total: float, weight: float,
-    epsilon: float, tol: float, dual_weight: float, least: float,
+    epsilon: float, tol: float, dual_weight: float, least: float, learns: bool,
 ) -> DualCall: ...
 
 @final
@@ -289,19 +335,6 @@ class SumsCall:
     def run(
         self, *, probabilities: int, rows: int, sums: int, found: int, workspace: int,
         workspace_bytes: int,
-    ) -> None: ...
-
-def absorb_call(
-    *, target: Target, dtype: int, stored: int, N: int, K: int, trust: float, temper: float,
-    sharper: float, share: float,
-) -> AbsorbCall: ...
-
-@final
-class AbsorbCall:
-    def workspace(self) -> int: ...
-    def run(
-        self, *, products: int, before: int, weights: int, added: int, own: int, square: int,
-        mass: int, constant: int, count_share: int, prior_share: int,
     ) -> None: ...
 
 def survey_call(*, target: Target, dtype: int, B: int, N: int, D: int) -> SurveyCall: ...

@@ -28,8 +28,9 @@ MOST_TOP = 64
 # The most queries times classes of a task for one thread or thread block; more go in chunks.
 MOST_IN_ONE_BLOCK = 2**22
 
-# The same on the CPU for `adaptive` with the full metric: queries times classes to the power 3/2.
-MOST_IN_FULL_METRIC = 2**20
+# `adaptive`: how many more multiplications the products of all queries of a task with one another
+# may take than sums of queries by class, which are found in chunks.
+MOST_GRAM_WORK = {"cpu": 2**28, "cuda": 2**33}
 
 # On CUDA, where the blocks of this many tasks run at the same time: the most queries times (classes
 # + 128) of one task for its block; from there on the whole device, in chunks, is quicker.

@@ -201,12 +201,15 @@ struct Proportions {
         : dirichlet(prior == Prior::kDirichlet), Q(Q), K(K), epsilon(epsilon),
           concentration(kFirstConcentration), whole(0) {}
 
-    // A Newton step, from the sums over the classes of the slope and the curvature of the bound.
-    PADDLE_EXT_HD void learn(double slope, double curvature, double least) {
+    // A Newton step, from the sums over the classes of the slope and the curvature of the bound; or
+    // none. One class holds all queries under any prior: the slope is a difference of two logarithms.
+    PADDLE_EXT_HD void learn(double slope, double curvature, double least, bool learns) {
         const PriorTerm whole_part = whole_term(concentration, Q, K);
         slope += whole_part.slope;
         curvature += whole_part.curvature;
-        concentration = next_concentration(concentration, slope, curvature, least);
+        if (learns && K > 1) {
+            concentration = next_concentration(concentration, slope, curvature, least);
+        }
         whole = polygamma(Q + K * concentration).digamma;
     }
 

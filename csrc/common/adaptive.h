@@ -222,86 +222,10 @@ PADDLE_EXT_HD Real hub_bias(Real drawn, Real mean, Real rows) {
     return -log1p((drawn - mean) / (rows + 1));
 }
 
-// Weight of the logits of the absorb step at concentration a: lower by up to kSofter if few classes
-// are present, by half of it at the concentration kFew.
-constexpr double kSofter = 0.7, kFew = 0.02;
-template <typename Real>
-PADDLE_EXT_HD Real absorb_share(Real a) {
-    return 1 - Real(kSofter) / (1 + a / Real(kFew));
-}
-
-template <typename Real>
-PADDLE_EXT_HD Real excess_distance(Real variance, Real shots, Real, int64_t) {
-    return variance / shots;  // TODO: goes with the old posterior
-}
-
-// Whether the Gram matrix of the queries is less work than sums of queries.
-PADDLE_EXT_HD bool has_gram(double Q, double D, double K) { return Q * (D + K) <= 2 * D * K; }
-
-// --- the absorb step -----------------------------------------------------------------------------
-//
-// Query q of class k with probability u has weight W = trust u^2, trust = Q / (Q + K). With n
-// labelled rows in the class, s the weighted sum of all rows and m = n + sum_q W their mass, the
-// logit of a query is
-//   share (f (x.s / m - s.s / (2 m^2)) + hub_k) + ln(c_k (N_k - w u) + a m_k),
-// s and m without the query itself, hub_k the bias without -f/2 times the square of the prototype,
-// share = absorb_share(a), N_k the count of the class in the batch, c_k = kept_share, a m_k its prior
-// and w the weight of a query in the counts. The last term is ln c_k + ln(N_k - w u + a m_k / c_k),
-// of which ln c_k is a constant.
-
-// The measure of a task's Dirichlet prior, [K]; null: 1 for all classes.
-template <typename Real>
-PADDLE_EXT_HD const Real* chosen_measure(const PosteriorParams& p, int64_t task) {
-    if (p.measures == nullptr) return nullptr;
-    return reals<Real>(p.measures, (task * p.priors + p.chosen[task]) * p.size.K);
-}
-
-// The sum of counts and priors over the classes.
-template <typename Real>
-PADDLE_EXT_HD Real total_count(double weight, int64_t Q, int64_t K, Real a) {
-    return Real(weight) * Real(Q) + Real(K) * a;
-}
-
-// How far queries may move a prototype: less where there is hardly a query per class.
-PADDLE_EXT_HD double trust_of(int64_t Q, int64_t K) { return double(Q) / double(Q + K); }
-
-// The share of a class in the batch, from its labels and the sum of its probabilities: labels are
-// better if few classes are present, so probabilities count by the share of classes with a label.
-template <typename Real>
-PADDLE_EXT_HD Real class_share(Real counted, Real held, Real labelled, int64_t Q) {
-    return (counted + labelled * (held - counted)) / Real(Q);
-}
-
-// The chance that two queries are of different classes, by the Dirichlet prior.
-template <typename Real>
-PADDLE_EXT_HD Real chance_of_two_classes(Real a, int64_t K) {
-    return Real(K - 1) * a / (1 + Real(K) * a);
-}
-
-// How much the count of a class counts: the same queries are in its prototype already.
-template <typename Real>
-PADDLE_EXT_HD Real kept_share(Real count, Real shots, Real two_classes) {
-    return 1 - two_classes * count / (count + shots);
-}
-
-template <typename Real>
-PADDLE_EXT_HD Real query_weight(Real u, Real trust) {
-    return trust * u * u;
-}
-
-// The caller applies f. `cross` is x.n w_k, `inner` is the product with the weighted sum of the
-// queries, `self` is x.x.
-template <typename Real>
-PADDLE_EXT_HD Real half_distance(Real weight, Real cross, Real inner, Real self, Real square,
-                                 Real mass) {
-    const Real all = cross + inner, alone = all - weight * self, share = 1 / (mass - weight);
-    return alone * share - Real(0.5) * (square - weight * (all + alone)) * share * share;
-}
-
 // --- parts of calls ------------------------------------------------------------------------------
 //
-// What `labelled` and `calibrate` share with the likelihood they are a part of, and `adapt` with the
-// posterior, from a task on; the caller adds arrays of its own.
+// What `labelled` and `calibrate` share with the likelihood they are a part of, from a task on; the
+// caller adds arrays of its own.
 
 // The statistics of labelled rows, before calibration; S rows of B tasks.
 struct LabelledParams {
@@ -344,22 +268,6 @@ CalibrateParams calibrate_of(const LikelihoodParams& p, int64_t task = 0) {
     part.dtype = p.dtype, part.B = p.B, part.R = p.R, part.K = p.K;
     part.centre = kSharpness, part.spread = kSharpnessSpread;
     part.sharpness = reals<Real>(p.sharpness, task);
-    return part;
-}
-
-template <typename Real>
-AdaptParams adapt_of(const PosteriorParams& p, int64_t task = 0) {
-    const int64_t Q = p.size.Q, K = p.size.K;
-    AdaptParams part{};
-    part.dtype = p.dtype, part.B = p.size.B, part.Q = Q, part.K = K;
-    part.weight = p.weight, part.max_iter = p.max_iter, part.tol = p.tol, part.priors = p.priors;
-    if (p.measures != nullptr) part.measures = reals<Real>(p.measures, task * p.priors * K);
-    part.labels = p.labels + task * Q;
-    part.proportions = reals<Real>(p.proportions, task * K);
-    part.dual = reals<Real>(p.dual, task * K);
-    part.criterion = reals<Real>(p.criterion, task), part.bound = reals<Real>(p.bound, task);
-    part.concentration = reals<Real>(p.concentration, task);
-    part.iterations = p.iterations + task, part.chosen = p.chosen + task;
     return part;
 }
 

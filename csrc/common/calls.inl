@@ -270,43 +270,109 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     MEMORY();
 };
 
-// Probabilities of queries under these likelihoods: coordinates, proportions, absorb step.
-CALL(Posterior, posterior, CPU_TASKS, CUDA) {
+// --- the rounds of a batch: common/rounds.h ------------------------------------------------------
+
+// The logits of rows under likelihoods (5): steepness_k times minus the square of the row, and a
+// constant, next to products with prototypes.
+CALL(Density, density, CPU, CUDA) {
     MAKE(DType, dtype);  // of all arrays: float32 or float64
-    MAKE(PosteriorSizes, size);
-    MAKE(double, weight);      // of a query in the counts
-    MAKE(double, temper);      // factor on the logits of the absorb step
-    MAKE(double, mean_shots);  // see excess_distance
-    MAKE(int, max_iter);
-    MAKE(double, tol);
-    MAKE(const void*, added);      // [B, Q, K] further logits, or null
-    MAKE(const void*, factor);     // [L, M', M'] or null, like the next two
-    MAKE(const void*, solved);     // [L, K, M']
-    MAKE(const void*, shares);     // [L, 3]
-    MAKE(const void*, squares);    // [L, K]
-    MAKE(const void*, bias);       // [B, K]
-    MAKE(const void*, shots);      // [L, K]
-    MAKE(const void*, variance);   // [L]
-    MAKE(const void*, sharpness);  // [B]
-    MAKE(int64_t, priors);         // as in AdaptParams, like the next
-    MAKE(const void*, measures);
+    MAKE(int64_t, B);
+    MAKE(int64_t, K);
+    RUN(const void*, squares);        // [B, K] of the prototypes
+    RUN(const void*, mass);           // [B, K] of how many rows each is the mean, ..
+    RUN(const void*, labelled_mass);  // [B, K] .. and was before it absorbed a batch
+    RUN(const void*, bias);           // [B, K]
+    RUN(const void*, variance);       // [B]
+    RUN(const void*, sharpness);      // [B]
+    RUN(void*, steepness);            // out [B, K]
+    RUN(void*, constant);             // out [B, K]
+};
+
+// Queries in the coordinates, and their products with the prototypes and with one another in the
+// metric.
+CALL(Products, products, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(ProductsSizes, size);
     RUN(const void*, query);   // [B, Q, D]
     RUN(const void*, centre);  // [L, D]
     RUN(const void*, rows);    // [L, N, D]
     RUN(const void*, scale);   // [L, D]
-    // out, as in AdaptParams; labels and probabilities are after the absorb step, in which
-    // proportions under the Dirichlet prior become class_share
-    RUN(int64_t*, labels);
-    RUN(void*, probabilities);
-    RUN(void*, proportions);
-    RUN(void*, dual);
-    RUN(int32_t*, iterations);
-    RUN(void*, criterion);
-    RUN(void*, concentration);
-    RUN(void*, bound);
-    RUN(int32_t*, chosen);
-    RUN(bool*, finite);  // [B] see plainly_finite; of the queries
+    RUN(const void*, factor);  // [L, M', M'] or null, like the next two
+    RUN(const void*, solved);  // [L, K, M']
+    RUN(const void*, shares);  // [L, 3]
+    RUN(void*, cross);         // out [B, Q, K]
+    RUN(void*, gram);          // out [B, Q, Q]
+    RUN(bool*, finite);        // out [B] see plainly_finite; of the queries
     MEMORY();
+};
+
+// (10) The weights of queries in prototypes, and their sums by class.
+CALL(Weigh, weigh, CPU, CUDA) {
+    MAKE(DType, dtype);    // of the probabilities: float32 or float64
+    MAKE(DType, written);  // of `weights` and `rest`: the same, or float16 on CUDA
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, K);
+    MAKE(double, most);                // of a query
+    RUN(const void*, probabilities);   // [B, N, K]
+    RUN(const void*, worth);           // [B, N] a factor on the weights; null: 1
+    RUN(void*, weights);               // out [B, N, K]
+    RUN(void*, rest);                  // out [B, N, K] their rounding errors; or null
+    RUN(double*, held);                // [B, K] incremented by their sums
+    MEMORY();
+};
+
+// (10) Prototypes that absorbed the queries, by the products of queries with one another.
+CALL(Gather, gather, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);
+    RUN(const void*, gram);     // [B, Q, Q]
+    RUN(const void*, weights);  // [B, Q, K]
+    RUN(const void*, cross);    // [B, Q, K] products with the prototypes before, ..
+    RUN(const void*, squares);  // [B, K] .. their squares, ..
+    RUN(const void*, before);   // [B, K] .. and of how many rows they are the means
+    RUN(const void*, mass);     // [B, K] the same of the new ones
+    RUN(void*, products);       // out [B, Q, K] with the new ones
+    RUN(void*, square);         // out [B, K] of these
+    MEMORY();
+};
+
+// (5), (10) and (11) The logits of rows that the prototypes have absorbed, each without itself.
+CALL(Absorb, absorb, CPU, CUDA) {
+    MAKE(DType, dtype);  // of all arrays but those of doubles: float32 or float64
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, K);
+    MAKE(double, weight);              // of a query in the counts
+    MAKE(double, most);                // of a query in a prototype
+    RUN(void*, products);              // [B, N, K] with the prototypes; out: the logits
+    RUN(const void*, own);             // [B, N] of rows with themselves
+    RUN(const void*, probabilities);   // [B, N, K] that the prototypes absorbed; null: nothing
+    RUN(const void*, worth);           // [B, N] as in `weigh`; or null
+    RUN(const void*, added);           // [B, N, K] further logits; or null
+    RUN(const void*, square);          // [B, K] this and the next three as in `density`
+    RUN(const void*, mass);            // [B, K]
+    RUN(const void*, labelled_mass);   // [B, K]
+    RUN(const void*, bias);            // [B, K]
+    RUN(const void*, variance);        // [B]
+    RUN(const void*, sharpness);       // [B]
+    RUN(const double*, counts);        // [B, K] of the batch; null: no proportions, and no next two
+    RUN(const double*, concentration);  // [B]
+    RUN(const double*, measure);        // [B, K]
+};
+
+// (16) The logs of probabilities, and how many times of these are claimed.
+CALL(Claim, claim, CPU, CUDA) {
+    MAKE(DType, dtype);  // of all arrays: float32 or float64
+    MAKE(int64_t, B);
+    MAKE(int64_t, N);
+    MAKE(int64_t, K);
+    RUN(const void*, shots);       // [B, K]
+    RUN(const void*, probabilities);  // [B, N, K]
+    RUN(void*, logs);              // out [B, N, K], where they may be too
+    RUN(void*, confidence);        // out [B, N]
 };
 
 // A block of rows of large tasks: from their products with prototypes to probabilities.
@@ -321,7 +387,6 @@ CALL(Assign, assign, CPU, CUDA) {
     MAKE(int64_t, top);        // most probable classes reported per row; may be 0
     MAKE(bool, normalise);     // else write likelihoods, the largest of a row being kLikelihoodUnit
     MAKE(bool, weigh);         // the output is multiplied by the length of the row
-    MAKE(bool, squared);       // whether the outputs are of the squares of the probabilities
     RUN(void*, products);      // [B, N, stride]; overwritten if `leads` are wanted
     RUN(const void*, length);  // [B, N], or null for 1
     RUN(const void*, slope);   // [B]
@@ -348,9 +413,8 @@ CALL(Count, count, CPU, CUDA) {
     RUN(const void*, likelihood);  // [B, N, K]
     RUN(const void*, weights);     // [B, K] real
     RUN(const int32_t*, running);  // [B] tasks where it is not 1 are left out; or null: none
-    RUN(void*, squares);  // out [B, N, K] of the probabilities, like the likelihoods; or null
-    RUN(double*, held);   // [B, K] incremented by the sums of the probabilities, or of the squares
-    RUN(double*, faint);  // [B] incremented by the number of rows that lost precision
+    RUN(double*, held);            // [B, K] incremented by the sums of the probabilities
+    RUN(double*, faint);           // [B] incremented by the number of rows that lost precision
     MEMORY();
 };
 
@@ -367,6 +431,7 @@ CALL(Dual, dual, CPU, CUDA) {
     MAKE(double, tol);
     MAKE(double, dual_weight);  // of the dual in the logits
     MAKE(double, least);        // concentration
+    MAKE(bool, learns);         // whether the concentration takes a Newton step
     RUN(double*, held);         // [B, K] sums of the queries' probabilities; then 0
     // [B, K] how far prototypes moved, or null: the largest change of a count
     RUN(const double*, away);
@@ -422,30 +487,6 @@ CALL(Sums, sums, CPU, NO_CUDA) {
     RUN(void*, sums);                 // [K, D] added to
     RUN(int64_t*, found);  // out [1] entries above the threshold; a lower bound if over `most`
     MEMORY();
-};
-
-// The absorb step of `adaptive` for a block of rows of one large task; the algebra is in
-// common/adaptive.h. The contribution of other rows to the class sums s_k is known, so rows are
-// independent.
-CALL(Absorb, absorb, CPU, CUDA) {
-    MAKE(DType, dtype);   // of all arrays but `before`: float32 or float64
-    MAKE(DType, stored);  // of `before`: the same, or float16 on CUDA
-    MAKE(int64_t, N);
-    MAKE(int64_t, K);
-    MAKE(double, trust);
-    MAKE(double, temper);
-    MAKE(double, sharper);          // factor on distances
-    MAKE(double, share);            // factor on `added`
-    RUN(void*, products);           // [N, K] of rows with s_k in the metric; out: the new logits
-    RUN(const void*, before);       // [N, K] likelihoods before the step, and
-    RUN(const void*, weights);      // [K] of the classes, as in `count`
-    RUN(const void*, added);        // [N, K] further logits; or null
-    RUN(const void*, own);          // [N] products of rows with themselves
-    RUN(const void*, square);       // [K] s_k.s_k
-    RUN(const void*, mass);         // [K] total weight of the rows in s_k
-    RUN(const void*, constant);     // [K] added to the logits
-    RUN(const void*, count_share);  // [K] of a row in the class's count plus prior, and
-    RUN(const void*, prior_share);  // [K] of the prior, which is left without any row
 };
 
 // One pass over a chunk of rows: what the coordinates of a task depend on. Rows are first made
@@ -560,5 +601,5 @@ CALL(Task, tasks, CPU, NO_CUDA) {
 };
 
 // Those of CPU_TASKS.
-ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, CalibrateParams,
-           LikelihoodParams, PosteriorParams, GroupsParams, MixtureParams, JudgeParams, SetsParams);
+ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, CalibrateParams, LikelihoodParams,
+           ProductsParams, GatherParams, GroupsParams, MixtureParams, JudgeParams, SetsParams);

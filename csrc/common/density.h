@@ -30,4 +30,17 @@ PADDLE_EXT_HD Real class_distance(Real square, Real variance, Real mass, Real la
     return square * closeness(mass) + determinant(variance, mass, labelled_mass);
 }
 
+// The logit of a row under a class is -steepness x.x + constant, plus twice the steepness times its
+// product with the prototype.
+struct DensityTerms {
+    double steepness, constant;
+};
+
+PADDLE_EXT_HD DensityTerms density_terms(double half, double variance, double square, double mass,
+                                         double labelled_mass, double bias) {
+    const double steepness = half * closeness(mass);
+    return {steepness,
+            bias - steepness * square - half * determinant(variance, mass, labelled_mass)};
+}
+
 }  // namespace paddle_ext

@@ -48,7 +48,7 @@ struct TaskSizes {
 };
 using TimTerms = double[3];
 
-struct PosteriorSizes {
+struct ProductsSizes {
     int64_t B, Q, K, D;
     int64_t M;  // columns of the factor, 0 without
     int64_t N;  // rows of a likelihood

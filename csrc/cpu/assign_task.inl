@@ -87,11 +87,7 @@ static void assign_rows(const AssignParams& p, int64_t task, int64_t first, int6
         }
         const T sum = exponentials(row, most, Kp);
         sums.log_sums += double(most) + __builtin_log(double(sum));
-        T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
-        if (p.squared) {
-            for (int64_t k = 0; k < K; ++k) row[k] = (row[k] * scale) * (row[k] * scale);
-            scale = 1;
-        }
+        const T scale = p.normalise ? 1 / sum : T(kLikelihoodUnit);
         T* const out = p.probabilities == nullptr ? nullptr : reals<T>(p.probabilities, at * K);
         hold_row(row, K, scale, p.weigh ? scale * length : scale, held, out);
         if (p.top > 0) {
@@ -114,46 +110,7 @@ static void count_rows(const CountParams& p, int64_t task, int64_t first, int64_
         const T sum = dot(a, g, K);
         sums.log_sums += sum < T(kFaintRow);
         const T share = sum > 0 ? 1 / sum : T(0);
-        if (p.squares == nullptr) {
-            for (int64_t k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
-            continue;
-        }
-        T* const __restrict__ squares = reals<T>(p.squares, (task * p.N + q) * K);
-        for (int64_t k = 0; k < K; ++k) {
-            const T u = a[k] * g[k] * share;
-            squares[k] = u * u;
-            sums.held[k] += double(squares[k]);
-        }
-    }
-}
-
-// The absorb step; see AbsorbParams.
-template <typename T>
-static void absorb_rows(const AbsorbParams& p, int64_t first, int64_t end) {
-    const NoSubnormals fast;
-    const int64_t K = p.K;
-    const auto read = [](const void* x) { return reals<T>(x); };
-    const T *const mass = read(p.mass), *const square = read(p.square);
-    const T *const constant = read(p.constant), *const weights = read(p.weights);
-    const T *const count_share = read(p.count_share), *const prior_share = read(p.prior_share);
-    const T sharper = T(p.sharper), temper = T(p.temper), trust = T(p.trust);
-    for (int64_t q = first; q < end; ++q) {
-        T* const __restrict__ all = reals<T>(p.products, q * K);
-        const T* const __restrict__ before = read(p.before) + q * K;
-        const T* const added = p.added == nullptr ? nullptr : read(p.added) + q * K;
-        const T own = read(p.own)[q];
-        const T sum = dot(before, weights, K);
-        const T of_all = sum > 0 ? 1 / sum : T(0);
-        for (int64_t k = 0; k < K; ++k) {
-            const T u = before[k] * weights[k] * of_all, w = query_weight(u, trust);
-            const T z = sharper * half_distance(w, T(0), all[k], own, square[k], mass[k]);
-            all[k] = z + constant[k];
-            // Most classes hold nothing of a row, and there is nothing to take the logarithm of.
-            const T left = std::max(1 - count_share[k] * u, prior_share[k]);
-            if (left < 1) all[k] += std::log(left);
-        }
-        for (int64_t k = 0; added != nullptr && k < K; ++k) all[k] += T(p.share) * added[k];
-        for (int64_t k = 0; k < K; ++k) all[k] *= temper;
+        for (int64_t k = 0; k < K; ++k) sums.held[k] += double(a[k] * g[k] * share);
     }
 }
 
@@ -187,6 +144,5 @@ constexpr AssignKernels kAssignKernels = {
     {assign_row_bytes<float>, assign_row_bytes<double>},
     {assign_rows<float>, assign_rows<double>},
     {count_rows<float>, count_rows<double>},
-    {absorb_rows<float>, absorb_rows<double>},
     {add_rows<float>, add_rows<double>},
 };

@@ -6,42 +6,11 @@
 #include "common/adapt.h"
 #include "common/large.h"
 #include "cpu/levels.h"
+#include "cpu/parts.h"
 
 namespace paddle_ext {
 
 namespace {
-
-int64_t parts_of(int64_t N) { return (N + kRowsOfPart - 1) / kRowsOfPart; }
-
-int row_workers(int64_t B, int64_t N, int64_t K, int threads) {
-    const double work = 16.0 * double(B) * double(N) * double(K);
-    return workers_of(B * parts_of(N), work, threads);
-}
-
-// The parts of the rows of a call, and its memory: the sums of all parts, then a row per worker.
-struct Parts {
-    Arena arena;
-    int64_t B, N, K;
-    int threads;
-    int64_t row_bytes = 0;
-    int workers = row_workers(B, N, K, threads);
-    int64_t of_task = parts_of(N), count = B * of_task, row_step = (row_bytes + 63) / 64 * 64;
-    AssignSums* sums = arena.take<AssignSums>(count);
-    double* held = arena.take<double>(count * K);
-    char* rows = arena.take<char>(workers * row_step);
-
-    // Calls work(task, first row, end, row of the worker, sums) for all parts, then add(task, sums).
-    template <typename Work, typename Add>
-    void run(const Work& work, const Add& add) const {
-        for (int64_t item = 0; item < count; ++item) sums[item] = {held + item * K, 0, {0, 0}};
-        parallel_for(count, workers, [&](int64_t item, int worker) {
-            const int64_t first = item % of_task * kRowsOfPart;
-            work(item / of_task, first, std::min(N, first + kRowsOfPart), rows + worker * row_step,
-                 sums[item]);
-        });
-        for (int64_t item = 0; item < count; ++item) add(item / of_task, sums[item]);
-    }
-};
 
 Parts parts_of(const AssignParams& p, int threads, const AssignKernels& level) {
     const int64_t row_bytes = level.row_bytes[precision(p.dtype, "products")](p.K);
@@ -126,7 +95,7 @@ void end_iteration(const DualParams& p, int64_t task) {
         slope += term.slope;
         curvature += term.curvature;
     }
-    if (proportions.dirichlet) proportions.learn(slope, curvature, p.least);
+    if (proportions.dirichlet) proportions.learn(slope, curvature, p.least, p.learns);
     double away = 0;
     for (int64_t k = 0; k < p.K; ++k) {
         held[k] = 0;
@@ -354,16 +323,6 @@ void run_cpu(const AssignParams& p, int threads) {
                   for (int i = 0; p.leads != nullptr && i < 2; ++i)
                       p.leads[task * 2 + i] += sums.leads[i];
               });
-}
-
-void run_cpu(const AbsorbParams& p, int threads) {
-    require(p.stored == p.dtype, "likelihoods must have the dtype of the products");
-    const int at = precision(p.dtype, "products");
-    const AssignKernels& level = cpu_kernels().assign;
-    parallel_for(parts_of(p.N), row_workers(1, p.N, p.K, threads), [&](int64_t part, int) {
-        const int64_t first = part * kRowsOfPart;
-        level.absorb_rows[at](p, first, std::min(p.N, first + kRowsOfPart));
-    });
 }
 
 int64_t workspace_cpu(const CountParams& p, int threads) {

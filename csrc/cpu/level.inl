@@ -9,6 +9,7 @@
 #include "common/adapt.h"
 #include "common/adaptive.h"
 #include "common/large.h"
+#include "common/rounds.h"
 #include "common/rows.h"
 #include "common/sinkhorn.h"
 #include "common/tim.h"
@@ -48,14 +49,16 @@ static constexpr TaskKernels<Params> task_kernels(const char* array, Work (*work
 #include "cpu/adapt_task.inl"
 #include "cpu/labelled_task.inl"
 #include "cpu/likelihood_task.inl"
-#include "cpu/posterior_task.inl"
+#include "cpu/products_task.inl"
 #include "cpu/assign_task.inl"
+#include "cpu/rounds_task.inl"
 #include "cpu/groups_task.inl"
 #include "cpu/sets_task.inl"
 
 constexpr CpuKernels kKernels = {
     PADDLE_EXT_LEVEL_NAME,
     kAssignKernels,
+    kRoundKernels,
     {coordinates_rows<float>, coordinates_rows<double>},
     {kPaddleKernels,
      task_kernels<SinkhornTask>("cost", sinkhorn_work, sinkhorn_task<float>, sinkhorn_task<double>),
@@ -65,8 +68,9 @@ constexpr CpuKernels kKernels = {
                                     calibrate_task<double>),
      task_kernels<LikelihoodScratch>("support", likelihood_work, likelihood_task<float>,
                                      likelihood_task<double>),
-     task_kernels<PosteriorScratch>("query", posterior_work, posterior_task<float>,
-                                    posterior_task<double>),
+     task_kernels<ProductsScratch>("query", products_work, products_task<float>,
+                                   products_task<double>),
+     task_kernels<GatherScratch>("gram", gather_work, gather_task<float>, gather_task<double>),
      task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>),
      task_kernels<MixtureTask>("likely", mixture_work, mixture_task, mixture_task),
      task_kernels<JudgeTask>("logits", judge_work, judge_task<float>, judge_task<double>),

@@ -68,9 +68,16 @@ struct AssignKernels {
                            AssignSums& sums);
     void (*count_rows[2])(const CountParams&, int64_t task, int64_t first, int64_t end,
                           AssignSums& sums);
-    void (*absorb_rows[2])(const AbsorbParams&, int64_t first, int64_t end);
     // Adds to the sums of class k.
     void (*add_rows[2])(const SumsParams&, int64_t k, const ClassEntry* entries, int64_t count);
+};
+
+// The rounds of a batch, for some rows of a task.
+struct RoundKernels {
+    void (*weigh_rows[2])(const WeighParams&, int64_t task, int64_t first, int64_t end,
+                          AssignSums& sums);
+    void (*absorb_rows[2])(const AbsorbParams&, int64_t task, int64_t first, int64_t end);
+    void (*claim_rows[2])(const ClaimParams&, int64_t task, int64_t first, int64_t end);
 };
 
 // --- levels --------------------------------------------------------------------------------------
@@ -78,6 +85,7 @@ struct AssignKernels {
 struct CpuKernels {
     const char* name;
     AssignKernels assign;
+    RoundKernels rounds;
     void (*coordinates[2])(const CoordinatesParams&, int64_t first, int64_t end);  // rows
     TaskTables<OneByOne>::Tuple tasks;
 };

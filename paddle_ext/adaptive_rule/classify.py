@@ -11,24 +11,17 @@ import torch
 from torch import Tensor
 
 from ..groups import Groups
-from ..large.passes import is_large
+from ..large.passes import Queries
 from ..large.sources import Rows, TensorRows
-from ..native.call import call_native, packed
+from ..native.call import packed
 from ..native.devices import on_cpu_without_gpu_code
-from ..native.load import module as native
-from ..solution import Solution, most_probable
-from ..solvers.adapt import adapt_table, solution_of
+from ..solution import Solution
 from ..solvers.groups import each_alone, of_rows
 from ..task import merged
+from .batch import ChunkedBatch, GramBatch, in_chunks
 from .groups import by_thing, classify_groups
-from .large import solve_large
-from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
-from .rounds import Classified
-
-# The tensors of a likelihood that the native code of `posterior` takes early, and with the queries.
-EARLY = ("squares", "bias", "shots", "variance", "sharpness", "shares", "factor", "solved")
-LATER = ("centre", "scaled", "scale")
-OF_EACH_TASK = ("bias", "sharpness")  # these may have a batch of B even if the others are shared
+from .likelihood import Likelihood
+from .rounds import Classified, rounds
 
 
 def classify(
@@ -50,9 +43,9 @@ def classify(
     """Classify batches [B, Q, D], or `Rows`, with a likelihood of each batch or shared by all.
 
     `added` [B, Q, K] are further logits, such as those of names; `measures` [B or 1, n, K] the
-    priors on the proportions to choose from, the first even. `validate` checks a large batch for
-    non-finite values. With `keep` the likelihood after the batch is found too, for one task or
-    several that are small.
+    priors on the proportions to choose from, the first even; None: an even one and the counts of the
+    labelled rows. `validate` checks a large batch for non-finite values. With `keep` the likelihood
+    after the batch is found too, for one task or several that are small.
 
     With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
     group have their own proportions, and learn from the other groups unless `share` is False.
@@ -65,23 +58,24 @@ def classify(
         extra = None if added is None else added[0]
         if same is None:
             assert groups is not None
-            of_groups = by_group(query[0], likelihood, extra, measures, groups, share, **options)
-            return Classified(of_groups, None)
+            found = by_group(query[0], likelihood, extra, measures, groups, share, **options)
+            return Classified(found, None)
         rows, extra = by_thing(query[0], likelihood, extra, same)
         options |= {"measures": measures, "share": share, "validate": validate}
         options["groups"] = None if groups is None else groups.of_things(same)
         of_things = classify(likelihood, rows[None], extra[None], **options)
         return replace(of_things, solution=of_rows(of_things.solution, same, groups))
-    if not isinstance(query, Tensor):
-        query = torch.cat([*query.chunks(2**20)]).unsqueeze(0)
-    classified = posterior(query, likelihood, added, measures, max_iter=max_iter, tol=tol)
-    found = with_shots(classified.solution, likelihood)
-    if not all_classes:
-        u = found.probabilities
-        classes = most_probable(u, found.labels, top)
-        held = u.double().sum(-2)
-        found = found._replace(probabilities=u.gather(-1, classes), classes=classes, held=held)
-    return replace(classified, solution=found)
+    options["keep"] = keep
+    Q, D = query.shape[-2:]
+    if isinstance(query, Tensor) and not in_chunks(likelihood, Q, D, cuda=query.is_cuda):
+        found = small(query, likelihood, added, measures, **options)
+    elif isinstance(query, Tensor):
+        found = one_by_one(query, likelihood, added, measures, validate=validate, **options)
+    else:
+        assert added is None
+        batch = ChunkedBatch(Queries(query), likelihood, validate=validate)
+        found = rounds(batch, measures, **options)
+    return replace(found, solution=with_shots(found.solution, likelihood))
 
 
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
@@ -117,17 +111,36 @@ def by_group(
     return each_alone(groups, solve)
 
 
-def posterior(
+@on_cpu_without_gpu_code
+def small(
     query: Tensor,
     likelihood: Likelihood,
-    added: Tensor | None = None,
-    measures: Tensor | None = None,
-    *,
-    max_iter: int,
-    tol: float,
+    added: Tensor | None,
+    measures: Tensor | None,
+    **options: Any,
 ) -> Classified:
     """Classify small tasks [B, Q, D]; arguments as in `classify`."""
-    from ._scaffold import posterior
+    query = query.to(likelihood.bias.dtype)
+    return rounds(GramBatch(query, likelihood, added), measures, **options)
 
-    found, after = posterior(likelihood, query, added, measures, max_iter=max_iter, tol=tol)
-    return Classified(found, None, after)
+
+@on_cpu_without_gpu_code
+def one_by_one(
+    query: Tensor,
+    likelihood: Likelihood,
+    added: Tensor | None,
+    measures: Tensor | None,
+    *,
+    validate: bool,
+    **options: Any,
+) -> Classified:
+    """Classify large tasks [B, Q, D]; arguments as in `classify`."""
+    found = []
+    for b, rows in enumerate(query):
+        extra = None if added is None else packed(added[b : b + 1])
+        own = None if measures is None else measures[b % len(measures)].unsqueeze(0)
+        queries = Queries(TensorRows(rows))
+        batch = ChunkedBatch(queries, likelihood.task(b), extra, validate=validate)
+        found.append(rounds(batch, own, **options))
+    after = found[0].after if len(found) == 1 else None
+    return Classified(merged([x.solution for x in found]), None, after)

@@ -21,6 +21,7 @@ from ..native.devices import on_cpu_without_gpu_code
 from ..native.graphs import replayed
 from ..native.load import module as native
 from ..rows import class_sums, laid_out, products
+from .steps import density_terms
 
 # (4) A priori: the variance inside classes, in squared lengths, and the degrees of freedom it weighs.
 VARIANCE_INSIDE, PRIOR_DEGREES = 0.65, 10.0
@@ -107,12 +108,9 @@ class Likelihood:
     @cached_property
     def terms(self) -> tuple[Tensor, Tensor]:
         """The steepness and the constant of each class in the logits, [L, K] each."""
-        spread, spread_of_labels = 1 + 1 / self.mass, 1 + 1 / self.labelled_mass
-        half = self.sharpness.unsqueeze(-1) / 2
-        steepness = half / spread
-        determinant = spread.log() - spread_of_labels.log() / 2
-        constant = self.bias - steepness * self.squares
-        return steepness, constant - half * self.variance.unsqueeze(-1) * determinant
+        of_classes = self.squares, self.mass, self.labelled_mass, self.bias
+        steepness, constant = density_terms(*of_classes, self.variance, self.sharpness)
+        return steepness, constant
 
     @cached_property
     def weights(self) -> Tensor:

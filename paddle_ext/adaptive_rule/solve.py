@@ -261,7 +261,7 @@ def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
     (_, Q, D), (supports, S, _), K = task.query.shape, task.support.shape, task.num_classes
     full = uses_full_metric(metric, S, K)
     M = min(S, D) if full else 0
-    numbers = Q * (D + 5 * K + Q + M)
+    numbers = Q * (2 * D + 8 * K + Q + M)
     if supports > 1:
         R = calibration_count(S, K, full)
         numbers += 2 * K * D + R * K

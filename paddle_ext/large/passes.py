@@ -20,7 +20,6 @@ from ..limits import (
     BLOCKS_AT_A_TIME,
     CHUNK_NUMBERS,
     MOST_BLOCK_WORK,
-    MOST_IN_FULL_METRIC,
     MOST_IN_ONE_BLOCK,
     MOST_STORED_LIKELIHOODS,
 )
@@ -39,16 +38,13 @@ AHEAD = 4
 Part: TypeAlias = tuple[slice, Tensor, Tensor | None, Tensor]
 
 
-def is_large(tasks: int, Q: int, K: int, *, cuda: bool, full: bool = False) -> bool:
+def is_large(tasks: int, Q: int, K: int, *, cuda: bool) -> bool:
     """Whether tasks are solved one after the other, in chunks, and not each by one thread block.
 
-    `full` is whether they have the full metric. The limits are where the curves of
-    benchmarks/curve.py cross.
+    The limits are where the curves of benchmarks/curve.py cross.
     """
     if Q * K > MOST_IN_ONE_BLOCK:
         return True
-    if full and not cuda:
-        return Q * K * math.sqrt(K) > MOST_IN_FULL_METRIC
     work = Q * (K + 128)
     return cuda and work > MOST_BLOCK_WORK * min(tasks, BLOCKS_AT_A_TIME)
 
@@ -107,8 +103,7 @@ def check_summable(extremes: list[Tensor], dtype: torch.dtype) -> None:
 class ClassSums:
     """Sums of rows by class, laid out as by `Form.zero_sums`, and of their weights, [B, K] float64.
 
-    `slope` [B], `bias` [B, K] and `squared` are those of `assign_call`. The most probable classes
-    of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs
+    `slope` [B] and `bias` [B, K] are those of `assign_call`. The most probable classes of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs
     them in a dtype of its own. If products and rows are at the same place in every pass, the native
     calls are kept: an iteration of a small task takes as long as the host needs to make them.
     """
@@ -119,12 +114,11 @@ class ClassSums:
         slope: Tensor,
         bias: Tensor,
         *,
-        squared: bool = False,
         top: Top | None = None,
         out: Tensor | None = None,
         keep: bool = False,
     ) -> None:
-        self.form, self.slope, self.bias, self.squared = form, slope, bias, squared
+        self.form, self.slope, self.bias = form, slope, bias
         self.top, self.out, self.keep = top, out, keep
         self.sums = form.zero_sums(bias.shape[-1])
         self.held = torch.zeros_like(bias, dtype=torch.float64)
@@ -154,7 +148,6 @@ class ClassSums:
             self.slope,
             self.bias,
             length=length,
-            squared=self.squared,
             weigh=self.form.weigh,
             probabilities=u,
             rest=rest,

@@ -43,7 +43,6 @@ def assign_call(
     leads: Tensor | None = None,
     normalise: bool = True,
     weigh: bool = False,
-    squared: bool = False,
 ) -> Callable[[], None]:
     """A call for the probabilities of rows, the softmax of ``slope length products + bias``.
 
@@ -53,7 +52,7 @@ def assign_call(
     - `probabilities` [B, N, K], in the dtype of the products, which they may overwrite, or float16
       on CUDA, and `rest`, the rounding errors of these halves. Without `normalise` they are
       likelihoods, scaled so that the largest of a row is 2^15; with `weigh`, they are multiplied by
-      the length. With `squared` all outputs are of the squares of the probabilities.
+      the length.
     - `held` [B, K] and `log_sums` [B], float64: incremented by the sums of the probabilities over
       the rows, and of the log normalisers.
     - `leads` [B, 2] float64: incremented by the lead of the nearest class over the median one in
@@ -77,7 +76,7 @@ def assign_call(
         "leads": (leads, torch.float64, (B, 2)),
     }
     sizes = {"B": B, "N": N, "K": K, "stride": stride, "top": best}
-    flags = {"normalise": normalise, "weigh": weigh, "squared": squared}
+    flags = {"normalise": normalise, "weigh": weigh}
     options = {"written": DTYPES[written], **sizes, **flags}
     return prepare(native.assign_call, options, products, tensors)[0]
 
@@ -109,20 +108,12 @@ class Counter:
         self.held.zero_()
         self.faint.zero_()
 
-    def call(
-        self,
-        running: Tensor | None = None,
-        part: slice = slice(None),
-        squares: Tensor | None = None,
-    ) -> Callable[[], None]:
-        """A native call that counts some rows; tasks whose `running` [B] is not 1 are left out.
-
-        With `squares` [B, N, K] the squares of the probabilities are counted, and written to it.
-        """
-        rows = self.likelihood[:, part]
+    def call(self, running: Tensor | None = None) -> Callable[[], None]:
+        """A native call that counts the rows; tasks whose `running` [B] is not 1 are left out."""
+        rows = self.likelihood
         B, N, K = rows.shape
         tensors: Inputs = {
-            **alike(rows.dtype, B, N, K, likelihood=rows, squares=squares),
+            "likelihood": (rows, rows.dtype, (B, N, K)),
             "weights": (self.weights, self.weights.dtype, (B, K)),
             "running": (running, torch.int32, (B,)),
             "held": (self.held, torch.float64, (B, K)),
@@ -130,46 +121,6 @@ class Counter:
         }
         options = {"B": B, "N": N, "K": K}
         return prepare(native.count_call, options, rows, tensors)[0]
-
-
-@dataclass(frozen=True)
-class AbsorbStep:
-    """The absorb step of one large task, as in `adaptive_rule.classify.posterior`."""
-
-    trust: float  # the weight of a query in a prototype, if its probability is 1
-    temper: float  # factor on the final logits
-    sharper: float  # factor on distances
-    share: float  # factor on further logits
-    square: Tensor  # [K] squares of the class sums, in the metric
-    mass: Tensor  # [K] total weight of the rows in each class sum
-    constant: Tensor  # [K] added to the logits
-    # Shares of c N + prior of each class, [K]: what a query of probability 1 adds, and the prior.
-    count_share: Tensor
-    prior_share: Tensor
-
-    def __call__(
-        self, products: Tensor, before: Tensor, weights: Tensor, own: Tensor, added: Tensor | None
-    ) -> None:
-        """Turn products [1, N, K] of rows with class sums into logits.
-
-        `before` [1, N, K] are likelihoods before the step, `weights` [1, K] those of a `Counter`.
-        `own` [N] are products of rows with themselves, `added` [N, K] further logits.
-        """
-        (_, N, K), real = products.shape, products.dtype
-        tensors: dict[str, Any] = {
-            "products": (products, real, (1, N, K)),
-            "before": (before, before.dtype, (1, N, K)),
-            "weights": (weights, real, (1, K)),
-            "added": (added, real, (N, K)),
-            "own": (own, real, (N,)),
-        }
-        options: dict[str, Any] = {"stored": DTYPES[before.dtype], "N": N, "K": K}
-        for name, x in vars(self).items():
-            if isinstance(x, Tensor):
-                tensors[name] = (x, real, (K,))
-            else:
-                options[name] = x
-        call_native(native.absorb_call, options, products, tensors)
 
 
 def split(
@@ -248,6 +199,7 @@ class State:
     ) -> None:
         """`measure` [B, K] float64 and the concentrations are for a Dirichlet prior."""
         self.prior, self.total = prior, total
+        self.learns = True  # the concentration
         self.weight, self.dual_weight, self.epsilon, self.tol = weight, dual_weight, epsilon, tol
         self.counts = torch.zeros(B, K, dtype=torch.float64, device=device)
         if measure is None:
@@ -288,7 +240,7 @@ class State:
             **alike(torch.int32, B, iterations=self.iterations, running=self.running),
         }
         options = {"dtype": DTYPES[real], "B": B, "K": K}
-        for name in ("prior", "total", "weight", "epsilon", "tol", "dual_weight", "least"):
+        for name in ("prior", "total", "weight", "epsilon", "tol", "dual_weight", "least", "learns"):
             options[name] = getattr(self, name)
         make = native.dual_call
         return prepare(make, options, self.counts, tensors, typed=False)[0]

@@ -154,10 +154,6 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int i = 0; i < kVectors; ++i) {
             const int k = class_of<kWidth>(i);
             if (k >= classes) continue;
-            if (p.squared) {
-#pragma unroll
-                for (int j = 0; j < kWidth; ++j) value[i][j] *= value[i][j] * scale;
-            }
             Some<kWidth, Written> high;
             float kept[kWidth];
 #pragma unroll
@@ -293,12 +289,6 @@ void launch_assign(const AssignParams& p, const RowsWorkspace& all, cudaStream_t
     });
 }
 
-// Adds the parts of all blocks to `held` [B, K].
-void add_parts(const RowsWorkspace& all, double* held, cudaStream_t stream) {
-    launch("add_parts_kernel", add_parts_kernel, ceil_div(all.B * all.K, 32), kThreads, 0, stream,
-           all.parts, all.blocks, all.K, all.B * all.K, held);
-}
-
 // --- counts of classes from likelihoods of rows that are kept, in half precision -----------------
 
 __global__ void __launch_bounds__(kThreads) row_sums_kernel(CountParams p, float* shares) {
@@ -323,7 +313,6 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int64_t end = min(p.N, at.first_row + all.rows);
     const int classes = int(min(p.K - at.first_class, int64_t(kTile)));
     const float* const weights = floats(p.weights, at.task * p.K + at.first_class);
-    __half* const squares = static_cast<__half*>(p.squares);
     float held[kVectors][kWidth] = {};
     int faint = 0;
     for (int64_t q = at.first_row + warp; q < end; q += kWarps) {
@@ -349,25 +338,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         sum = sums == nullptr ? warp_sum(sum) : sums[row];
         faint += sum < float(kFaintRow);
         const float share = sum > 0 ? 1.0f / sum : 0.0f;
-        if (squares == nullptr) {
-            each_class<kVectors, kWidth>(
-                [&](int i, int j) { held[i][j] = fmaf(value[i][j], share, held[i][j]); });
-            continue;
-        }
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const int k = class_of<kWidth>(i);
-            if (k >= classes) continue;
-            Some<kWidth, __half> square;
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) {
-                const float u = value[i][j] * share;
-                square.x[j] = __float2half_rn(u * u);
-                held[i][j] += to_float(square.x[j]);
-            }
-            *reinterpret_cast<Some<kWidth, __half>*>(squares + row * p.K + at.first_class + k) =
-                square;
-        }
+        each_class<kVectors, kWidth>(
+            [&](int i, int j) { held[i][j] = fmaf(value[i][j], share, held[i][j]); });
     }
     const int64_t part = at.task * all.blocks + at.block;
     write_sums(held, staged, all.parts + part * p.K + at.first_class, classes);
@@ -378,6 +350,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 }  // namespace
+
+void add_parts(const RowsWorkspace& all, double* held, cudaStream_t stream) {
+    launch("add_parts_kernel", add_parts_kernel, ceil_div(all.B * all.K, 32), kThreads, 0, stream,
+           all.parts, all.blocks, all.K, all.B * all.K, held);
+}
 
 void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
               cudaStream_t stream) {

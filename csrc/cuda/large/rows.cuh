@@ -110,6 +110,9 @@ void with_shape(int64_t K, const Launch& launch) {
     launch(Shape<8, 4>());
 }
 
+// Adds the parts of all blocks to `held` [B, K].
+void add_parts(const RowsWorkspace& all, double* held, cudaStream_t stream);
+
 // Adds lines of numbers to `sums`, one for each.
 void add_logs(const double* parts, int64_t lines, int64_t length, double* sums,
               cudaStream_t stream);

@@ -1,5 +1,4 @@
-// Steps of large tasks on CUDA: absorbing queries, moving prototypes, rows as halves, the end of an
-// iteration. First the absorb step of `adaptive`.
+// Steps of large tasks on CUDA: moving prototypes, rows as halves, the end of an iteration.
 
 #include "common/adaptive.h"
 #include "common/large.h"
@@ -9,62 +8,6 @@
 namespace paddle_ext {
 
 namespace {
-
-// Data of all rows; see AbsorbParams.
-struct Absorb {
-    const AbsorbParams& p;
-    const float *square = floats(p.square), *mass = floats(p.mass), *constant = floats(p.constant);
-    const float *count_share = floats(p.count_share), *prior_share = floats(p.prior_share);
-    const float *weights = floats(p.weights), *added = floats(p.added);
-    float sharper = float(p.sharper), share = float(p.share);
-    float trust = float(p.trust), temper = float(p.temper);
-
-    // The new logit, from the previous probability u and the product of the row with the sum; `at`
-    // is [row, k] of `added`.
-    __device__ float after(int64_t k, float u, float all, float own, int64_t at) const {
-        const float w = query_weight(u, trust);
-        const float z = sharper * half_distance(w, 0.0f, all, own, square[k], mass[k]);
-        const float left = logf(fmaxf(1.0f - count_share[k] * u, prior_share[k]));
-        return temper * (z + constant[k] + (added == nullptr ? 0.0f : share * added[at]) + left);
-    }
-};
-
-// One warp per row, whose likelihoods are read from the cache after the first pass; kWidth classes
-// are read at once.
-template <int kWidth, typename Stored>
-__global__ void __launch_bounds__(kThreads) absorb_kernel(AbsorbParams p) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32, K = p.K;
-    if (row >= p.N) return;
-    const int lane = threadIdx.x % 32;
-    const Absorb absorb{p};
-    const Stored* const before = static_cast<const Stored*>(p.before) + row * K;
-    float* const all = floats(p.products, row * K);
-    const float own = floats(p.own)[row];
-    float sum = 0;
-    for (int64_t k = kWidth * lane; k < K; k += 32 * kWidth) {
-        const Some<kWidth, Stored> likely = load<kWidth>(before + k);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum += to_float(likely.x[j]) * absorb.weights[k + j];
-    }
-    sum = warp_sum(sum);
-    const float of_all = sum > 0 ? 1.0f / sum : 0.0f;
-    for (int64_t k = kWidth * lane; k < K; k += 32 * kWidth) {
-        const Some<kWidth, Stored> likely = load<kWidth>(before + k);
-        Some<kWidth> logit = load<kWidth>(all + k);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            const float u = to_float(likely.x[j]) * absorb.weights[k + j] * of_all;
-            logit.x[j] = absorb.after(k + j, u, logit.x[j], own, row * K + k + j);
-        }
-        *reinterpret_cast<Some<kWidth>*>(all + k) = logit;
-    }
-}
-
-template <typename Stored>
-void launch_absorb(const AbsorbParams& p, cudaStream_t stream) {
-    const auto kernel = p.K % 4 == 0 ? absorb_kernel<4, Stored> : absorb_kernel<1, Stored>;
-    launch("absorb_kernel", kernel, row_blocks(p.N), kThreads, 0, stream, p);
-}
 
 // --- prototypes: one block per class -------------------------------------------------------------
 
@@ -254,7 +197,7 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
     }
     const Update<double> all = block_reduce(own, scratch);
     if (p.away != nullptr) away = block_sum(away, sums);
-    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature, p.least);
+    if (proportions.dirichlet) proportions.learn(all.slope, all.curvature, p.least, p.learns);
     for (int64_t k = threadIdx.x; k < p.K; k += kDualThreads) {
         held[k] = 0;  // this thread has read it
         p.before[task * p.K + k] = dual[k];
@@ -281,12 +224,6 @@ __global__ void __launch_bounds__(kDualThreads) dual_kernel(DualParams p) {
 }
 
 }  // namespace
-
-void run_cuda(const AbsorbParams& p, cudaStream_t stream) {
-    require(p.dtype == DType::kFloat32, "products on CUDA must be float32 for the native code");
-    p.stored == DType::kFloat16 ? launch_absorb<__half>(p, stream)
-                                : launch_absorb<float>(p, stream);
-}
 
 void run_cuda(const MoveParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "prototypes on CUDA must be float32");
