@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "common/adapt.h"
+#include "common/groups.h"
 #include "common/large.h"
 #include "cpu/levels.h"
 
@@ -407,19 +408,12 @@ void run_cpu(const DualParams& p, int) {
     }
 }
 
-void run_cpu(const MeanParams& p, int) {
-    double total = 0, a = kFirstConcentration;
-    for (int64_t k = 0; k < p.K; ++k) total += p.held[k];
-    for (int step = 0; step < p.steps; ++step) {
-        PriorTerm sum = whole_term(a, total, double(p.K));
-        for (int64_t k = 0; k < p.K; ++k) {
-            const PriorTerm own = class_term(p.held[k], a, 1);
-            sum.slope += own.slope, sum.curvature += own.curvature;
-        }
-        a = next_concentration(a, sum.slope, sum.curvature, kMinConcentration);
+void run_cpu(const LikenessParams& p, int) {
+    const double r = likeness_of(*static_cast<const LikenessSums*>(p.sums), double(p.Q));
+    *p.likeness = r;
+    for (int64_t group = 0; group < p.B; ++group) {
+        p.worth[group] = worth_of_row(double(p.sizes[group]), r);
     }
-    const double share = double(p.K) / (total + double(p.K) * a);
-    for (int64_t k = 0; k < p.K; ++k) p.measure[k] = (p.held[k] + a) * share;
 }
 
 int64_t workspace_cpu(const SurveyParams& p, int) {

@@ -147,3 +147,31 @@ def posterior(
                              prior_used=None if measures is None else used)
     back = {k: v.to(real) for k, v in moved.tensors().items() if v.is_floating_point()}
     return found, replace(moved, **back)
+
+
+def absorbed_logits(likelihood: Any, batch: Tensor, u: Tensor, worth: Tensor) -> Tensor:
+    """(10) Logits [Q, K] of centred rows [Q, D]; a row of probabilities u is worth so much, [Q]."""
+    from laboratory import rule
+
+    S, Q = likelihood.rows, len(batch)
+    W = 2 * S / (2 * S + Q) * worth.unsqueeze(1) * u.square()
+    mass = likelihood.labelled_mass[0]
+    own = likelihood.squared(batch[None])[0].unsqueeze(1)
+    sums = mass.unsqueeze(1) * likelihood.prototypes[0] + W.mT @ batch
+    in_metric = likelihood.in_metric(sums[None])[0]
+    x_sum = batch @ in_metric.mT
+    square = (in_metric * sums).sum(-1)
+    rest = mass + W.sum(0) - W
+    square = (square - 2 * W * x_sum + W * W * own) / rest.square()
+    cross = (x_sum - W * own) / rest
+    model = rule.Model(likelihood.variance[0], likelihood.prior_rows[0])
+    distances = model.distances(own, cross, square, rest, mass)
+    return likelihood.bias[0] - likelihood.sharpness[0] / 2 * distances
+
+
+def claimed(likelihood: Any, u: Tensor) -> Tensor:
+    """(16) The claims of rows [Q, K]."""
+    n = likelihood.shots[0]
+    confidence = (u * (n / (n + 1))).sum(-1, keepdim=True)
+    logs = (confidence * u.clamp(min=1e-30).log()).masked_fill(u == 0, -torch.inf)
+    return logs.softmax(-1)

@@ -3,34 +3,34 @@
 Letters: Q rows, G groups, K classes, D features.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..groups import Groups, thing_logits
-from ..large.passes import Queries
-from ..large.sources import TensorRows
-from ..large.steps import AbsorbStep
 from ..native.devices import on_cpu_without_gpu_code
 from ..native.load import module as native
-from ..rows import unit_rows
+from ..rows import parts, unit_rows
 from ..solution import Solution
-from ..solvers.groups import Shared, judge, shared_proportions, solution_of_groups
-from ..solvers.sets import Sets
-from .large import AbsorbedScores, LikelihoodScores, trust_in_queries
+from ..solvers.groups import (
+    first_proportions,
+    rows_alone,
+    solution_of_groups,
+    steps_of_groups,
+)
+from ..solvers.sets import mix_few_classes
+from ._scaffold import absorbed_logits, claimed
 from .likelihood import Likelihood
-
-
-def scores_of(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> LikelihoodScores:
-    """Products of rows [Q, D] in chunks; `added` [Q, K] are further logits."""
-    return LikelihoodScores(Queries(TensorRows(query)), likelihood, added, False, exact=True)
+from .likeness import LikenessOfRows
 
 
 def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> Tensor:
     """The logits of rows [Q, D], with further ones `added`, [Q, K]."""
-    scores, real = scores_of(query, likelihood, None), likelihood.bias.dtype
-    logits = query.new_empty(scores.shape[1:], dtype=real)
-    for part, products, _, _ in scores.parts():
-        torch.addcmul(scores.bias.to(real), products[0], scores.slope, out=logits[part])
+    (Q, D), K = query.shape, likelihood.bias.shape[-1]
+    logits = query.new_empty(Q, K, dtype=likelihood.bias.dtype)
+    for part in parts(Q, 4 * (K + D)):
+        logits[part] = likelihood.logits(query[part])
     return logits if added is None else logits.add_(added)
 
 
@@ -66,95 +66,36 @@ def classify_groups(
     added: Tensor | None = None,
     measures: Tensor | None = None,
     *,
-    max_iter: int,
-    tol: float,
     top: int | None,
 ) -> Solution:
     """Classify rows [Q, D] in groups that share what they know; `added` [Q, K] are further logits.
 
-    `measures` are those of `shared_proportions`. With `top`, only so many probabilities of a row
+    `measures` are those of `first_proportions`. With `top`, only so many probabilities of a row
     are returned.
     """
-    logits = all_logits(query, likelihood, added)
-    weight = likelihood.weight_of(groups.sizes.double())
-    found = shared_proportions(
-        logits, groups, weight, likelihood.rows, measures, max_iter=max_iter, tol=tol
+    real = likelihood.bias.dtype
+    x = likelihood.centred(query.to(real)[None])[0]
+    logits = all_logits(query, replace(likelihood, correction=None), None)
+    alike = LikenessOfRows(likelihood, x, logits, groups)
+    if likelihood.correction is not None:
+        corrected = likelihood.corrected(x)
+        added = corrected if added is None else added + corrected
+    if added is not None:
+        logits += added
+    weight = likelihood.rows / (likelihood.rows + groups.sizes.double())
+    first = first_proportions(logits, groups, weight, measures, content=query)
+    found = rows_alone(logits, groups, weight, first.prior)
+    u = found.probabilities
+    for turn in range(native.GROUP_TURNS):
+        r, worth = alike.of(u)
+        if turn > 0:
+            logits = absorbed_logits(likelihood, x, u, worth[groups.of_row].to(real))
+            if added is not None:
+                logits += added
+        found = steps_of_groups(logits, groups, weight, first.prior, u, likeness=r)
+        mix_few_classes(logits, groups, weight, found, r)
+    # Counts are those of the rounds, probabilities those that they claim.
+    found = found.with_counts(groups, weight)._replace(
+        probabilities=claimed(likelihood, u), bound=first.bound, prior_used=first.prior_used
     )
-    sets, u = Sets(groups, weight, found), found.probabilities
-    chances = sets.chances(logits, likelihood.mean_shots)
-    sets.mix(logits, chances)
-    del logits
-    found = found._replace(counts=weight.unsqueeze(-1) * groups.sums(u).double())
-    z = absorbed(query, likelihood, groups, weight, found, added)
-    # Half of the result has any proportions, because classes may be unequally common in a group.
-    chances /= 2
-    chances[:, -1] += 0.5
-    sets.mix(z, chances)
     return solution_of_groups(groups, found, None, top)
-
-
-def absorbed(
-    query: Tensor,
-    likelihood: Likelihood,
-    groups: Groups,
-    weight: Tensor,
-    found: Shared,
-    added: Tensor | None,
-) -> Tensor:
-    """The logits [Q, K] after prototypes have absorbed the rows of all groups.
-
-    The probabilities of `found` are replaced by those of step 6 before sets are mixed in again.
-    """
-    u, K, real = found.probabilities, likelihood.bias.shape[-1], likelihood.bias.dtype
-    trust, shots = trust_in_queries(len(query), K), likelihood.shots[0]
-    scores = scores_of(query, likelihood, added)
-    form, mass = scores.form, torch.zeros_like(shots).double()
-    by_class = form.zero_sums(K)
-    for part, rows in scores.rows():
-        squares, rest = u[part].square().unsqueeze(0), None
-        mass += squares[0].sum(0)
-        if form.weight_dtype is not None:
-            whole, squares = squares, squares.to(form.weight_dtype)
-            rest = (whole - squares).to(form.weight_dtype)
-        form.adder(by_class, squares, rest, form.operand(rows, part))(1)
-    moved = form.total(by_class, mass.unsqueeze(0))[0]
-    sums = likelihood.prototypes[0] * shots.unsqueeze(-1) + trust * moved
-    mass = (shots + trust * mass).to(real)
-    # With M the mass and W that of this row, -f/2 (M / (M - W))^2 ||x - w||^2
-    in_metric = likelihood.in_metric(sums.unsqueeze(0)) * likelihood.sharpness
-    step = AbsorbStep(
-        trust=trust,
-        temper=1.0,
-        sharper=1.0,
-        share=1.0,
-        square=(in_metric[0] * sums).sum(-1),
-        mass=mass,
-        constant=likelihood.constant_with(mass - shots)[0],
-        count_share=torch.zeros_like(mass),
-        prior_share=torch.ones_like(mass),
-    )
-    absorbing, logits = AbsorbedScores(scores, in_metric), torch.empty_like(u)
-    one = torch.ones_like(mass).unsqueeze(0)
-    for part, rows in scores.rows():
-        x, own = absorbing.measured(rows)
-        z = form.products(x, absorbing.operand, out=logits[part].unsqueeze(0))
-        of_part = u[part].unsqueeze(0)
-        step(z, of_part, one, own[0] * likelihood.sharpness, absorbing.added(part, x))
-
-    a, n = found.concentration.unsqueeze(-1), groups.sizes.double().unsqueeze(-1)
-    two_classes, held = (K - 1) * a / (1 + K * a), found.counts.sum(0)
-    kept = weight.unsqueeze(-1) * (1 - two_classes * held / (held + shots))
-    judge(
-        u,
-        logits,
-        groups,
-        log_measure=(found.prior / a).log().clamp(min=native.IMPOSSIBLE),
-        # c rho, relative to the prior. An impossible class has none.
-        kept=kept / found.prior.clamp(min=torch.finfo(real).tiny),
-        # In a pair the other row only repeats this one; in a large group that hardly matters.
-        known=(n - 2).clamp(min=0) / n,
-        # Where few classes are present logits count less, but not for a row without others.
-        share=1 - native.SOFTER / (1 + a / native.FEW) * (n - 1) / n,
-        temper=likelihood.temper,
-    )
-    return logits.mul_(likelihood.temper)
