@@ -125,13 +125,13 @@ CALL(Pairs, pairs, CPU_TASKS, CUDA) {
     MAKE(int64_t, B);
     MAKE(int64_t, Q);
     MAKE(int64_t, K);
-    MAKE(int64_t, N);                 // rows in `order`
-    RUN(const void*, logits);        // [Q, K] real
-    RUN(const int64_t*, order);      // [N] rows to compare, group by group: see kMostPaired
-    RUN(const int64_t*, starts);     // [B + 1] of the groups in `order`
-    RUN(const int64_t*, sizes);      // [B] rows of each group, whether compared or not
-    RUN(const double*, measure);     // [B, K], or null: 1 for all classes
-    RUN(double*, evidence);          // out [B, kChances] logs
+    MAKE(int64_t, N);             // rows in `order`
+    RUN(const void*, logits);     // [Q, K] real
+    RUN(const int64_t*, order);   // [N] rows to compare, group by group: see kMostPaired
+    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
+    RUN(const int64_t*, sizes);   // [B] rows of each group, whether compared or not
+    RUN(const double*, measure);  // [B, K], or null: 1 for all classes
+    RUN(double*, evidence);       // out [B, kChances] logs
     MEMORY();
 };
 
@@ -185,9 +185,9 @@ CALL(Mixture, mixture, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // float64
     MAKE(int64_t, N);
     MAKE(int64_t, C);
-    MAKE(int64_t, K);              // of `concentration`
-    RUN(double*, evidence);        // [N, C] logs; out: the chances
-    RUN(double*, concentration);   // out [N] of each group, from those of pairs; or null
+    MAKE(int64_t, K);             // of `concentration`
+    RUN(double*, evidence);       // [N, C] logs; out: the chances
+    RUN(double*, concentration);  // out [N] of each group, from those of pairs; or null
     MEMORY();
 };
 
@@ -195,10 +195,18 @@ CALL(Mixture, mixture, CPU_TASKS, CUDA) {
 CALL(Likeness, likeness, CPU, CUDA) {
     MAKE(int64_t, B);
     MAKE(int64_t, Q);
-    RUN(const void*, sums);       // LikenessSums: 7 numbers
-    RUN(const int64_t*, sizes);   // [B] rows of each group
-    RUN(double*, likeness);       // out [1]
-    RUN(double*, worth);          // out [B] of a row
+    RUN(const void*, sums);      // LikenessSums: 7 numbers
+    RUN(const int64_t*, sizes);  // [B] rows of each group
+    RUN(double*, likeness);      // out [1]
+    RUN(double*, worth);         // out [B] of a row
+};
+
+// The mean proportions of earlier batches, under a Dirichlet prior that is learned.
+CALL(Mean, mean, CPU, CUDA) {
+    MAKE(int64_t, K);
+    MAKE(int, steps);
+    RUN(const double*, held);  // [K] the draws that each class holds
+    RUN(double*, measure);     // out [K] the proportions, times K
 };
 
 // Statistics of the labelled rows of `adaptive`, before calibration.

@@ -60,11 +60,11 @@ struct PairsTask {
     double* measure = arena.take<double>(Kp);
     T* log_m = arena.take<T>(Kp);
     T* row = arena.take<T>(Kp);
-    T* inverse = arena.take<T>(Kp);            // K / m
-    T* alone = arena.take<T>(N * K);           // t
-    T* panels = arena.take<T>(Np * K);         // t K / m, in panels of rows
-    T* ratios = arena.take<T>(kTile * Np);     // of a few rows with the others
-    double* of_row = arena.take<double>(Np);   // those of one
+    T* inverse = arena.take<T>(Kp);           // K / m
+    T* alone = arena.take<T>(N * K);          // t
+    T* panels = arena.take<T>(Np * K);        // t K / m, in panels of rows
+    T* ratios = arena.take<T>(kTile * Np);    // of a few rows with the others
+    double* of_row = arena.take<double>(Np);  // those of one
     double* products = arena.take<double>(kChances * Simd<double>::kLanes);
     double* sums = arena.take<double>(kChances * Simd<double>::kLanes);
 };
@@ -146,8 +146,8 @@ static void pairs_task(const PairsParams& p, int64_t group, void* scratch, int =
 
     const double weight = pair_weight(p.sizes[group], n);
     for (int c = 0; c < kChances; ++c) {
-        const Vec<double> logs = load(t.sums + c * kLanes) +
-                                 vlog<double>(load(t.products + c * kLanes));
+        const Vec<double> logs =
+            load(t.sums + c * kLanes) + vlog<double>(load(t.products + c * kLanes));
         p.evidence[group * kChances + c] = weight * horizontal_sum<double>(logs);
     }
 }

@@ -416,6 +416,21 @@ void run_cpu(const LikenessParams& p, int) {
     }
 }
 
+void run_cpu(const MeanParams& p, int) {
+    double total = 0, a = kFirstConcentration;
+    for (int64_t k = 0; k < p.K; ++k) total += p.held[k];
+    for (int step = 0; step < p.steps; ++step) {
+        PriorTerm sum = whole_term(a, total, double(p.K));
+        for (int64_t k = 0; k < p.K; ++k) {
+            const PriorTerm own = class_term(p.held[k], a, 1);
+            sum.slope += own.slope, sum.curvature += own.curvature;
+        }
+        a = next_concentration(a, sum.slope, sum.curvature, kMinConcentration);
+    }
+    const double share = double(p.K) / (total + double(p.K) * a);
+    for (int64_t k = 0; k < p.K; ++k) p.measure[k] = (p.held[k] + a) * share;
+}
+
 int64_t workspace_cpu(const SurveyParams& p, int) {
     return p.dtype == DType::kFloat64 ? SurveyParts<double>{p}.arena.used()
                                       : SurveyParts<float>{p}.arena.used();

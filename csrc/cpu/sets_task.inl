@@ -124,9 +124,8 @@ static double weigh_proportions(SetsTask<T>& t, int64_t group, double worth, dou
     const int64_t start = p.starts[group], n = p.starts[group + 1] - start;
     const double weight = worth * p.weight[group];
     std::fill_n(t.e, t.Kp, -T(INFINITY));
-    const double bound =
-        dual_of_group(p.concentration[group], t.measure, p.counts + group * t.K, worth,
-                      weight * double(n), t.K, t.e);
+    const double bound = dual_of_group(p.concentration[group], t.measure, p.counts + group * t.K,
+                                       worth, weight * double(n), t.K, t.e);
     double sum = -usual;
     for (int64_t i = 0; i < n; ++i) {
         T most;  // that of `usual`, too
@@ -167,7 +166,8 @@ static void temper_by_likeness(SetsTask<T>& t, const T* logits, T r, T* u) {
     for (int64_t k = 0; k < t.K; ++k) t.e[k] = std::max(T(kLeastRatio), u[k]);
     for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
         // An impossible class has minus infinity, even times r = 0.
-        const Vec<T> alone = load(t.row + k), known = vmax<T>(alone, splat(Range<T>::kMinusInfinity));
+        const Vec<T> alone = load(t.row + k),
+                     known = vmax<T>(alone, splat(Range<T>::kMinusInfinity));
         const Vec<T> mixed = r * known + (1 - r) * vlog<T>(load(t.e + k));
         store<T>(t.row + k, alone < known ? alone : mixed);
     }

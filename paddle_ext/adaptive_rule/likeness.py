@@ -18,7 +18,7 @@ from torch import Tensor
 from ..groups import Groups
 from ..native.call import call_native
 from ..native.load import module as native
-from ..rows import PART, parts
+from ..rows import parts
 from .likelihood import Likelihood
 
 FEW_ROWS = 64  # of a group with as many classes: there pairs are exact, and cancel nothing
@@ -36,21 +36,19 @@ class Bucket(NamedTuple):
 class LikenessOfRows:
     """What (14) needs of the rows, for any probabilities."""
 
-    def __init__(
-        self, likelihood: Likelihood, x: Tensor, logits: Tensor, groups: Groups
-    ) -> None:
+    def __init__(self, likelihood: Likelihood, x: Tensor, logits: Tensor, groups: Groups) -> None:
         """Centred rows x [Q, D], and their logits [Q, K] by the likelihood alone."""
         self.likelihood, self.x, self.groups = likelihood, x, groups
         self.residuals = squared_distances(likelihood, logits)
         self.buckets = list(self.make_buckets())
 
     def make_buckets(self) -> Iterator[Bucket]:
-        (Q, D), K, groups = self.x.shape, self.residuals.shape[-1], self.groups
+        D, K, groups = self.x.shape[-1], self.residuals.shape[-1], self.groups
         # From here on products with all other rows take longer than with all classes.
         many = max(K * D // (K + D), min(K, FEW_ROWS))
         sizes, starts, device = groups.sizes.cpu(), groups.starts[:-1], self.x.device
         padded = padded_sizes(sizes)
-        for width in padded.unique().tolist():
+        for width in sorted(set(padded.tolist())):
             every = (padded == width).nonzero().squeeze(-1).to(device)
             pairs = width <= many
             row = width * (K + D + (width if pairs else 0)) + (0 if pairs else 2 * K * D)
@@ -76,7 +74,10 @@ class LikenessOfRows:
             "sums": (self.sums(u), double, (7,)),
             "sizes": (self.groups.sizes, torch.int64, (G,)),
         }
-        sizes, outputs = {"B": G, "Q": len(u)}, {"likeness": (double, (1,)), "worth": (double, (G,))}
+        sizes, outputs = (
+            {"B": G, "Q": len(u)},
+            {"likeness": (double, (1,)), "worth": (double, (G,))},
+        )
         r, worth = call_native(native.likeness_call, sizes, u, inputs, outputs, typed=False)
         return r, worth
 
@@ -110,9 +111,7 @@ class LikenessOfRows:
             weighed = exact * residuals
             within += (held_by_group * weighed.sum(1)).sum() - (exact * weighed).sum() - apart / 2
         every_count = held.square().sum().view(1)
-        return torch.cat(
-            [within, within_count, every, every_count, itself, itself_count, usual]
-        )
+        return torch.cat([within, within_count, every, every_count, itself, itself_count, usual])
 
     def squared_sums(self, sums: Tensor, held: Tensor) -> Tensor:
         """| sum u x - m sum u |^2 in the metric, over all classes: [.., K, D] and [.., K, 1]."""

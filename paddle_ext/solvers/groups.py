@@ -4,6 +4,8 @@ Letters: Q rows, G groups, K classes; n rows of a group. The equations are in do
 common/groups.h has what is computed from them.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ from ..rows import sample_by_content
 from ..solution import Solution, label_counts, most_probable
 from ..task import merged
 
+MEAN_STEPS = 12  # for the concentration of mean proportions, each at most a factor e
+
 
 class Prior(NamedTuple):
     """What groups are a priori: their proportions are Dirichlet(a m)."""
@@ -35,7 +39,7 @@ class Shared(NamedTuple):
     probabilities: Tensor  # [Q, K]
     counts: Tensor  # [G, K] float64: N, the rows that each class holds, by their weight
     criterion: Tensor  # [G] float64: the largest change of a count in the last step
-    bound: Tensor | None = None  # [G] float64: of the evidence of its proportions by first logits
+    bound: Tensor  # [G] float64: of the log evidence; only of first proportions
     prior_used: Tensor | None = None  # [G] bool
 
     @property
@@ -81,20 +85,16 @@ def first_proportions(
     even, own = (packed(measures[:, i].double().expand(G, K)) for i in range(2))
     found = proportions_under(logits, groups, weight, even, paired)
     other = proportions_under(logits, groups, weight, own, paired)
-    assert found.bound is not None and other.bound is not None
     used = other.bound > found.bound
 
     def chosen(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(used.view(-1, *[1] * (x.dim() - 1)), y, x)
 
-    rows = used[groups.of_row].unsqueeze(-1)
     a = chosen(found.prior.concentration, other.prior.concentration)
-    return Shared(
-        Prior(chosen(even, own), a),
-        torch.where(rows, other.probabilities, found.probabilities),
-        *(chosen(x, y) for x, y in zip(found[2:5], other[2:5], strict=True)),
-        prior_used=used,
-    )
+    rows = used[groups.of_row].unsqueeze(-1)
+    u = torch.where(rows, other.probabilities, found.probabilities)
+    numbers = zip(found[2:5], other[2:5], strict=True)
+    return Shared(Prior(chosen(even, own), a), u, *(chosen(x, y) for x, y in numbers), used)
 
 
 def proportions_under(
@@ -117,8 +117,8 @@ def proportions_under(
     (evidence,) = call_native(native.pairs_call, sizes, logits, inputs, outputs)
     a = evidence.new_empty(G)
     posterior_of_mixture(evidence, K, a)
-    u, bound = torch.empty_like(logits), torch.empty_like(a)
-    return steps_of_groups(logits, groups, weight, Prior(measure, a), u, alone=True, bound=bound)
+    u = torch.empty_like(logits)
+    return steps_of_groups(logits, groups, weight, Prior(measure, a), u, alone=True, bounded=True)
 
 
 def rows_alone(logits: Tensor, groups: Groups, weight: Tensor, prior: Prior) -> Shared:
@@ -137,13 +137,14 @@ def steps_of_groups(
     likeness: Tensor | None = None,
     alone: bool = False,
     steps: int = native.GROUP_STEPS,
-    bound: Tensor | None = None,
+    bounded: bool = False,
 ) -> Shared:
     """Replace probabilities u [Q, K] by those with the proportions of the groups.
 
-    They start from rows alone, or from u. `likeness` [1] is r, `bound` [G] is written.
+    They start from rows alone, or from u. `likeness` [1] is r. The bound is computed if `bounded`.
     """
     (Q, K), G, real, double = logits.shape, len(groups.names), logits.dtype, torch.float64
+    bound = torch.empty_like(weight) if bounded else None
     inputs: Inputs = {
         **members(groups),
         **alike(real, Q, K, logits=logits, probabilities=u),
@@ -154,7 +155,7 @@ def steps_of_groups(
     options = {"B": G, "Q": Q, "K": K, "steps": steps, "alone": alone}
     outputs = {"counts": (double, (G, K)), "criterion": (double, (G,))}
     counts, moved = call_native(native.groups_call, options, logits, inputs, outputs)
-    return Shared(prior, u, counts, moved, bound)
+    return Shared(prior, u, counts, moved, moved if bound is None else bound)
 
 
 def members(groups: Groups) -> Inputs:
@@ -172,7 +173,7 @@ def compared_rows(content: Tensor, groups: Groups) -> Inputs:
     if len(groups.of_row) <= most or not bool((groups.sizes > most).any()):
         return every
     starts, kept = groups.starts.tolist(), []
-    for start, end in zip(starts, starts[1:]):  # noqa: B905
+    for start, end in itertools.pairwise(starts):
         own = groups.order[start:end]
         kept.append(own if end - start <= most else own[sample_by_content(content[own], most)])
     order = torch.cat(kept)
@@ -197,6 +198,15 @@ def posterior_of_mixture(evidence: Tensor, K: int = 0, concentration: Tensor | N
     call_native(native.mixture_call, {"N": G, "C": C, "K": K}, evidence, inputs)
 
 
+def mean_proportions(held: Tensor, labelled_rows: float) -> Tensor:
+    """The mean proportions of batches, times K, from the rows that each class holds, [K]."""
+    if math.isfinite(labelled_rows):
+        held = held * (2 * labelled_rows / (2 * labelled_rows + held.sum()))
+    sizes, inputs = {"K": len(held), "steps": MEAN_STEPS}, alike(held.dtype, *held.shape, held=held)
+    outputs = {"measure": (held.dtype, tuple(held.shape))}
+    return call_native(native.mean_call, sizes, held, inputs, outputs, typed=False)[0]
+
+
 def solution_of_groups(
     groups: Groups, found: Shared, shares: Tensor | None, top: int | None
 ) -> Solution:
@@ -205,7 +215,6 @@ def solution_of_groups(
     `shares` [G, K] are its proportions; by default the estimate of `Solution.prevalence`.
     """
     u, a = found.probabilities, found.prior.concentration
-    assert found.bound is not None
     numbers = found.dual, found.criterion, a, found.bound
     dual, criterion, a, bound = (x.to(u.dtype) for x in numbers)
     steps = torch.full_like(groups.sizes, native.GROUP_STEPS, dtype=torch.int32)

@@ -1,5 +1,5 @@
-// `pairs`, `groups`, `mixture` and `likeness` on CUDA: one block per group. Sums over rows have a
-// fixed order. The algebra is in common/groups.h.
+// `pairs`, `groups`, `mixture`, `mean` and `likeness` on CUDA: one block per group. Sums over rows have
+// a fixed order. The algebra is in common/groups.h.
 
 #include "common/groups.h"
 #include "common/workspace.h"
@@ -16,7 +16,8 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 // --- pairs ---------------------------------------------------------------------------------------
 
-constexpr int kSide = 16, kDepth = 32;  // rows of a tile of pairs, and classes that are near at once
+constexpr int kSide = 16,
+              kDepth = 32;  // rows of a tile of pairs, and classes that are near at once
 static_assert(kSide * kSide == kThreads, "a thread for each pair of a tile");
 
 struct PairsPlan {
@@ -278,7 +279,32 @@ __global__ void __launch_bounds__(kThreads) mixture_kernel(MixturePlan memory, i
             chances[c] /= sum;
             if (p.concentration != nullptr) mean += chances[c] * nth_chance(c);
         }
-        if (p.concentration != nullptr) p.concentration[group] = concentration_of(mean, double(p.K));
+        if (p.concentration != nullptr)
+            p.concentration[group] = concentration_of(mean, double(p.K));
+    }
+}
+
+// --- mean proportions ----------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) mean_kernel(MeanParams p) {
+    __shared__ double scratch[kWarps];
+    const double K = double(p.K);
+    double total = 0, a = kFirstConcentration;
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) total += p.held[k];
+    total = block_sum(total, scratch);
+    for (int step = 0; step < p.steps; ++step) {
+        PriorTerm sum = {0, 0};
+        for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
+            const PriorTerm own = class_term(p.held[k], a, 1);
+            sum.slope += own.slope, sum.curvature += own.curvature;
+        }
+        const PriorTerm whole = whole_term(a, total, K);
+        const double slope = block_sum(sum.slope, scratch) + whole.slope;
+        const double curvature = block_sum(sum.curvature, scratch) + whole.curvature;
+        a = next_concentration(a, slope, curvature, kMinConcentration);
+    }
+    for (int64_t k = threadIdx.x; k < p.K; k += kThreads) {
+        p.measure[k] = (p.held[k] + a) * (K / (total + K * a));
     }
 }
 
@@ -320,6 +346,10 @@ void run_cuda(const MixtureParams& p, cudaStream_t stream) {
     require_workspace(p.workspace_bytes, memory.arena.used());
     launch_teams("mixture_kernel", mixture_kernel, 1, ceil_div(p.N, int64_t(kThreads)), kThreads, 0,
                  memory.team, stream, memory);
+}
+
+void run_cuda(const MeanParams& p, cudaStream_t stream) {
+    launch("mean_kernel", mean_kernel, 1, kThreads, 0, stream, p);
 }
 
 void run_cuda(const LikenessParams& p, cudaStream_t stream) {

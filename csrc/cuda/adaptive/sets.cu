@@ -91,9 +91,8 @@ struct Group {
 
     // The log evidence of any proportions, relative to rows drawn from the measure; by the block.
     __device__ double weigh_proportions(float* dual, double usual, double* scratch) const {
-        const double bound =
-            dual_of_group(p.concentration[number], measure, p.counts + number * K, worth,
-                          weight * double(n), K, dual, scratch);
+        const double bound = dual_of_group(p.concentration[number], measure, p.counts + number * K,
+                                           worth, weight * double(n), K, dual, scratch);
         double sum = 0;
         for (int64_t i = warp; i < n; i += kWarps) {
             float most;  // that of `usual`, too
