@@ -58,18 +58,20 @@ template <typename T>
 static void weigh_sets(const SetsTask<T>& t, const T* ratios, int64_t n, double weight,
                        const int64_t* classes) {
     constexpr int64_t kRows = 6;  // that are multiplied before a logarithm is taken
+    constexpr int kLanes = Simd<double>::kLanes;
     const int sets = 1 << t.M;
-    std::fill_n(t.evidence, sets, 0.0);
-    std::fill_n(t.product, sets, 1.0);
+    std::fill_n(t.evidence, kSets, 0.0);
+    std::fill_n(t.product, kSets, 1.0);
     for (int64_t i = 0; i < n; ++i) {
         sum_sets(t, ratios + i * kSetClasses);
         for (int set = 1; set < sets; ++set) {
             t.product[set] *= std::max(kLeastRatio, double(t.sums[set]));
         }
         if (i % kRows != kRows - 1 && i != n - 1) continue;
-        for (int set = 1; set < sets; ++set) {
-            t.evidence[set] += std::log(t.product[set]);
-            t.product[set] = 1;
+        for (int set = 0; set < sets; set += kLanes) {
+            const Vec<double> logs = vlog<double>(load(t.product + set));
+            store(t.evidence + set, load(t.evidence + set) + logs);
+            store(t.product + set, splat(1.0));
         }
         if (given_up(i / kRows, double(kSets * kRows))) return;
     }

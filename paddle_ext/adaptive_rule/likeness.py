@@ -22,6 +22,7 @@ from ..rows import parts
 from .likelihood import Likelihood
 
 FEW_ROWS = 64  # of a group with as many classes: there pairs are exact, and cancel nothing
+PART = 2**22  # numbers that are summed at once, so that they stay in the cache of a CPU
 STEPS_PER_OCTAVE = 4  # of the sizes to which groups are padded
 
 
@@ -52,7 +53,7 @@ class LikenessOfRows:
             every = (padded == width).nonzero().squeeze(-1).to(device)
             pairs = width <= many
             row = width * (K + D + (width if pairs else 0)) + (0 if pairs else 2 * K * D)
-            for part in parts(len(every), row):
+            for part in parts(len(every), row, PART):
                 own = every[part]
                 place = torch.arange(width, device=device)
                 n = groups.sizes[own].unsqueeze(-1)
@@ -86,7 +87,7 @@ class LikenessOfRows:
         (Q, K), D = u.shape, self.x.shape[-1]
         usual, itself, itself_count = (u.new_zeros(1, dtype=torch.float64) for _ in range(3))
         by_class, held = (u.new_zeros(K, n, dtype=torch.float64) for n in (D, 1))
-        for part in parts(Q, K + D):
+        for part in parts(Q, K + D, PART):
             own, residuals = u[part], self.residuals[part]
             weighed = own * residuals
             usual += weighed.sum(dtype=torch.float64)

@@ -92,9 +92,14 @@ def first_proportions(
 
     a = chosen(found.prior.concentration, other.prior.concentration)
     rows = used[groups.of_row].unsqueeze(-1)
-    u = torch.where(rows, other.probabilities, found.probabilities)
-    numbers = zip(found[2:5], other[2:5], strict=True)
-    return Shared(Prior(chosen(even, own), a), u, *(chosen(x, y) for x, y in numbers), used)
+    return Shared(
+        Prior(chosen(even, own), a),
+        torch.where(rows, other.probabilities, found.probabilities),
+        counts=chosen(found.counts, other.counts),
+        criterion=chosen(found.criterion, other.criterion),
+        bound=chosen(found.bound, other.bound),
+        prior_used=used,
+    )
 
 
 def proportions_under(

@@ -249,8 +249,8 @@ def test_rows_in_several_chunks(device: str, monkeypatch: pytest.MonkeyPatch) ->
     problem = make_problem(Q=len(groups), K=5, D=8, shots=(2, 4), lead=2, B=None).to(device)
     given: dict[str, Any] = {"groups": groups, "prior": torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0])}
     whole = paddle_ext.adaptive(*problem.inputs(), num_classes=5, **given)
-    for module in (adaptive_groups, likeness):
-        monkeypatch.setattr(module, "parts", partial(module.parts, most=300))
+    monkeypatch.setattr(adaptive_groups, "parts", partial(adaptive_groups.parts, most=300))
+    monkeypatch.setattr(likeness, "PART", 300)
     parts = paddle_ext.adaptive(*problem.inputs(), num_classes=5, **given)
     assert largest(parts.probabilities - whole.probabilities) < 1e-5
 
