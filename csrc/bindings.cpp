@@ -5,6 +5,7 @@
 #include "calls.h"
 #include "common/adapt.h"
 #include "common/adaptive.h"
+#include "common/groups.h"
 
 namespace py = pybind11;
 using namespace paddle_ext;
@@ -46,14 +47,19 @@ py::tuple gamma_functions(double x) {
 
 // Numbers that Python shares.
 void add_constants(py::module_& module) {
+    module.attr("CASES") = kCases;
+    module.attr("CHANCES") = kChances;
     module.attr("COVARIANCE_ROWS") = kCovarianceRows;
     module.attr("FACTOR_BLOCK") = kFactorBlock;
     module.attr("FIRST_CONCENTRATION") = kFirstConcentration;
     module.attr("GROUP") = kGroup;
+    module.attr("GROUP_STEPS") = kGroupSteps;
+    module.attr("GROUP_TURNS") = kGroupTurns;
     module.attr("IMPOSSIBLE") = kImpossible;
     module.attr("MAX_CONCENTRATION") = kMaxConcentration;
     module.attr("MIN_CONCENTRATION") = kMinConcentration;
     module.attr("MIXTURE_STEPS") = kMixtureSteps;
+    module.attr("MOST_PAIRED") = kMostPaired;
     module.attr("NO_SCATTER") = kNoScatter;
     module.attr("SHARPNESS") = kSharpness;
     module.attr("SHARPNESS_SPREAD") = kSharpnessSpread;

@@ -33,14 +33,19 @@ class Target:
     @property
     def stream(self) -> int: ...
 
+CASES: int
+CHANCES: int
 COVARIANCE_ROWS: float
 FACTOR_BLOCK: int
 FIRST_CONCENTRATION: float
 GROUP: int
+GROUP_STEPS: int
+GROUP_TURNS: int
 IMPOSSIBLE: float
 MAX_CONCENTRATION: float
 MIN_CONCENTRATION: float
 MIXTURE_STEPS: int
+MOST_PAIRED: int
 NO_SCATTER: float
 SET_CLASSES: int
 SPLIT_FACTOR: float
@@ -111,40 +116,27 @@ class AdaptCall:
         workspace: int, workspace_bytes: int,
     ) -> None: ...
 
+def pairs_call(*, target: Target, dtype: int, B: int, Q: int, K: int, N: int) -> PairsCall: ...
+
+@final
+class PairsCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, logits: int, order: int, starts: int, sizes: int, measure: int, evidence: int,
+        workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
 def groups_call(
-    *, target: Target, dtype: int, B: int, Q: int, K: int, partners: int, C: int, max_iter: int,
-    tol: float,
+    *, target: Target, dtype: int, B: int, Q: int, K: int, steps: int, alone: bool,
 ) -> GroupsCall: ...
 
 @final
 class GroupsCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, rows: int, order: int, starts: int, inverse: int, chances: int, likely: int,
-        prior: int, weight: int, probabilities: int, counts: int, criterion: int, iterations: int,
+        self, *, logits: int, order: int, starts: int, measure: int, concentration: int,
+        weight: int, likeness: int, probabilities: int, counts: int, criterion: int, bound: int,
         workspace: int, workspace_bytes: int,
-    ) -> None: ...
-
-def mixture_call(*, target: Target, dtype: int, N: int, C: int, steps: int) -> MixtureCall: ...
-
-@final
-class MixtureCall:
-    def workspace(self) -> int: ...
-    def run(
-        self, *, likely: int, chances: int, shares: int, means: int, workspace: int,
-        workspace_bytes: int,
-    ) -> None: ...
-
-def judge_call(
-    *, target: Target, dtype: int, B: int, Q: int, K: int, temper: float,
-) -> JudgeCall: ...
-
-@final
-class JudgeCall:
-    def workspace(self) -> int: ...
-    def run(
-        self, *, logits: int, order: int, starts: int, even: int, kept: int, known: int, share: int,
-        probabilities: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def sets_call(*, target: Target, dtype: int, B: int, Q: int, K: int) -> SetsCall: ...
@@ -153,10 +145,26 @@ def sets_call(*, target: Target, dtype: int, B: int, Q: int, K: int) -> SetsCall
 class SetsCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, logits: int, order: int, starts: int, log_mean: int, weight: int, counts: int,
-        ratios: int, evidence: int, chances: int, probabilities: int, workspace: int,
-        workspace_bytes: int,
+        self, *, logits: int, order: int, starts: int, measure: int, concentration: int,
+        weight: int, likeness: int, counts: int, ratios: int, evidence: int, chances: int,
+        probabilities: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
+
+def mixture_call(*, target: Target, dtype: int, N: int, C: int, K: int) -> MixtureCall: ...
+
+@final
+class MixtureCall:
+    def workspace(self) -> int: ...
+    def run(
+        self, *, evidence: int, concentration: int, workspace: int, workspace_bytes: int,
+    ) -> None: ...
+
+def likeness_call(*, target: Target, B: int, Q: int) -> LikenessCall: ...
+
+@final
+class LikenessCall:
+    def workspace(self) -> int: ...
+    def run(self, *, sums: int, sizes: int, likeness: int, worth: int) -> None: ...
 
 def mean_call(*, target: Target, K: int, steps: int) -> MeanCall: ...
 

@@ -167,23 +167,6 @@ struct Race {
     }
 };
 
-// --- groups that share what they know ------------------------------------------------------------
-
-// How far the partner j of a row is behind it, in a circle of the n rows of its group: all of them,
-// or as many as are compared, evenly spread.
-PADDLE_EXT_HD int64_t partner_shift(int64_t j, int64_t n, int64_t partners) {
-    return n - 1 <= partners ? j + 1 : 1 + j * (n - 1) / partners;
-}
-
-// About the geometric over the arithmetic mean of a proportion, where the class also holds the row.
-PADDLE_EXT_HD double certainty(double count) { return (count + 0.5) / (count + 1.0); }
-
-// The likeliest classes of a group, and their sets: numbers, whose bits are the classes.
-constexpr int kSetClasses = 8, kSets = 1 << kSetClasses;
-
-// The least likelihood of a row under a set, relative to that of any row.
-constexpr double kLeastRatio = 1e-30;
-
 // --- the dual of an iteration --------------------------------------------------------------------
 //
 // From the counts of a batch, N_k = sum_q u_qk:

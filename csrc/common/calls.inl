@@ -116,88 +116,92 @@ CALL(Adapt, adapt, CPU_TASKS, CUDA) {
     MEMORY();
 };
 
-// Groups of rows that share what they know (docs/groups.md): what pairs of rows say, or the
-// proportions of each group. One group is one task.
+// Groups of rows that share what they know: the algebra is in common/groups.h. In the next three
+// calls one group is one task.
+
+// What the pairs of a group say of how concentrated its proportions are.
+CALL(Pairs, pairs, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // real: float32 or float64
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    MAKE(int64_t, K);
+    MAKE(int64_t, N);             // rows in `order`
+    RUN(const void*, logits);     // [Q, K] real
+    RUN(const int64_t*, order);   // [N] rows to compare, group by group: see kMostPaired
+    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
+    RUN(const int64_t*, sizes);   // [B] rows of each group, whether compared or not
+    RUN(const double*, measure);  // [B, K], or null: 1 for all classes
+    RUN(double*, evidence);       // out [B, kChances] logs
+    MEMORY();
+};
+
+// The proportions of groups.
 CALL(Groups, groups, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // real: float32 or float64
     MAKE(int64_t, B);
     MAKE(int64_t, Q);
     MAKE(int64_t, K);
-    MAKE(int64_t, partners);  // rows of its group that a row is compared with, at most
-    MAKE(int64_t, C);         // chances that two rows are one draw; 0 for the proportions
-    MAKE(int, max_iter);
-    MAKE(double, tol);
-    RUN(const void*, rows);       // [Q, K] real: probabilities of each row alone
-    RUN(const int64_t*, order);   // [Q] the rows, group by group
-    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
-    RUN(const void*, inverse);    // [B, K] real: 1 / mean proportions
-    RUN(const double*, chances);  // [C]
-    RUN(double*, likely);         // out [B, C] likelihood of each chance, over the largest
-    RUN(const double*, prior);    // [B, K] parameters of the Dirichlet distribution
-    RUN(const double*, weight);   // [B] of a row in the counts
-    RUN(void*, probabilities);    // out [Q, K] real
-    RUN(double*, counts);         // out [B, K]
-    RUN(double*, criterion);      // out [B]
-    RUN(int32_t*, iterations);    // out [B]
+    MAKE(int, steps);                   // from the probabilities; 0: they become those alone
+    MAKE(bool, alone);                  // from rows alone instead
+    RUN(const void*, logits);           // [Q, K] real
+    RUN(const int64_t*, order);         // [Q] the rows, group by group
+    RUN(const int64_t*, starts);        // [B + 1] of the groups in `order`
+    RUN(const double*, measure);        // [B, K], or null: 1 for all classes
+    RUN(const double*, concentration);  // [B]
+    RUN(const double*, weight);         // [B] of a row in the counts
+    RUN(const double*, likeness);       // [1], or null: 0
+    RUN(void*, probabilities);          // [Q, K] real, replaced
+    RUN(double*, counts);               // out [B, K]
+    RUN(double*, criterion);            // out [B] largest change of a count in the last step
+    RUN(double*, bound);                // out [B] of the log evidence; or null
     MEMORY();
 };
 
-// The likeliest mixture of chances of N groups. One task.
-CALL(Mixture, mixture, CPU_TASKS, CUDA) {
-    MAKE(DType, dtype);  // float64
-    MAKE(int64_t, N);
-    MAKE(int64_t, C);
-    MAKE(int, steps);
-    RUN(const double*, likely);   // [N, C] as above
-    RUN(const double*, chances);  // [C]
-    RUN(double*, shares);         // [C] of the chances: where to begin, and the result
-    RUN(double*, means);          // out [N] of the chance of each group
-    MEMORY();
-};
-
-// The last step of `adaptive` for groups: every row by its logits and the others of its group, twice.
-// One group is one task.
-//   u = softmax( even_k + known ln max(1, 1 + kept_k (sum_k - u_k)) + share logit ),   sum_k of u
-CALL(Judge, judge, CPU_TASKS, CUDA) {
-    MAKE(DType, dtype);  // real: float32 or float64
-    MAKE(int64_t, B);
-    MAKE(int64_t, Q);
-    MAKE(int64_t, K);
-    MAKE(double, temper);         // factor on the last logits
-    RUN(const void*, logits);     // [Q, K] real
-    RUN(const int64_t*, order);   // [Q] the rows, group by group
-    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
-    RUN(const void*, even);       // [B, K] real: log of the mean proportions; kImpossible, or more
-    RUN(const void*, kept);       // [B, K] real: what a row adds to a count, over the prior
-    RUN(const void*, known);      // [B] real, the first time; then 1
-    RUN(const void*, share);      // [B] real
-    RUN(void*, probabilities);    // [Q, K] real, replaced
-    MEMORY();
-};
-
-// Groups of few classes (docs/groups.md): how likely their rows are if they are equally often of every
-// class of a set, over all sets of the group's likeliest classes; and the probabilities of rows under
-// these sets. One group is one task.
+// Groups of few classes: how likely their rows are if they are equally often of every class of a set,
+// over all sets of the group's likeliest classes; and the probabilities of rows under these sets.
 CALL(Sets, sets, CPU_TASKS, CUDA) {
     MAKE(DType, dtype);  // real: float32 or float64
     MAKE(int64_t, B);
     MAKE(int64_t, Q);
     MAKE(int64_t, K);
-    RUN(const void*, logits);     // [Q, K] real
-    RUN(const int64_t*, order);   // [Q] the rows, group by group
-    RUN(const int64_t*, starts);  // [B + 1] of the groups in `order`
-    RUN(const void*, log_mean);   // [B, K] real: of the mean proportions; kImpossible, or more
-    RUN(const double*, weight);   // [B] of a row in the evidence
-    RUN(const double*, counts);   // [B, K] whose largest are the likeliest classes
+    RUN(const void*, logits);           // [Q, K] real
+    RUN(const int64_t*, order);         // [Q] the rows, group by group
+    RUN(const int64_t*, starts);        // [B + 1] of the groups in `order`
+    RUN(const double*, measure);        // [B, K], or null: 1 for all classes
+    RUN(const double*, concentration);  // [B]
+    RUN(const double*, weight);         // [B] of a row in the counts
+    RUN(const double*, likeness);       // [1], or null: 0
+    RUN(const double*, counts);         // [B, K] of any proportions
     RUN(void*, ratios);  // [Q, kSetClasses] real, memory: rows of each of them over any rows
-    // out [B, kSetClasses + 1] logs: of sets of 1, 2, .. classes, and of any rows; or null, and
+    // out [B, kCases] logs: of sets of 1, 2, .. classes, and of any proportions; or null, and
     RUN(double*, evidence);
-    RUN(const double*, chances);  // [B, kSetClasses + 1] of these, and of any proportions
+    RUN(const double*, chances);  // [B, kCases] of these, and
     RUN(void*, probabilities);    // [Q, K] real: in any proportions; then with those of the sets
     MEMORY();
 };
 
-// The mean proportions of groups, under a Dirichlet prior that is learned.
+// The chances of the C cases of N groups, under the likeliest mixture of cases. One task.
+CALL(Mixture, mixture, CPU_TASKS, CUDA) {
+    MAKE(DType, dtype);  // float64
+    MAKE(int64_t, N);
+    MAKE(int64_t, C);
+    MAKE(int64_t, K);             // of `concentration`
+    RUN(double*, evidence);       // [N, C] logs; out: the chances
+    RUN(double*, concentration);  // out [N] of each group, from those of pairs; or null
+    MEMORY();
+};
+
+// How alike rows of a class are in groups, from sums.
+CALL(Likeness, likeness, CPU, CUDA) {
+    MAKE(int64_t, B);
+    MAKE(int64_t, Q);
+    RUN(const void*, sums);      // LikenessSums: 7 numbers
+    RUN(const int64_t*, sizes);  // [B] rows of each group
+    RUN(double*, likeness);      // out [1]
+    RUN(double*, worth);         // out [B] of a row
+};
+
+// The mean proportions of earlier batches, under a Dirichlet prior that is learned.
 CALL(Mean, mean, CPU, CUDA) {
     MAKE(int64_t, K);
     MAKE(int, steps);
@@ -602,4 +606,4 @@ CALL(Task, tasks, CPU, NO_CUDA) {
 
 // Those of CPU_TASKS.
 ONE_BY_ONE(PaddleParams, SinkhornParams, TimParams, AdaptParams, CalibrateParams, LikelihoodParams,
-           ProductsParams, GatherParams, GroupsParams, MixtureParams, JudgeParams, SetsParams);
+           ProductsParams, GatherParams, PairsParams, GroupsParams, MixtureParams, SetsParams);

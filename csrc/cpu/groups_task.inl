@@ -1,48 +1,251 @@
-// `groups` for one SIMD level: one group on one thread, its rows in the cache for all steps.
+// `pairs`, `groups` and `mixture` for one SIMD level. One group on one thread, its rows in the cache
+// for all steps. The algebra is in common/groups.h.
+
+// --- a row alone ---------------------------------------------------------------------------------
+
+// The measure of a group, and its logarithm: minus infinity for impossible classes and for padding.
+template <typename T>
+static void copy_measure(const double* from, int64_t K, int64_t Kp, double* measure, T* log_m) {
+    for (int64_t k = 0; k < Kp; ++k) {
+        measure[k] = k >= K ? 0.0 : from == nullptr ? 1.0 : from[k];
+        log_m[k] = measure[k] > 0 ? T(measure[k]) : T(1);
+    }
+    for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) store<T>(log_m + k, vlog<T>(load(log_m + k)));
+    for (int64_t k = 0; k < Kp; ++k) log_m[k] = measure[k] > 0 ? log_m[k] : -T(INFINITY);
+}
+
+// The measure of this group, or null.
+static const double* measure_of(const double* measures, int64_t group, int64_t K) {
+    return measures == nullptr ? nullptr : measures + group * K;
+}
+
+template <typename T>
+static T largest_of_panels(const T* row, int64_t Kp) {
+    Vec<T> most = splat(-T(INFINITY));
+    for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) most = vmax<T>(most, load(row + k));
+    return horizontal_max<T>(most);
+}
+
+// ln t of a row, up to a constant; returns that constant: what was taken from the logits, so that
+// what is added to them is not lost in rounding.
+template <typename T>
+static T log_alone(const T* logits, const T* log_m, int64_t K, int64_t Kp, T* row) {
+    std::fill(row + K / Simd<T>::kLanes * Simd<T>::kLanes, row + Kp, -T(INFINITY));
+    for (int64_t k = 0; k < K; ++k) row[k] = log_m[k] > -T(INFINITY) ? logits[k] : -T(INFINITY);
+    const T most = largest_of_panels(row, Kp);
+    for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) {
+        store<T>(row + k, (load(row + k) - most) + load(log_m + k));
+    }
+    return most;
+}
+
+// Turns logarithms into probabilities; returns the logarithm of what they are divided by.
+template <typename T>
+static T normalise_logs(T* row, int64_t Kp) {
+    const T most = largest_of_panels(row, Kp), sum = exponentials(row, most, Kp), unit = 1 / sum;
+    for (int64_t k = 0; k < Kp; k += Simd<T>::kLanes) store<T>(row + k, load(row + k) * unit);
+    return most + std::log(sum);
+}
+
+// --- pairs ---------------------------------------------------------------------------------------
+
+template <typename T>
+struct PairsTask {
+    static constexpr int kTile = PADDLE_EXT_ROW_TILE;
+
+    Arena& arena;
+    const PairsParams& p;
+    int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
+    int64_t N = std::min(p.N, kMostPaired), Np = round_up(N, Simd<T>::kPanel);
+    double* measure = arena.take<double>(Kp);
+    T* log_m = arena.take<T>(Kp);
+    T* row = arena.take<T>(Kp);
+    T* inverse = arena.take<T>(Kp);           // K / m
+    T* alone = arena.take<T>(N * K);          // t
+    T* panels = arena.take<T>(Np * K);        // t K / m, in panels of rows
+    T* ratios = arena.take<T>(kTile * Np);    // of a few rows with the others
+    double* of_row = arena.take<double>(Np);  // those of one
+    double* products = arena.take<double>(kChances * Simd<double>::kLanes);
+    double* sums = arena.take<double>(kChances * Simd<double>::kLanes);
+};
+
+template <typename T>
+static void write_alone(PairsTask<T>& t, const T* logits, const int64_t* order, int64_t n) {
+    constexpr int64_t kPanel = Simd<T>::kPanel;
+    std::fill_n(t.panels, round_up(n, kPanel) * t.K, T(0));
+    for (int64_t i = 0; i < n; ++i) {
+        log_alone(logits + order[i] * t.K, t.log_m, t.K, t.Kp, t.row);
+        normalise_logs(t.row, t.Kp);
+        std::copy_n(t.row, t.K, t.alone + i * t.K);
+
+        T* const panel = t.panels + i / kPanel * kPanel * t.K + i % kPanel;
+        for (int64_t k = 0; k < t.K; ++k) panel[k * kPanel] = t.row[k] * t.inverse[k];
+    }
+}
+
+// Multiplies the products of each chance by the factors of these pairs, whose number is a multiple of
+// the lanes.
+template <typename T>
+static void add_pairs(PairsTask<T>& t, int64_t begin, int64_t end) {
+    constexpr int64_t kLanes = Simd<double>::kLanes, kStep = kPairsAtOnce * kLanes;
+    using BitVec = Simd<double>::IntVec;
+    for (int c = 0; c < kChances; ++c) {
+        const double chance = nth_chance(c), rest = 1 - chance;
+        double* const held = t.products + c * kLanes;
+        Vec<double> product = load(held);
+        for (int64_t first = begin; first < end; first += kStep) {
+            for (int64_t j = first; j < std::min(first + kStep, end); j += kLanes) {
+                const Vec<double> factor = chance * load(t.of_row + j) + rest;
+                product *= vmax<double>(factor, splat(kLeastRatio));
+            }
+            const BitVec out = (product < splat(kLeastProduct)) | (product > splat(kMostProduct));
+            if (!any<double>(out)) continue;
+            store(t.sums + c * kLanes, load(t.sums + c * kLanes) + vlog<double>(product));
+            product = splat(1.0);
+        }
+        store(held, product);
+    }
+}
+
+template <typename T>
+static void pairs_task(const PairsParams& p, int64_t group, void* scratch, int = 1) {
+    constexpr int64_t kPanel = Simd<T>::kPanel, kLanes = Simd<double>::kLanes;
+    constexpr int kTile = PairsTask<T>::kTile;
+    const NoSubnormals fast;
+    Arena arena(scratch);
+    PairsTask<T> t{arena, p};
+    const int64_t n = std::min(p.starts[group + 1] - p.starts[group], kMostPaired);
+    const int64_t K = t.K, panels = round_up(n, kPanel) / kPanel;
+    copy_measure(measure_of(p.measure, group, K), K, t.Kp, t.measure, t.log_m);
+    for (int64_t k = 0; k < K; ++k) {
+        t.inverse[k] = t.measure[k] > 0 ? T(double(K) / t.measure[k]) : T(0);
+    }
+    write_alone(t, reals<T>(p.logits), p.order + p.starts[group], n);
+    std::fill_n(t.products, kChances * kLanes, 1.0);
+    std::fill_n(t.sums, kChances * kLanes, 0.0);
+
+    for (int64_t i = 0; i + 1 < n; i += kTile) {
+        const int64_t rows = std::min<int64_t>(kTile, n - i), first = i / kPanel;
+        const T* of_rows[kTile];
+        T* ratios[kTile];
+        for (int64_t r = 0; r < rows; ++r) of_rows[r] = t.alone + (i + r) * K;
+        for (int64_t r = 0; r < rows; ++r) ratios[r] = t.ratios + r * t.Np + first * kPanel;
+        product<T>(of_rows, 1, rows, t.panels + first * kPanel * K, K, panels - first, ratios,
+                   kPanel);
+
+        for (int64_t r = 0; r < rows; ++r) {
+            // Each pair once; others, and what is beyond the last row, are as if independent.
+            const int64_t own = i + r, begin = own / kPanel * kPanel, end = panels * kPanel;
+            for (int64_t j = begin; j < end; ++j) {
+                t.of_row[j] = j > own && j < n ? double(t.ratios[r * t.Np + j]) : 1.0;
+            }
+            add_pairs(t, begin, end);
+        }
+        if (given_up(i / kTile, double(rows) * double(n) * double(K + kChances))) return;
+    }
+
+    const double weight = pair_weight(p.sizes[group], n);
+    for (int c = 0; c < kChances; ++c) {
+        const Vec<double> logs =
+            load(t.sums + c * kLanes) + vlog<double>(load(t.products + c * kLanes));
+        p.evidence[group * kChances + c] = weight * horizontal_sum<double>(logs);
+    }
+}
+
+static Work pairs_work(const PairsParams& p) {
+    const double rows = double(p.N) / double(p.B < 1 ? 1 : p.B);
+    const double others = std::min(rows, double(kMostPaired)) / 2;
+    return {p.B, rows * (20 * double(p.K) + others * double(p.K + kChances)), 0};
+}
+
+// --- proportions ---------------------------------------------------------------------------------
 
 template <typename T>
 struct GroupTask {
     Arena& arena;
     const GroupsParams& p;
     int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
-    T* total = arena.take<T>(Kp);   // counts and prior
-    T* least = arena.take<T>(Kp);   // the prior alone
-    T* factor = arena.take<T>(Kp);  // from the probability of a row alone to its likelihood
+    double* measure = arena.take<double>(Kp);
+    T* log_m = arena.take<T>(Kp);
+    T* total = arena.take<T>(Kp);  // as in GroupClass, like the next two
+    T* prior = arena.take<T>(Kp);
+    T* factor = arena.take<T>(Kp);
     T* row = arena.take<T>(Kp);
+    T* others = arena.take<T>(Kp);
     double* next = arena.take<double>(Kp);
-    double* product = arena.take<double>(p.C);
 };
 
-// The likelihood of each chance that two rows are one draw. All pairs have the same weight, so that
-// one logarithm does for the product of many.
-template <typename T>
-static void compare_pairs(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n,
-                          const T* inverse) {
-    const GroupsParams& p = t.p;
-    const T* const rows = reals<T>(p.rows);
-    const int64_t partners = std::min(p.partners, n - 1);
-    double* const sums = p.likely + group * p.C;
-    std::fill_n(sums, p.C, 0.0);
-    std::fill_n(t.product, p.C, 1.0);
-    for (int64_t i = 0; i < n && partners > 0; ++i) {
-        const T* const own = rows + order[i] * t.K;
-        for (int64_t k = 0; k < t.K; ++k) t.row[k] = own[k] * inverse[k];
-        for (int64_t j = 0; j < partners; ++j) {
-            const int64_t other = order[(i + partner_shift(j, n, p.partners)) % n];
-            const double more = std::max(double(dot(t.row, rows + other * t.K, t.K)), 1e-30) - 1;
-            for (int64_t c = 0; c < p.C; ++c) {
-                t.product[c] *= 1 + p.chances[c] * more;
-                if (t.product[c] > 1e-200 && t.product[c] < 1e200) continue;
-                sums[c] += std::log(t.product[c]);
-                t.product[c] = 1;
-            }
-        }
-        if (given_up(i, double(partners) * double(t.K))) return;
+// Calls visit(row) with the probabilities of each row, and adds them up in `sums`.
+template <typename T, typename Visit>
+static void each_row(GroupTask<T>& t, const int64_t* order, int64_t n, double* sums,
+                     const Visit& visit) {
+    std::fill_n(sums, t.K, 0.0);
+    for (int64_t i = 0; i < n; ++i) {
+        T* const u = reals<T>(t.p.probabilities, order[i] * t.K);
+        visit(order[i], u);
+        for (int64_t k = 0; k < t.K; ++k) sums[k] += double(u[k]);
+        if (given_up(i, 40 * double(t.K))) return;
     }
-    const double weight = 0.5 / double(std::max<int64_t>(partners, 1));
-    for (int64_t c = 0; c < p.C; ++c) sums[c] = (sums[c] + std::log(t.product[c])) * weight;
-    const double best = *std::max_element(sums, sums + p.C);
-    for (int64_t c = 0; c < p.C; ++c) sums[c] = std::exp(sums[c] - best);
+}
+
+template <typename T>
+static void from_alone(GroupTask<T>& t, int64_t row, T* u) {
+    log_alone(reals<T>(t.p.logits, row * t.K), t.log_m, t.K, t.Kp, t.row);
+    normalise_logs(t.row, t.Kp);
+    std::copy_n(t.row, t.K, u);
+}
+
+// One row of a step of (12).
+template <typename T>
+static void judge_by_others(GroupTask<T>& t, int64_t row, T weight, T known, T* u) {
+    log_alone(reals<T>(t.p.logits, row * t.K), t.log_m, t.K, t.Kp, t.row);
+    for (int64_t k = 0; k < t.K; ++k) {
+        t.others[k] = from_others(t.total[k], t.prior[k], t.factor[k], weight * u[k]);
+    }
+    for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
+        store<T>(t.row + k, load(t.row + k) + known * vlog<T>(load(t.others + k)));
+    }
+    normalise_logs(t.row, t.Kp);
+    std::copy_n(t.row, t.K, u);
+}
+
+// The mean log proportions e of counts under a prior, as ln m is written; the part of the bound that
+// is independent of the rows.
+template <typename T>
+static double dual_of_group(double concentration, const double* measure, const double* counts,
+                            double share, double total, int64_t K, T* e) {
+    const double whole = polygamma(total + double(K) * concentration).digamma;
+    double bound = whole_bound(concentration, total, double(K));
+    for (int64_t k = 0; k < K; ++k) {
+        const double count = share * counts[k], prior = concentration * measure[k];
+        const double dual = prior > 0 ? polygamma(count + prior).digamma - whole : -INFINITY;
+        e[k] = T(dual);
+        if (prior > 0) bound += class_bound(count, concentration, measure[k], dual);
+    }
+    return bound;
+}
+
+// ln sum exp( l + e ) of a row, relative to `most`, its largest possible logit.
+template <typename T>
+static double log_evidence(const T* logits, const T* e, int64_t K, int64_t Kp, T* row, T& most) {
+    most = log_alone(logits, e, K, Kp, row);
+    return double(normalise_logs(row, Kp));
+}
+
+template <typename T>
+static double bound_of_group(GroupTask<T>& t, int64_t group, const int64_t* order, int64_t n) {
+    const GroupsParams& p = t.p;
+    const double weight = p.weight[group];
+    std::fill_n(t.others, t.Kp, -T(INFINITY));
+    const double bound = dual_of_group(p.concentration[group], t.measure, p.counts + group * t.K,
+                                       1.0, weight * double(n), t.K, t.others);
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        T most;
+        const T* const logits = reals<T>(p.logits, order[i] * t.K);
+        sum += log_evidence(logits, t.others, t.K, t.Kp, t.row, most) + double(most);
+    }
+    return bound + weight * sum;
 }
 
 template <typename T>
@@ -52,65 +255,45 @@ static void group_task(const GroupsParams& p, int64_t group, void* scratch, int 
     GroupTask<T> t{arena, p};
     const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
     const int64_t* const order = p.order + p.starts[group];
-    const T* const inverse = reals<T>(p.inverse, group * K);
-    if (p.C > 0) return compare_pairs(t, group, order, n, inverse);
-    double *const counts = p.counts + group * K, weight = p.weight[group], moved = 0;
-    const double* const prior = p.prior + group * K;
-    std::fill_n(counts, K, 0.0);
-    std::fill_n(t.row, t.Kp, T(0));
-    for (int64_t i = 0; i < n; ++i) {
-        const T* const from = reals<T>(p.rows, order[i] * K);
-        std::copy_n(from, K, reals<T>(p.probabilities) + order[i] * K);
-        for (int64_t k = 0; k < K; ++k) counts[k] += weight * double(from[k]);
-    }
-    int steps = 0;
-    // After n - 1 steps a row knows of all others; in more, what it says comes back to it.
-    for (const int most = int(std::min<int64_t>(p.max_iter, n - 1)); steps < most; ++steps) {
+    const double weight = p.weight[group], a = p.concentration[group];
+    const T known = T(p.likeness == nullptr ? 1.0 : 1 - *p.likeness);
+    double *const counts = p.counts + group * K, moved = 0;
+    copy_measure(measure_of(p.measure, group, K), K, t.Kp, t.measure, t.log_m);
+    each_row(t, order, n, counts, [&](int64_t row, T* u) {
+        if (p.alone) from_alone(t, row, u);
+    });
+    for (int64_t k = 0; k < K; ++k) counts[k] *= weight;
+
+    for (int step = 0; step < p.steps && !interrupted(); ++step) {
+        std::fill_n(t.others, t.Kp, T(1));
         for (int64_t k = 0; k < K; ++k) {
-            t.total[k] = T(counts[k] + prior[k]);
-            t.least[k] = T(prior[k]);
-            t.factor[k] = T(certainty(counts[k] + prior[k])) * inverse[k];
-            t.next[k] = 0;
+            const GroupClass own(counts[k], a, t.measure[k]);
+            t.total[k] = T(own.total), t.prior[k] = T(own.prior), t.factor[k] = T(own.factor);
         }
-        for (int64_t i = 0; i < n; ++i) {
-            const T* __restrict__ from = reals<T>(p.rows, order[i] * K);
-            T* __restrict__ u = reals<T>(p.probabilities, order[i] * K);
-            for (int64_t k = 0; k < K; ++k) {
-                const T others = std::max(t.total[k] - T(weight) * u[k], t.least[k]);
-                t.row[k] = from[k] * t.factor[k] * others;
-            }
-            Vec<T> sums = splat(T(0));
-            for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) sums += load(t.row + k);
-            const T share = 1 / horizontal_sum<T>(sums);
-            for (int64_t k = 0; k < K; ++k) {
-                u[k] = t.row[k] * share;
-                t.next[k] += weight * double(u[k]);
-            }
-        }
+        each_row(t, order, n, t.next,
+                 [&](int64_t row, T* u) { judge_by_others(t, row, T(weight), known, u); });
         moved = 0;
         for (int64_t k = 0; k < K; ++k) {
-            moved = std::max(moved, std::fabs(t.next[k] - counts[k]));
-            counts[k] = t.next[k];
-        }
-        if (given_up(steps, double(n) * double(K))) return;
-        if (p.tol > 0 && !(moved > p.tol)) {
-            ++steps;
-            break;
+            moved = std::max(moved, std::fabs(weight * t.next[k] - counts[k]));
+            counts[k] = weight * t.next[k];
         }
     }
     p.criterion[group] = moved;
-    p.iterations[group] = steps;
+    if (p.bound != nullptr) p.bound[group] = bound_of_group(t, group, order, n);
 }
 
 static Work groups_work(const GroupsParams& p) {
     const double entries = double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B);
-    return {p.B, entries * double(p.C > 0 ? p.partners : 30), 0};
+    return {p.B, entries * 40 * (p.steps + 1), 0};
 }
+
+// --- a mixture of cases --------------------------------------------------------------------------
 
 template <typename>
 struct MixtureTask {
     Arena& arena;
     const MixtureParams& p;
+    double* shares = arena.take<double>(p.C);
     double* own = arena.take<double>(p.C);
     double* next = arena.take<double>(p.C);
 };
@@ -118,83 +301,46 @@ struct MixtureTask {
 static void mixture_task(const MixtureParams& p, int64_t, void* scratch, int = 1) {
     Arena arena(scratch);
     const MixtureTask<double> t{arena, p};
-    // How much of a group each chance has; returns 1 / the sum.
+    for (int64_t group = 0; group < p.N; ++group) {
+        double* const likely = p.evidence + group * p.C;
+        const double most = *std::max_element(likely, likely + p.C);
+        for (int64_t c = 0; c < p.C; ++c) likely[c] = std::exp(likely[c] - most);
+    }
+
+    // The chance of each case of a group, times the number that is returned.
     const auto weigh = [&](int64_t group) {
         double sum = 0;
         for (int64_t c = 0; c < p.C; ++c) {
-            sum += t.own[c] = p.likely[group * p.C + c] * p.shares[c];
+            sum += t.own[c] = p.evidence[group * p.C + c] * t.shares[c];
         }
-        return 1 / sum;
+        return sum;
     };
-    for (int step = 0; step < p.steps; ++step) {
+    std::fill_n(t.shares, p.C, 1 / double(p.C));
+    for (int step = 0; step < kMixtureEmSteps; ++step) {
         std::fill_n(t.next, p.C, 0.0);
         for (int64_t group = 0; group < p.N; ++group) {
-            const double share = weigh(group);
+            const double share = 1 / weigh(group);
             for (int64_t c = 0; c < p.C; ++c) t.next[c] += t.own[c] * share;
         }
-        for (int64_t c = 0; c < p.C; ++c) p.shares[c] = t.next[c] / double(p.N);
+        for (int64_t c = 0; c < p.C; ++c) {
+            t.shares[c] = std::max(kLeastShare, t.next[c] / double(p.N));
+        }
         if (given_up(step, double(p.N) * double(p.C))) return;
     }
+
     for (int64_t group = 0; group < p.N; ++group) {
-        const double share = weigh(group);
-        p.means[group] = 0;
-        for (int64_t c = 0; c < p.C; ++c) p.means[group] += t.own[c] * share * p.chances[c];
+        const double sum = weigh(group);
+        double mean = 0;
+        for (int64_t c = 0; c < p.C; ++c) {
+            const double chance = p.evidence[group * p.C + c] = t.own[c] / sum;
+            if (p.concentration != nullptr) mean += chance * nth_chance(int(c));
+        }
+        if (p.concentration != nullptr) {
+            p.concentration[group] = concentration_of(mean, double(p.K));
+        }
     }
 }
 
 static Work mixture_work(const MixtureParams& p) {
-    return {1, double(p.N) * double(p.C) * double(p.steps), 0};
-}
-
-template <typename T>
-struct JudgeTask {
-    Arena& arena;
-    const JudgeParams& p;
-    int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
-    T* total = arena.take<T>(Kp);
-    T* row = arena.take<T>(Kp);
-    double* sums = arena.take<double>(Kp);
-};
-
-template <typename T>
-static void judge_task(const JudgeParams& p, int64_t group, void* scratch, int = 1) {
-    const NoSubnormals fast;
-    constexpr int kLanes = Simd<T>::kLanes;
-    Arena arena(scratch);
-    const JudgeTask<T> t{arena, p};
-    const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
-    const int64_t* const order = p.order + p.starts[group];
-    const T *const even = reals<T>(p.even, group * K), *const kept = reals<T>(p.kept, group * K);
-    const T share = reals<T>(p.share)[group];
-    for (int pass = 0; pass < 2; ++pass) {
-        const T known = pass == 0 ? reals<T>(p.known)[group] : T(1);
-        const T temper = pass == 0 ? T(1) : T(p.temper);
-        std::fill_n(t.sums, K, 0.0);
-        for (int64_t i = 0; i < n; ++i) {
-            const T* const u = reals<T>(p.probabilities, order[i] * K);
-            for (int64_t k = 0; k < K; ++k) t.sums[k] += double(u[k]);
-        }
-        for (int64_t k = 0; k < K; ++k) t.total[k] = T(1 + double(kept[k]) * t.sums[k]);
-        for (int64_t i = 0; i < n; ++i) {
-            T* const __restrict__ u = reals<T>(p.probabilities, order[i] * K);
-            const T* const __restrict__ logits = reals<T>(p.logits, order[i] * K);
-            for (int64_t k = 0; k < K; ++k) t.row[k] = std::max(T(1), t.total[k] - kept[k] * u[k]);
-            for (int64_t k = K; k < t.Kp; ++k) t.row[k] = 1;
-            for (int64_t k = 0; k < t.Kp; k += kLanes)
-                store<T>(t.row + k, vlog<T>(load(t.row + k)));
-            T most = Range<T>::kMinusInfinity;
-            for (int64_t k = 0; k < K; ++k) {
-                t.row[k] = temper * (even[k] + known * t.row[k] + share * logits[k]);
-                most = std::max(most, t.row[k]);
-            }
-            for (int64_t k = K; k < t.Kp; ++k) t.row[k] = -T(INFINITY);
-            const T unit = 1 / exponentials(t.row, most, t.Kp);
-            for (int64_t k = 0; k < K; ++k) u[k] = t.row[k] * unit;
-            if (given_up(i, double(K) * 8)) return;
-        }
-    }
-}
-
-static Work judge_work(const JudgeParams& p) {
-    return {p.B, 30 * double(p.Q) * double(p.K) / double(p.B < 1 ? 1 : p.B), 0};
+    return {1, double(p.N) * double(p.C) * kMixtureEmSteps, 0};
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "common/adapt.h"
+#include "common/groups.h"
 #include "common/large.h"
 #include "cpu/levels.h"
 #include "cpu/parts.h"
@@ -363,6 +364,14 @@ void run_cpu(const SumsParams& p, int threads) {
 void run_cpu(const DualParams& p, int) {
     for (int64_t task = 0; task < p.B; ++task) {
         if (p.running[task] == 1) end_iteration(p, task);
+    }
+}
+
+void run_cpu(const LikenessParams& p, int) {
+    const double r = likeness_of(*static_cast<const LikenessSums*>(p.sums), double(p.Q));
+    *p.likeness = r;
+    for (int64_t group = 0; group < p.B; ++group) {
+        p.worth[group] = worth_of_row(double(p.sizes[group]), r);
     }
 }
 

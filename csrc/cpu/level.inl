@@ -8,6 +8,7 @@
 
 #include "common/adapt.h"
 #include "common/adaptive.h"
+#include "common/groups.h"
 #include "common/large.h"
 #include "common/rounds.h"
 #include "common/rows.h"
@@ -71,9 +72,9 @@ constexpr CpuKernels kKernels = {
      task_kernels<ProductsScratch>("query", products_work, products_task<float>,
                                    products_task<double>),
      task_kernels<GatherScratch>("gram", gather_work, gather_task<float>, gather_task<double>),
-     task_kernels<GroupTask>("rows", groups_work, group_task<float>, group_task<double>),
-     task_kernels<MixtureTask>("likely", mixture_work, mixture_task, mixture_task),
-     task_kernels<JudgeTask>("logits", judge_work, judge_task<float>, judge_task<double>),
+     task_kernels<PairsTask>("logits", pairs_work, pairs_task<float>, pairs_task<double>),
+     task_kernels<GroupTask>("logits", groups_work, group_task<float>, group_task<double>),
+     task_kernels<MixtureTask>("evidence", mixture_work, mixture_task, mixture_task),
      task_kernels<SetsTask>("logits", sets_work, sets_task<float>, sets_task<double>)},
 };
 

@@ -6,6 +6,9 @@ struct SetsTask {
     const SetsParams& p;
     int64_t K = p.K, Kp = round_up(K, Simd<T>::kLanes);
     int M = int(std::min<int64_t>(K, kSetClasses));
+    double* measure = arena.take<double>(Kp);
+    T* log_m = arena.take<T>(Kp);
+    T* e = arena.take<T>(Kp);  // the mean log proportions
     T* row = arena.take<T>(Kp);
     T* sums = arena.take<T>(kSets);  // of the ratios of a row, by set
     double* product = arena.take<double>(kSets);
@@ -28,17 +31,15 @@ static void choose_classes(const SetsTask<T>& t, const double* counts, int64_t* 
 }
 
 // How much likelier a row is if it is of each of the classes than if it is any row; returns the log
-// of the latter.
+// of the latter, relative to its largest logit.
 template <typename T>
-static double compare_classes(SetsTask<T>& t, const T* logits, const T* log_mean,
-                              const int64_t* classes, T* ratios) {
-    T most = Range<T>::kMinusInfinity;
-    for (int64_t k = 0; k < t.K; ++k) most = std::max(most, t.row[k] = logits[k] + log_mean[k]);
-    for (int64_t k = t.K; k < t.Kp; ++k) t.row[k] = -T(INFINITY);
-    const double usual = double(most) + std::log(double(exponentials(t.row, most, t.Kp)));
+static double compare_classes(SetsTask<T>& t, const T* logits, const int64_t* classes, T* ratios) {
+    T most;
+    const double usual =
+        log_evidence(logits, t.log_m, t.K, t.Kp, t.row, most) - std::log(double(t.K));
     for (int i = 0; i < t.M; ++i) {
-        const bool possible = log_mean[classes[i]] > T(kImpossible);
-        ratios[i] = possible ? T(std::exp(double(logits[classes[i]]) - usual)) : T(0);
+        const bool possible = t.measure[classes[i]] > 0;
+        ratios[i] = possible ? T(std::exp(double(logits[classes[i]] - most) - usual)) : T(0);
     }
     return usual;
 }
@@ -55,25 +56,29 @@ static void sum_sets(const SetsTask<T>& t, const T* ratios) {
 // The log evidence of every set of the group.
 template <typename T>
 static void weigh_sets(const SetsTask<T>& t, const T* ratios, int64_t n, double weight,
-                       const T* log_mean, const int64_t* classes) {
+                       const int64_t* classes) {
     constexpr int64_t kRows = 6;  // that are multiplied before a logarithm is taken
+    constexpr int kLanes = Simd<double>::kLanes;
     const int sets = 1 << t.M;
-    std::fill_n(t.evidence, sets, 0.0);
-    std::fill_n(t.product, sets, 1.0);
+    std::fill_n(t.evidence, kSets, 0.0);
+    std::fill_n(t.product, kSets, 1.0);
     for (int64_t i = 0; i < n; ++i) {
         sum_sets(t, ratios + i * kSetClasses);
         for (int set = 1; set < sets; ++set) {
             t.product[set] *= std::max(kLeastRatio, double(t.sums[set]));
         }
         if (i % kRows != kRows - 1 && i != n - 1) continue;
-        for (int set = 1; set < sets; ++set) {
-            t.evidence[set] += std::log(t.product[set]);
-            t.product[set] = 1;
+        for (int set = 0; set < sets; set += kLanes) {
+            const Vec<double> logs = vlog<double>(load(t.product + set));
+            store(t.evidence + set, load(t.evidence + set) + logs);
+            store(t.product + set, splat(1.0));
         }
         if (given_up(i / kRows, double(kSets * kRows))) return;
     }
     double log_m[kSetClasses], log_size[kSetClasses + 1];
-    for (int j = 0; j < t.M; ++j) log_m[j] = double(log_mean[classes[j]]) + std::log(double(t.K));
+    for (int j = 0; j < t.M; ++j) {
+        log_m[j] = std::max(kImpossible, std::log(t.measure[classes[j]]));
+    }
     for (int size = 1; size <= t.M; ++size) log_size[size] = std::log(double(size));
     for (int set = 1; set < sets; ++set) {
         double found = t.evidence[set] - double(n) * log_size[__builtin_popcount(unsigned(set))];
@@ -83,15 +88,93 @@ static void weigh_sets(const SetsTask<T>& t, const T* ratios, int64_t n, double 
     }
 }
 
-// Logs of the sums over all sets of 1, 2, .. classes of the products of their measures m = K mean.
+// Logs of the sums over all sets of 1, 2, .. classes of the products of their measures.
 template <typename T>
-static void log_symmetric(const SetsTask<T>& t, const T* log_mean, double* logs) {
+static void log_symmetric(const SetsTask<T>& t, double* logs) {
     double sums[kSetClasses + 1] = {1};
     for (int64_t k = 0; k < t.K; ++k) {
-        const double m = std::exp(double(log_mean[k])) * double(t.K);
-        for (int size = kSetClasses; size > 0; --size) sums[size] += sums[size - 1] * m;
+        for (int size = kSetClasses; size > 0; --size) {
+            sums[size] += sums[size - 1] * t.measure[k];
+        }
     }
     for (int size = 1; size <= kSetClasses; ++size) logs[size - 1] = std::log(sums[size]);
+}
+
+// Calls visit(set) for every set of so many classes.
+template <typename Visit>
+static void each_set(int sets, int size, const Visit& visit) {
+    for (int set = 1; set < sets; ++set) {
+        if (__builtin_popcount(unsigned(set)) == size) visit(set);
+    }
+}
+
+// The log of the summed evidence of the sets of so many classes; kImpossible if there are none.
+template <typename T>
+static double sum_evidence(const SetsTask<T>& t, int size) {
+    const int sets = 1 << t.M;
+    double most = kImpossible, sum = 0;
+    each_set(sets, size, [&](int set) { most = std::max(most, t.evidence[set]); });
+    each_set(sets, size, [&](int set) { sum += std::exp(t.evidence[set] - most); });
+    return most > kImpossible / 2 ? most + std::log(sum) : kImpossible;
+}
+
+// The log evidence of any proportions, relative to rows that are drawn from the measure; `usual` is
+// that of these, summed over the rows.
+template <typename T>
+static double weigh_proportions(SetsTask<T>& t, int64_t group, double worth, double usual) {
+    const SetsParams& p = t.p;
+    const int64_t start = p.starts[group], n = p.starts[group + 1] - start;
+    const double weight = worth * p.weight[group];
+    std::fill_n(t.e, t.Kp, -T(INFINITY));
+    const double bound = dual_of_group(p.concentration[group], t.measure, p.counts + group * t.K,
+                                       worth, weight * double(n), t.K, t.e);
+    double sum = -usual;
+    for (int64_t i = 0; i < n; ++i) {
+        T most;  // that of `usual`, too
+        const T* const logits = reals<T>(p.logits, p.order[start + i] * t.K);
+        sum += log_evidence(logits, t.e, t.K, t.Kp, t.row, most);
+        if (given_up(i, 20 * double(t.K))) return 0;
+    }
+    return std::max(0.0, bound + weight * sum);
+}
+
+// A row's probabilities, replaced by those in any proportions, with this chance, and in sets.
+template <typename T>
+static void mix_sets(SetsTask<T>& t, const T* ratios, const int64_t* classes, T any, T* u) {
+    sum_sets(t, ratios);
+    for (int set = 1; set < 1 << t.M; ++set) {
+        t.sums[set] = t.chance[set] / std::max(T(kLeastRatio), t.sums[set]);
+    }
+    for (int64_t k = 0; k < t.K; ++k) u[k] *= any;
+    for (int j = t.M - 1; j >= 0; --j) {  // those with class j, which is then taken out of them
+        T* const __restrict__ with = t.sums + (1 << j);
+        T inside = 0;
+        for (int set = 0; set < 1 << j; ++set) {
+            inside += with[set];
+            t.sums[set] += with[set];
+        }
+        u[classes[j]] += inside * ratios[j];
+    }
+    T total = 0;
+    for (int64_t k = 0; k < t.K; ++k) total += u[k];
+    for (int64_t k = 0; k < t.K; ++k) u[k] /= std::max(T(kLeastRatio), total);
+}
+
+// softmax( r ln t + (1 - r) ln u ): what the group says counts 1 - r.
+template <typename T>
+static void temper_by_likeness(SetsTask<T>& t, const T* logits, T r, T* u) {
+    log_alone(logits, t.log_m, t.K, t.Kp, t.row);
+    std::fill_n(t.e, t.Kp, T(1));
+    for (int64_t k = 0; k < t.K; ++k) t.e[k] = std::max(T(kLeastRatio), u[k]);
+    for (int64_t k = 0; k < t.Kp; k += Simd<T>::kLanes) {
+        // An impossible class has minus infinity, even times r = 0.
+        const Vec<T> alone = load(t.row + k),
+                     known = vmax<T>(alone, splat(Range<T>::kMinusInfinity));
+        const Vec<T> mixed = r * known + (1 - r) * vlog<T>(load(t.e + k));
+        store<T>(t.row + k, alone < known ? alone : mixed);
+    }
+    normalise_logs(t.row, t.Kp);
+    std::copy_n(t.row, t.K, u);
 }
 
 template <typename T>
@@ -99,67 +182,48 @@ static void sets_task(const SetsParams& p, int64_t group, void* scratch, int = 1
     const NoSubnormals fast;
     Arena arena(scratch);
     SetsTask<T> t{arena, p};
-    const int64_t K = t.K, n = p.starts[group + 1] - p.starts[group];
-    const int64_t* const order = p.order + p.starts[group];
-    const T* const log_mean = reals<T>(p.log_mean, group * K);
-    const double weight = p.weight[group];
+    const int64_t K = t.K, start = p.starts[group], n = p.starts[group + 1] - start;
+    const int64_t* const order = p.order + start;
+    const double r = p.likeness == nullptr ? 0.0 : *p.likeness, worth = worth_of_row(double(n), r);
+    copy_measure(measure_of(p.measure, group, K), K, t.Kp, t.measure, t.log_m);
     int64_t classes[kSetClasses];
     choose_classes(t, p.counts + group * K, classes);
-    T* const all = reals<T>(p.ratios, p.starts[group] * kSetClasses);
+
+    T* const all = reals<T>(p.ratios, start * kSetClasses);
     double usual = 0;
     for (int64_t i = 0; i < n; ++i) {
-        usual += compare_classes(t, reals<T>(p.logits, order[i] * K), log_mean, classes,
-                                 all + i * kSetClasses);
+        const T* const logits = reals<T>(p.logits, order[i] * K);
+        usual += compare_classes(t, logits, classes, all + i * kSetClasses);
     }
-    weigh_sets(t, all, n, weight, log_mean, classes);
-    const int sets = 1 << t.M;
-    const double* const chances = p.chances + group * (kSetClasses + 1);
-    double* const evidence = p.evidence + group * (kSetClasses + 1);
+    weigh_sets(t, all, n, worth * p.weight[group], classes);
+
     if (p.evidence != nullptr) {
-        log_symmetric(t, log_mean, evidence);
-        evidence[kSetClasses] = weight * usual;
-    }
-    for (int size = 1; size <= kSetClasses; ++size) {
-        double most = kImpossible, sum = 0;
-        const auto each = [&](const auto& visit) {
-            for (int set = 1; set < sets; ++set) {
-                if (__builtin_popcount(unsigned(set)) == size) visit(set);
-            }
-        };
-        each([&](int set) { most = std::max(most, t.evidence[set]); });
-        each([&](int set) { sum += std::exp(t.evidence[set] - most); });
-        if (p.evidence == nullptr) {
-            const double share = chances[size - 1] / sum;
-            each([&](int set) { t.chance[set] = T(std::exp(t.evidence[set] - most) * share); });
-            continue;
+        double* const evidence = p.evidence + group * kCases;
+        log_symmetric(t, evidence);
+        for (int size = 1; size <= kSetClasses; ++size) {
+            // Sets of more classes than are possible have no evidence.
+            const double sum = sum_evidence(t, size);
+            evidence[size - 1] = sum > kImpossible ? sum - evidence[size - 1] : kImpossible;
         }
-        // Sets of more classes than are possible have no evidence.
-        const bool possible = most > kImpossible / 2;
-        evidence[size - 1] = possible ? most + std::log(sum) - evidence[size - 1] : kImpossible;
+        evidence[kSetClasses] = weigh_proportions(t, group, worth, usual);
+        return;
     }
-    for (int64_t i = 0; p.evidence == nullptr && i < n; ++i) {
-        const T* const ratios = all + i * kSetClasses;
+
+    const double* const chances = p.chances + group * kCases;
+    for (int size = 1; size <= t.M; ++size) {
+        const double sum = sum_evidence(t, size), chance = chances[size - 1];
+        each_set(1 << t.M, size, [&](int set) {
+            t.chance[set] = sum > kImpossible ? T(std::exp(t.evidence[set] - sum) * chance) : T(0);
+        });
+    }
+    for (int64_t i = 0; i < n; ++i) {
         T* const u = reals<T>(p.probabilities, order[i] * K);
-        T total = 0;
-        sum_sets(t, ratios);
-        for (int set = 1; set < sets; ++set) {
-            t.sums[set] = t.chance[set] / std::max(T(kLeastRatio), t.sums[set]);
-        }
-        for (int64_t k = 0; k < K; ++k) u[k] *= T(chances[kSetClasses]);
-        for (int j = t.M - 1; j >= 0; --j) {  // those with class j, which is then taken out of them
-            T* const __restrict__ with = t.sums + (1 << j);
-            T inside = 0;
-            for (int set = 0; set < 1 << j; ++set) {
-                inside += with[set];
-                t.sums[set] += with[set];
-            }
-            u[classes[j]] += inside * ratios[j];
-        }
-        for (int64_t k = 0; k < K; ++k) total += u[k];
-        for (int64_t k = 0; k < K; ++k) u[k] /= total;
+        mix_sets(t, all + i * kSetClasses, classes, T(chances[kSetClasses]), u);
+        if (r > 0) temper_by_likeness(t, reals<T>(p.logits, order[i] * K), T(r), u);
+        if (given_up(i, double(kSets + 40 * K))) return;
     }
 }
 
 static Work sets_work(const SetsParams& p) {
-    return {p.B, double(p.Q) / double(p.B < 1 ? 1 : p.B) * double(p.K + 8 * kSets), 0};
+    return {p.B, double(p.Q) / double(p.B < 1 ? 1 : p.B) * double(40 * p.K + 8 * kSets), 0};
 }

@@ -98,9 +98,8 @@ def by_group(
 ) -> Solution:
     """Classify the rows [Q, D] of groups; arguments as in `classify`."""
     if share and len(groups.names) > 1:
-        all_classes, top = options.pop("all_classes"), options.pop("top")
-        options["top"] = None if all_classes else top
-        found = classify_groups(query, likelihood, groups, added, measures, **options)
+        top = None if options["all_classes"] else options["top"]
+        found = classify_groups(query, likelihood, groups, added, measures, top=top)
         return with_shots(found, likelihood)
 
     def solve(rows: Tensor, places: Tensor) -> Solution:

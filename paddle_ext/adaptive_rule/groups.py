@@ -3,15 +3,27 @@
 Letters: Q rows, G groups, K classes, D features.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..groups import Groups, thing_logits
 from ..native.devices import on_cpu_without_gpu_code
+from ..native.load import module as native
 from ..rows import unit_rows
 from ..solution import Solution
+from ..solvers.groups import (
+    first_proportions,
+    rows_alone,
+    solution_of_groups,
+    steps_of_groups,
+)
+from ..solvers.sets import mix_few_classes
 from .likelihood import Likelihood
-from .rounds import batch_of, first_logits
+from .likeness import LikenessOfRows
+from .rounds import absorbed_logits, batch_of, first_logits
+from .steps import claimed
 
 
 def all_logits(query: Tensor, likelihood: Likelihood, added: Tensor | None) -> Tensor:
@@ -51,13 +63,35 @@ def classify_groups(
     added: Tensor | None = None,
     measures: Tensor | None = None,
     *,
-    max_iter: int,
-    tol: float,
     top: int | None,
 ) -> Solution:
     """Classify rows [Q, D] in groups that share what they know; `added` [Q, K] are further logits.
 
-    `measures` are those of `shared_proportions`. With `top`, only so many probabilities of a row
+    `measures` are those of `first_proportions`. With `top`, only so many probabilities of a row
     are returned.
     """
-    raise NotImplementedError
+    batch = batch_of(query, likelihood, added)
+    logits = first_logits(batch)[0]
+    by_distance = logits
+    if added is not None or likelihood.correction is not None:
+        by_distance = all_logits(query, replace(likelihood, correction=None), None)
+    x = likelihood.centred(query.to(logits.dtype).unsqueeze(0))[0]
+    alike = LikenessOfRows(likelihood, x, by_distance, groups)
+
+    weight = likelihood.rows / (likelihood.rows + groups.sizes.double())
+    first = first_proportions(logits, groups, weight, measures, content=query)
+    found = rows_alone(logits, groups, weight, first.prior)
+    u = found.probabilities
+    for turn in range(native.GROUP_TURNS):
+        r, worth = alike.of(u)
+        if turn > 0:
+            of_rows = worth[groups.of_row].to(u.dtype)
+            logits = absorbed_logits(batch, u.unsqueeze(0), of_rows.unsqueeze(0))[0]
+        found = steps_of_groups(logits, groups, weight, first.prior, u, likeness=r)
+        mix_few_classes(logits, groups, weight, found, r)
+    # Counts are those of the rounds, probabilities those that they claim.
+    found = found.with_counts(groups, weight)._replace(
+        probabilities=claimed(u.unsqueeze(0), likelihood.shots)[0],
+        bound=first.bound, prior_used=first.prior_used
+    )
+    return solution_of_groups(groups, found, None, top)

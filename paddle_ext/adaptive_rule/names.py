@@ -24,7 +24,7 @@ from ..prevalence import counts_of, estimated_shares
 from ..rows import class_sums, evenly_spread, laid_out, mean_row, products, unit_rows
 from ..solution import Solution, outweigh_names
 from ..solvers.adapt import call_adapt, solution_of
-from ..solvers.groups import each_alone, of_rows, shared_proportions, solution_of_groups
+from ..solvers.groups import each_alone, first_proportions, of_rows, solution_of_groups
 from ..task import Task, how_many, merged, without_batch
 from .classify import classify
 from .learn import calibrate, learned
@@ -411,7 +411,8 @@ def proportions(
         found = call_adapt(logits, weight, measures=measures, top=None, **steps)
         return solution_of(found, measures)
     weights = (enough / groups.sizes.double()).clamp(max=1)
-    shared = shared_proportions(logits[0], groups, weights, enough / 2, measures, **steps)
+    # These logits are too rough to compare sets of classes.
+    shared = first_proportions(logits[0], groups, weights, measures)
     own = solution_of_groups(groups, shared, None, None)
     return own._replace(labels=own.labels[None], probabilities=own.probabilities[None])
 

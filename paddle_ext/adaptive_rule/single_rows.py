@@ -9,6 +9,7 @@ from ..native.load import module as native
 from ..solution import Solution
 from .likelihood import Likelihood
 from .rounds import Classified
+from .steps import claimed
 
 
 def expecting(likelihood: Likelihood, log_shares: Tensor) -> Likelihood:
@@ -40,12 +41,6 @@ def log_shares_over_groups(solution: Solution) -> Tensor:
     return log_shares.masked_fill(~possible, native.IMPOSSIBLE)
 
 
-def claimed(logits: Tensor, shots: Tensor) -> Tensor:
-    """(16) The log probabilities of rows with logits [.., N, K], with n_k labelled rows [.., K].
-
-    A class with n labelled rows keeps n / (n + 1) of its confidence, because rows confirm their own
-    labels, most where few labelled rows support them. No label changes.
-    """
-    log_u = torch.log_softmax(logits, dim=-1)
-    kept = (log_u.exp() * (shots / (shots + 1)).unsqueeze(-2)).sum(-1, keepdim=True)
-    return torch.log_softmax(kept * log_u, dim=-1)
+def claimed_by_logits(logits: Tensor, shots: Tensor) -> Tensor:
+    """(16) The probabilities of rows with logits [N, K], with n_k labelled rows [K]."""
+    return claimed(logits.softmax(-1).unsqueeze(0), shots.unsqueeze(0))[0]

@@ -22,7 +22,7 @@ from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits, solve_and_keep
 from ..adaptive_rule.rounds import Classified
-from ..adaptive_rule.single_rows import after_batch, claimed, expecting
+from ..adaptive_rule.single_rows import after_batch, claimed_by_logits, expecting
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups
 from ..native import devices
@@ -189,7 +189,7 @@ def probabilities(fitted: Fitted, rows: Tensor) -> Tensor:
     if fitted.claims is None:
         return torch.cat([logits.softmax(-1) for logits in parts_of])
     shots = fitted.claims.double().to(rows.device)
-    return torch.cat([claimed(logits, shots).exp() for logits in parts_of])
+    return torch.cat([claimed_by_logits(logits, shots) for logits in parts_of])
 
 
 # --- fitting ------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from ..native.load import module as native
 from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution, output_table, returns_all
-from .groups import each_alone, of_rows, shared_proportions, solution_of_groups
+from .groups import each_alone, first_proportions, of_rows, solution_of_groups
+from .sets import shared_proportions
 
 
 @solver(Solution)
@@ -69,12 +70,12 @@ def adapt(
         With groups [G, K] is a prior for each, in the order of the sorted groups.
     groups, share, same
         As in `paddle_ext.adaptive`, for logits [Q, K]. Groups that share learn from each other how
-        few classes a group has, and which are common.
+        few classes a group has.
     max_iter : int
-        Limit on iterations.
+        Limit on iterations; groups that share always take three.
     tol : float
         Stop a task when no count changes by more than this many queries. 0.0 runs `max_iter`
-        iterations.
+        iterations. Groups that share do not look at it.
     return_assignments, top
         As in `paddle_ext.adaptive`.
     validate : bool
@@ -178,11 +179,9 @@ def adapt_groups(
     real = computing_dtype(logits)
     logits = packed(logits.to(real)).clamp(min=torch.finfo(real).min)
     weights = torch.full_like(groups.sizes, weight, dtype=torch.float64)
-    found = shared_proportions(
-        logits, groups, weights, math.inf, measures, max_iter=max_iter, tol=tol
-    )
-    shares = (found.counts + found.prior) / (found.counts + found.prior).sum(-1, keepdim=True)
-    return solution_of_groups(groups, found, shares, top)
+    found = first_proportions(logits, groups, weights, measures).with_counts(groups, weights)
+    shares = found.counts + found.pseudocounts
+    return solution_of_groups(groups, found, shares / shares.sum(-1, keepdim=True), top)
 
 
 def solution_of(outputs: Sequence[Tensor], prior: object) -> Solution:

@@ -110,8 +110,8 @@ void run_cuda(const ProductsParams& p, cudaStream_t stream) {
         const int64_t pitch = factor_columns(M);
         const bool by_rows = N > K;
         const auto z = reinterpret_cast<__half*>(plan.z);
-        const SolvedRows solved = by_rows ? SolvedRows{Q, plan.z, false, nullptr, pitch, z}
-                                          : SolvedRows{Q, plan.x, true, nullptr, row_numbers(D), z};
+        const SolvedRows solved = by_rows ? SolvedRows{Q, plan.z, false, 0, pitch, z}
+                                          : SolvedRows{Q, plan.x, true, 0, row_numbers(D), z};
         const auto classes = static_cast<const __half*>(p.solved);
         const SolvedProducts products{{{Q, K + Q, pitch, z, classes}, plan}};
         const int64_t tiles = ceil_div(Q, QueryTile::kRows);

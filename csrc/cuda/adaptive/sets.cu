@@ -1,6 +1,8 @@
 // `sets` on CUDA: one block per group, one thread per set.
 
-#include "common/adapt.h"
+#include "common/groups.h"
+#include "common/workspace.h"
+#include "cuda/adaptive/groups.cuh"
 #include "cuda/device.cuh"
 #include "cuda/reduce.cuh"
 
@@ -12,6 +14,12 @@ constexpr int kThreads = kSets, kWarps = kThreads / 32;
 constexpr int kLaneBits = 5;  // of a set that are those of a lane; the others are of a round
 constexpr int kRounds = kSets >> kLaneBits;
 constexpr int kAtOnce = 4;  // rows that are multiplied before a logarithm may be needed
+
+struct SetsPlan {
+    SetsParams p;
+    Arena arena{p.workspace};
+    float* dual = arena.take<float>(p.B * p.K);  // mean log proportions
+};
 
 // The class with the largest count after `last`, of equal ones the smaller; the last one if none has.
 // By one warp.
@@ -57,36 +65,49 @@ struct Group {
     int64_t number, K = p.K, start = p.starts[number], n = p.starts[number + 1] - start;
     int M = int(min(K, int64_t(kSetClasses)));
     const int64_t* order = p.order + start;
-    const float* log_mean = floats(p.log_mean, number* K);
+    Measure measure{p.measure, number, K};
+    double likeness = p.likeness == nullptr ? 0.0 : *p.likeness;
+    double worth = worth_of_row(double(n), likeness), weight = worth * p.weight[number];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     // How much likelier rows are if they are of each class than if they are any rows; returns the
-    // logs of the latter, summed over the rows of this warp, in its first lane.
+    // logs of the latter, summed over the rows of this warp, in its first lane. They are relative to
+    // the largest logits of the rows.
     __device__ double compare_classes(const int* classes) const {
         double sum_of_logs = 0;
         const int own = lane < M ? classes[lane] : -1;
         for (int64_t i = warp; i < n; i += kWarps) {
             const float* const logits = floats(p.logits, order[i] * K);
-            float most = -INFINITY, sum = 0;
-            for (int64_t k = lane; k < K; k += 32) most = fmaxf(most, logits[k] + log_mean[k]);
-            most = warp_max(most);
-            for (int64_t k = lane; k < K; k += 32) sum += expf(logits[k] + log_mean[k] - most);
-            const float usual = most + logf(warp_sum(sum));
-            sum_of_logs += double(usual);
+            float most;
+            const double usual = log_evidence(logits, measure, nullptr, K, most) - log(double(K));
+            sum_of_logs += usual;
             if (lane >= kSetClasses) continue;
-            const bool possible = own >= 0 && log_mean[own] > float(kImpossible);
+            const bool possible = own >= 0 && measure[own] > 0;
             floats(p.ratios)[(start + i) * kSetClasses + lane] =
-                possible ? expf(logits[own] - usual) : 0.0f;
+                possible ? float(exp(double(logits[own] - most) - usual)) : 0.0f;
         }
         return lane == 0 ? sum_of_logs : 0.0;
     }
 
-    // Logs of the sums over all sets of 1, 2, .. classes of the products of their measures m = K mean,
-    // by one warp: the coefficients of the product of all 1 + m x.
+    // The log evidence of any proportions, relative to rows drawn from the measure; by the block.
+    __device__ double weigh_proportions(float* dual, double usual, double* scratch) const {
+        const double bound = dual_of_group(p.concentration[number], measure, p.counts + number * K,
+                                           worth, weight * double(n), K, dual, scratch);
+        double sum = 0;
+        for (int64_t i = warp; i < n; i += kWarps) {
+            float most;  // that of `usual`, too
+            sum += log_evidence(floats(p.logits, order[i] * K), measure, dual, K, most);
+        }
+        sum = block_sum(lane == 0 ? sum : 0.0, scratch);
+        return fmax(0.0, bound + weight * (sum - usual));
+    }
+
+    // Logs of the sums over all sets of 1, 2, .. classes of the products of their measures, by one
+    // warp: the coefficients of the product of all 1 + m x.
     __device__ void log_symmetric(double* logs) const {
         double found[kSetClasses + 1] = {1}, other[kSetClasses + 1];
         for (int64_t k = lane; k < K; k += 32) {
-            const double m = exp(double(log_mean[k])) * double(K);
+            const double m = measure[k];
 #pragma unroll
             for (int s = kSetClasses; s > 0; --s) found[s] += found[s - 1] * m;
         }
@@ -113,7 +134,7 @@ struct Group {
     // The log evidence of the set of this thread.
     __device__ double weigh_set(const int* classes) const {
         const unsigned set = threadIdx.x;
-        const double log_size = log(double(__popc(set))), log_K = log(double(K));
+        const double log_size = log(double(__popc(set)));
         double sum = 0, product = 1;  // of ratios whose logarithm is still to be taken
         for (int64_t i = 0; i < n; i += kAtOnce) {
 #pragma unroll
@@ -125,9 +146,9 @@ struct Group {
             sum += log(product);
             product = 1;
         }
-        sum = p.weight[number] * (sum + log(product) - double(n) * log_size);
+        sum = weight * (sum + log(product) - double(n) * log_size);
         for (int i = 0; i < M; ++i) {
-            if (set >> i & 1) sum += double(log_mean[classes[i]]) + log_K;
+            if (set >> i & 1) sum += fmax(kImpossible, log(measure[classes[i]]));
         }
         return fmax(kImpossible, sum);
     }
@@ -160,19 +181,35 @@ struct Group {
         if (lane < M) u[classes[lane]] += inside;
         __syncwarp();
         for (int64_t k = lane; k < K; k += 32) total += u[k];
-        const float share = 1.0f / warp_sum(total);
+        const float share = 1.0f / fmaxf(float(kLeastRatio), warp_sum(total));
         for (int64_t k = lane; k < K; k += 32) u[k] *= share;
+        if (likeness > 0) temper(i, u);
+    }
+
+    // softmax( r ln t + (1 - r) ln u ) of row i: what the group says counts 1 - r.
+    __device__ void temper(int64_t i, float* u) const {
+        const float* const logits = floats(p.logits, order[i] * K);
+        const float most = most_possible(logits, measure, K), r = float(likeness);
+        float largest = -INFINITY;
+        for (int64_t k = lane; k < K; k += 32) {
+            const float alone = (logits[k] - most) + measure.log(k);
+            const float mixed = r * alone + (1 - r) * logf(fmaxf(float(kLeastRatio), u[k]));
+            u[k] = measure[k] > 0 ? mixed : -INFINITY;
+            largest = fmaxf(largest, u[k]);
+        }
+        normalise_logs(u, warp_max(largest), K);
     }
 };
 
-__global__ void __launch_bounds__(kThreads, 4) sets_kernel(SetsParams p) {
+__global__ void __launch_bounds__(kThreads, 4) sets_kernel(SetsPlan memory) {
+    const SetsParams& p = memory.p;
     __shared__ int classes[kSetClasses];
     __shared__ double evidence[kSets], log_sums[kSetClasses], scratch[kWarps];
     __shared__ float of_set[kSets];
     const Group group{p, blockIdx.x};
     const int lane = group.lane, warp = group.warp, set = int(threadIdx.x), size = __popc(set);
-    double* const out = p.evidence + group.number * (kSetClasses + 1);
-    const double* const chances = p.chances + group.number * (kSetClasses + 1);
+    double* const out = p.evidence + group.number * kCases;
+    const double* const chances = p.chances + group.number * kCases;
     if (warp == 0) {
         for (int i = 0, last = -1; i < group.M; ++i) {
             last = next_class(p.counts + group.number * group.K, group.K, last);
@@ -198,7 +235,9 @@ __global__ void __launch_bounds__(kThreads, 4) sets_kernel(SetsParams p) {
     if (p.evidence != nullptr) {
         // Sets of more classes than are possible have no evidence.
         if (lane == 0) out[warp] = most > kImpossible / 2 ? sum - out[warp] : kImpossible;
-        if (set == 0) out[kSetClasses] = p.weight[group.number] * usual;
+        float* const dual = memory.dual + group.number * group.K;
+        const double any = group.weigh_proportions(dual, usual, scratch);
+        if (set == 0) out[kSetClasses] = any;
         return;
     }
     if (lane == 0) log_sums[warp] = sum;
@@ -213,11 +252,13 @@ __global__ void __launch_bounds__(kThreads, 4) sets_kernel(SetsParams p) {
 
 }  // namespace
 
-int64_t workspace_cuda(const SetsParams&) { return 0; }
+int64_t workspace_cuda(const SetsParams& p) { return SetsPlan{p}.arena.used(); }
 
 void run_cuda(const SetsParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "logits on CUDA must be float32 for the native code");
-    launch("sets_kernel", sets_kernel, p.B, kThreads, 0, stream, p);
+    const SetsPlan memory{p};
+    require_workspace(p.workspace_bytes, memory.arena.used());
+    launch("sets_kernel", sets_kernel, p.B, kThreads, 0, stream, memory);
 }
 
 }  // namespace paddle_ext
