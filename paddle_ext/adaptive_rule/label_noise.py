@@ -361,7 +361,8 @@ class WeightedRows:
 
         plain_products = Products.of(x, means, offsets)
         plain, plain_length = squared(plain_products, None)
-        length, full, left_out = torch.ones_like(ridge), None, (plain,)
+        length, full = torch.ones_like(ridge), None
+        left_out: tuple[Tensor, ...] = (plain,)
         if rows.trusting.factor is not None:
             full = full_metric(x, means, labels, offsets, weights, ridge, plain_products)
             cut = judged / (apart * ridge.unsqueeze(-1))
@@ -481,7 +482,7 @@ def likeliest_mixture(rows: WeightedRows, labels: Tensor) -> Mixture:
     judged = rows.weights * rows.has_others
 
     def fit(t: float, start: Tensor | None) -> tuple[Mixture, Tensor]:
-        squares = rows.left_out[0] if t == 0 else torch.lerp(*rows.left_out, t)
+        squares = rows.left_out[0] if t == 0 else torch.lerp(rows.left_out[0], rows.left_out[1], t)
         distances = squares / spread + determinant
         f, objective = likeliest_sharpness(distances, labels, judged, start)
         return Mixture(f, torch.full_like(f, t), distances), objective

@@ -23,7 +23,8 @@ from ..native.load import module as native
 from ..rows import class_sums, laid_out, products
 from .steps import density_terms
 
-# (4) A priori: the variance inside classes, in squared lengths, and the degrees of freedom it weighs.
+# (4) A priori: the variance inside classes, in squared lengths, and what degrees of freedom it
+# weighs.
 VARIANCE_INSIDE, PRIOR_DEGREES = 0.65, 10.0
 
 

@@ -268,5 +268,5 @@ def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
         if full:
             numbers += M * (M + K + R) + (S + R if D <= S else S) * D + (S + 4 * R + K) * K
         if models_noise(label_noise, S, K):
-            numbers += (4 * S + M) * D + 4 * M * M + 16 * S * K + 600 * R
+            numbers += (5 * S + 2 * K) * D + 3 * (S + K + M) * M + 20 * S * K
     return numbers * task.support.itemsize
