@@ -246,7 +246,14 @@ def check_labelled(labelled: Labelled, device: torch.device) -> LabelledCheck | 
     if known.sources is not None:
         rows = known.support, index[known.labels], len(classes), known.sources
         recognised, tested = (x.cpu()[of_row] for x in recognised_without_groups(*rows))
-    return LabelledCheck(labelled, first, classes[suggestion], doubt, classes[recognised], tested)
+    return LabelledCheck(
+        labelled=labelled,
+        things=first,
+        suggestion=classes[suggestion],
+        recognised=classes[recognised],
+        tested=tested,
+        doubt=doubt,
+    )
 
 
 def suspects(checked: LabelledCheck | None) -> list[int]:

@@ -295,14 +295,15 @@ def adapt_groups(
 ) -> Solution:
     """`paddle_ext.adapt` with groups that share, in float64.
 
-    The same without features: rows of a group are as different as any, r = 0, and logits stay.
+    The same without features: rows of a group are as different as any, r = 0, and logits stay. Sets
+    of classes (15) are not compared: nobody knows how sharp the logits are, and of soft ones too
+    many classes seem likely.
     """
     members = Members.of(groups)
     weights = torch.full_like(members.sizes, weight)
     given = logits.double().clamp(min=LOWEST)
     start = start_of(given, members, weights, prior)
     u = start.groups.probabilities(given, weights)
-    u = few_classes(start.groups, given, u, weights)
     own = members.counts(u, weights) + start.groups.pseudocounts
     return solution_of(start, weights, u, u, own / own.sum(-1, keepdim=True))
 

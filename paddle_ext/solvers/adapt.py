@@ -19,7 +19,6 @@ from ..prior import measures_of
 from ..rows import computing_dtype
 from ..solution import Solution, output_table, returns_all
 from .groups import each_alone, first_proportions, of_rows, solution_of_groups
-from .sets import shared_proportions
 
 
 @solver(Solution)

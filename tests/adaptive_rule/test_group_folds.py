@@ -1,10 +1,15 @@
 """Labelled rows in groups: calibration leaves out whole groups."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import paddle_ext
 from paddle_ext.adaptive_rule.learn import learned, likelihood_of
+from paddle_ext.reference.adaptive import adaptive as specified
 from paddle_ext.reference.adaptive import centred, learn
 
 
@@ -73,3 +78,48 @@ def test_one_group_says_nothing() -> None:
     together = likelihood_of(rows[None], labels[None], 4, groups=torch.zeros_like(groups))
     for name, x in alone.tensors().items():
         assert torch.equal(getattr(together, name), x), name
+
+
+def test_every_door_calibrates_alike() -> None:
+    rows, labels, groups = grouped_rows(48, 4, 24, 6)
+    support, query = rows[:40], rows[40:]
+    known, own = labels[:40], groups[:40]
+    want = specified(support, known, query, num_classes=4, support_groups=own)
+    found = paddle_ext.adaptive(support, known, query, support_groups=[f"site {g}" for g in own])
+    torch.testing.assert_close(found.probabilities, want.probabilities, rtol=1e-5, atol=1e-6)
+
+    y = torch.cat([known, torch.full((8,), -1)]).numpy()
+    # Queries without a group of their own are one group; the solver of groups is another matter.
+    in_groups = torch.cat([own, torch.full((8,), 99)]).numpy()
+    model = paddle_ext.PaddleClassifier(rows="embeddings", device="cpu", share=False)
+    model.fit(rows.numpy(), y, groups=in_groups)
+    expected = want.probabilities.numpy()
+    np.testing.assert_allclose(model.label_distributions_[40:], expected, atol=1e-6)
+
+    batches = paddle_ext.BatchClassifier(
+        support.numpy(), known.numpy(), rows="embeddings", support_groups=own, device="cpu"
+    )
+    probability = batches(query.float().numpy())["probability"]
+    np.testing.assert_allclose(probability, expected.max(1), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"support_groups": [1, 2]}, r"support_groups must have shape \[40\], one for each row"),
+        ({"support_groups": [0.5] * 40}, "must be all strings or all integers of 64 bits"),
+        ({"support_groups": [1] * 40, "label_noise": 0.1}, "label_noise must be 0.0 or 'auto'"),
+        (
+            {"support_groups": [*range(40)], "support_same": [0, *range(39)]},
+            "support_same must have the rows of a thing in one group",
+        ),
+    ],
+)
+def test_invalid_groups(options: dict[str, Any], message: str) -> None:
+    rows, _, _ = grouped_rows(48, 4, 24, 6)
+    labels = torch.arange(4).repeat_interleave(10)
+    with pytest.raises(ValueError, match=message):
+        paddle_ext.adaptive(rows[:40], labels, rows[40:], **options)
+    known = rows[None, :40], labels[None], rows[None, 40:]
+    with pytest.raises(ValueError, match=r"support_groups must be None for \[B, S, D\]"):
+        paddle_ext.adaptive(*known, support_groups=[1] * 40)

@@ -124,6 +124,32 @@ def test_labelled_things(visits: tuple[Path, Path], tmp_path: Path) -> None:
     assert "' yew' (1)" in told
 
 
+def test_groups_of_labelled_rows(visits: tuple[Path, Path], tmp_path: Path) -> None:
+    """With the same column they calibrate without their own group, and so does a saved model."""
+    patients = np.arange(36) % 5
+    cells = [f"p{k}" for k in patients]
+    known = {"label": NAMES[LABELS].tolist(), "visit": cells, **feature_columns(KNOWN)}
+    labelled = written(tmp_path / "with-groups.csv", known)
+    alone = ("--rows", "embeddings", "--group", "visit", "--no-share")
+    kept = ("--output", tmp_path / "a", "--save", tmp_path / "m.npz")
+    told = said(labelled, visits[1], *alone, *kept)
+    assert "note: labelled groups: 5, left out whole to calibrate the probabilities" in told
+
+    given: Any = {"groups": VISIT, "share": False, "support_groups": patients}
+    found = paddle_ext.adaptive(KNOWN, torch.from_numpy(LABELS), NEW, **given)
+    own = [float(cell) for cell in column(tmp_path / "a" / "answers.csv", "probability")]
+    assert own == pytest.approx(found.probabilities.amax(1).tolist(), abs=1e-3)
+
+    new = {"visit": [f"v{k}" for k in VISIT], **feature_columns(NEW)}
+    rest = written(tmp_path / "rest.csv", new)
+    said(rest, "--model", tmp_path / "m.npz", *alone[2:], "--output", tmp_path / "b")
+    again = column(tmp_path / "b" / "answers.csv", "probability")
+    assert again == column(tmp_path / "a" / "answers.csv", "probability")
+
+    told = refused(labelled, visits[1], *alone, "--label-noise", 0.1)
+    assert "--label-noise must be 0.0 or 'auto' with groups of labelled rows, got 0.1" in told
+
+
 def test_gaps_between_times(visits: tuple[Path, Path], tmp_path: Path) -> None:
     """The visits to a place are on different days, so they are the groups; in any output."""
     said(*visits, "--group", "place", *TIMES, "2h", "--output", tmp_path / "times")
