@@ -403,7 +403,7 @@ class WeightedRows:
             changed["factor"] = as_split(with_inverted_blocks(self.full.factor))
             padding = changed["factor"].shape[1] - self.full.solved.shape[-1]
             solved = torch.nn.functional.pad(self.full.solved * known, (0, padding))
-            changed["solved"] = as_split(solved)
+            changed["solved"] = as_split(solved.contiguous())
         return replace(
             trusting,
             prototypes=prototypes / trusting.scale.sqrt().unsqueeze(1),
@@ -451,7 +451,7 @@ def with_inverted_blocks(factor: Tensor) -> Tensor:
     """A Cholesky factor [B, M, M] in the form of `Likelihood`: padded, diagonal blocks inverted."""
     M, size = factor.shape[-1], native.FACTOR_BLOCK
     pad = -M % size
-    found = torch.nn.functional.pad(factor, (0, pad, 0, pad))
+    found = torch.nn.functional.pad(factor, (0, pad, 0, pad)).contiguous()
     found.diagonal(dim1=-2, dim2=-1)[..., M:].fill_(1)
     one = torch.eye(size, dtype=factor.dtype, device=factor.device)
     for start in range(0, M, size):

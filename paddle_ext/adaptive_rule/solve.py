@@ -263,7 +263,7 @@ def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
     M = min(S, D) if full else 0
     numbers = Q * (2 * D + 8 * K + Q + M)
     if supports > 1:
-        R = calibration_count(S, K, full)
+        R = calibration_count(S, K)
         numbers += 2 * K * D + R * K
         if full:
             numbers += M * (M + K + R) + (S + R if D <= S else S) * D + (S + 4 * R + K) * K

@@ -91,7 +91,9 @@ def test_the_correction_learns_what_distances_forget() -> None:
     known = corrected_likelihood(x[:300], labels[:300], 2)
     assert known.correction is not None
     without, truth = replace(known, correction=None), labels[300:]
-    plain, found = (classify(k, x[None, 300:])[0].labels[0] != truth for k in (without, known))
+    plain, found = (
+        classify(k, x[None, 300:]).solution.labels[0] != truth for k in (without, known)
+    )
     assert plain.sum() >= 2 * found.sum()
     plain, found = (k.logits(x[300:]).argmax(-1) != truth for k in (without, known))
     assert plain.sum() > found.sum()
@@ -117,9 +119,9 @@ def test_frequent_classes_are_not_preferred() -> None:
 def test_equal_weights_change_nothing(shots: int) -> None:
     support, labels = rows(4, 10, shots)
     query = rows(4, 10, 5, seed=2)[0][None]
-    plain, _ = classify(corrected_likelihood(support, labels, 4), query)
+    plain = classify(corrected_likelihood(support, labels, 4), query).solution
     weights = torch.full((len(labels),), 7.0)
-    same, _ = classify(corrected_likelihood(support, labels, 4, weights), query)
+    same = classify(corrected_likelihood(support, labels, 4, weights), query).solution
     torch.testing.assert_close(same.probabilities, plain.probabilities, atol=1e-6, rtol=0)
 
 

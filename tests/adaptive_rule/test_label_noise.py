@@ -62,6 +62,17 @@ def by_the_reference(
     return specification.rounds(known, rows, label_noise, metric, trusted)
 
 
+@pytest.mark.parametrize(("D", "shots"), [(64, 20), (64, 8), (90, 6), (12, 8)])
+def test_native_code_takes_it(D: int, shots: int) -> None:
+    """Also where nothing has to be padded."""
+    support, labels, _, query, target = task(D, shots, 0.34)
+    found = weigh_labels(support[None], labels[None], K, "auto")
+    assert float(found.rate) > 0
+    for name, tensor in found.likelihood.tensors().items():
+        assert tensor.is_contiguous(), name
+    assert (classify(found.likelihood, query[None]).solution.labels[0] == target).all()
+
+
 @pytest.mark.parametrize("metric", ["auto", "diagonal"])
 @pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
 def test_rows_of_weight_one_lead_to_the_rule(D: int, shots: int, metric: str) -> None:
@@ -163,7 +174,7 @@ def test_wrong_labels_are_outvoted(shots: int) -> None:
         noisy_likelihood(*rows, K, "auto", "auto"),
         corrected_likelihood(support, labels, K, label_noise="auto"),
     ):
-        assert (classify(known, query[None])[0].labels[0] == target).double().mean() > 0.95
+        assert (classify(known, query[None]).solution.labels[0] == target).double().mean() > 0.95
 
 
 @pytest.mark.parametrize(("wrong", "least"), [(0, -0.005), (1, 0.03), (2, 0.08)])
