@@ -41,6 +41,7 @@ STANDARD_ERROR = 0.5  # of a log-likelihood
 # How finely f and e are computed.
 LOG_LEAST, LOG_MOST = math.log(0.1), math.log(1e4)  # of f
 NEWTON_STEPS, LONGEST_STEP = 16, 1.5
+LAST_STEP = 1e-4  # in ln f; the error is about its square
 HALVINGS = 30
 
 
@@ -523,7 +524,6 @@ def likeliest_sharpness(
     middle = math.log(SHARPNESS)
     at = d.new_full(d.shape[:1], middle) if start is None else start.log()
     low, high = torch.full_like(at, LOG_LEAST), torch.full_like(at, LOG_MOST)
-    arrived = 8 * torch.finfo(at.dtype).eps
     for _ in range(NEWTON_STEPS):
         f = at.exp()
         p = (d * column(f / -2)).softmax(-1)
@@ -537,7 +537,7 @@ def likeliest_sharpness(
         step = at - (slope / curvature).clamp(-LONGEST_STEP, LONGEST_STEP)
         inside = (curvature > 0) & (step >= low) & (step <= high)
         moved = torch.where(inside, step, (low + high) / 2)
-        far = (moved - at).abs() > arrived
+        far = (moved - at).abs() > LAST_STEP
         at = moved
         if not at.is_cuda and not bool(far.any()):
             break
