@@ -42,9 +42,9 @@ def classify(
     """Classify batches [B, Q, D], or `Rows`, with a likelihood of each batch or shared by all.
 
     `added` [B, Q, K] are further logits, such as those of names; `measures` [B or 1, n, K] the
-    priors on the proportions to choose from, the first even; None: an even one and the counts
-    of the labelled rows. `validate` checks a large batch for non-finite values. With `keep` the likelihood
-    after the batch is found too, for one task or several that are small.
+    priors on the proportions to choose from, the first even; None: an even one and the counts of
+    the labelled rows. `validate` checks a large batch for non-finite values. With `keep` the
+    likelihood after the batch is found too, for one large task, or for small ones.
 
     With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
     group have their own proportions, and learn from the other groups unless `share` is False.
