@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..large.passes import Queries, best_prior, check_summable
 from ..large.products import MANY_ROWS, OneHalf, Plain, Transform, TwoHalves
-from ..large.steps import State, split
+from ..large.steps import split
 from ..limits import MOST_GRAM_WORK, MOST_IN_ONE_BLOCK
 from ..native.call import Inputs, alike, call_native, packed
 from ..native.load import module as native
 from ..rows import directions
-from ..solvers.adapt import call_adapt, solution_of
+from ..solvers.adapt import call_adapt
 from .likelihood import NATIVE_TENSORS, Likelihood, coordinates, native_kinds
 from .steps import gathered, weigh_call
 
@@ -68,6 +68,7 @@ class Batch(ABC):
 
     own: Tensor  # [B, N] products of the queries with themselves
     first: Prototypes  # those of the likelihood
+    finite: Tensor | None = None  # [B] True if the queries are finite, False is inconclusive
 
     def __init__(
         self, likelihood: Likelihood, shape: tuple[int, int, int], added: Tensor | None
@@ -285,7 +286,7 @@ class ChunkedBatch(Batch):
     ) -> None:
         """`added` is [1, N, K]; `validate` looks for non-finite values in the first pass."""
         super().__init__(likelihood, (1, queries.N, likelihood.bias.shape[-1]), added)
-        self.queries, self.finite = queries, None
+        self.queries = queries
         self.unseen = validate  # whether the next pass looks for non-finite values
         centre, metric = likelihood.centre.contiguous(), likelihood.diagonal.contiguous()
         self.transform = UnitTransform(None, torch.ones_like(centre), centre, metric)

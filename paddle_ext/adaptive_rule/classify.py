@@ -7,7 +7,6 @@ in docs/adaptive.md.
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..groups import Groups
@@ -43,9 +42,9 @@ def classify(
     """Classify batches [B, Q, D], or `Rows`, with a likelihood of each batch or shared by all.
 
     `added` [B, Q, K] are further logits, such as those of names; `measures` [B or 1, n, K] the
-    priors on the proportions to choose from, the first even; None: an even one and the counts of the
-    labelled rows. `validate` checks a large batch for non-finite values. With `keep` the likelihood
-    after the batch is found too, for one task or several that are small.
+    priors on the proportions to choose from, the first even; None: an even one and the counts of
+    the labelled rows. `validate` checks a large batch for non-finite values. With `keep` the
+    likelihood after the batch is found too, for one large task, or for small ones.
 
     With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
     group have their own proportions, and learn from the other groups unless `share` is False.
@@ -58,8 +57,8 @@ def classify(
         extra = None if added is None else added[0]
         if same is None:
             assert groups is not None
-            found = by_group(query[0], likelihood, extra, measures, groups, share, **options)
-            return Classified(found, None)
+            one = by_group(query[0], likelihood, extra, measures, groups, share, **options)
+            return Classified(one, None)
         rows, extra = by_thing(query[0], likelihood, extra, same)
         options |= {"measures": measures, "share": share, "validate": validate}
         options["groups"] = None if groups is None else groups.of_things(same)

@@ -37,7 +37,7 @@ class Classified:
     # the queries, and with the class proportions in its bias; or None.
     after: Likelihood | None = None
 
-    def to(self, device: torch.device | str) -> "Classified":
+    def to(self, device: torch.device) -> "Classified":
         return Classified(*(moved_to(getattr(self, field.name), device) for field in fields(self)))
 
 
@@ -60,7 +60,7 @@ def rounds(
     keep: bool = False,
 ) -> Classified:
     """Classify a batch; arguments as in `classify`."""
-    B, N, _ = batch.shape
+    N = batch.shape[1]
     begun = batch.begun(
         labelled_measures(batch.likelihood) if measures is None else measures,
         max_iter=max_iter,
@@ -115,14 +115,16 @@ def rounds(
 def labelled_measures(likelihood: Likelihood) -> Tensor:
     """(9) Proportions a priori are even, or those of the labelled rows, [B or 1, 2, K]."""
     shots = likelihood.shots
-    of_labels = shots * (shots.shape[-1] / shots.sum(-1, keepdim=True))
+    of_labels = shots * shots.shape[-1] / shots.sum(-1, keepdim=True)
     return torch.stack([torch.ones_like(of_labels), of_labels], 1)
 
 
 def state_of(batch: Batch, measure: Tensor, concentration: Tensor) -> State:
     """The state of class proportions that were iterated already."""
+    B, K = batch.before.shape
     state = State(
-        *batch.before.shape,
+        B,
+        K,
         batch.before.device,
         prior=check.PRIORS["dirichlet"],
         total=batch.weight * batch.shape[1],

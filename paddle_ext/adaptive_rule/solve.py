@@ -61,7 +61,8 @@ def adaptive(
         Integers in [0, K). Every class must occur in every task; the numbers of shots may differ.
     query : Tensor [Q, D] or [B, Q, D], path or Rows
         Features to classify. A path, or `paddle_ext.FileRows`, is a file of one task, read in
-        chunks: three times if the likelihoods of all classes fit in 2 GiB, else in every iteration.
+        chunks: about twelve times if the likelihoods of all classes fit in 2 GiB, else in every
+        iteration.
     num_classes : int, optional
         K. By default the largest label + 1.
     metric : {"auto", "diagonal"}

@@ -38,7 +38,7 @@ def density_terms(
         **alike(real, B, K, **{name: packed(x.expand(B, K)) for name, x in rows.items()}),
         **alike(real, B, **{name: packed(x.expand(B)) for name, x in tasks.items()}),
     }
-    outputs = {name: (real, (B, K)) for name in ("steepness", "constant")}
+    outputs = dict.fromkeys(("steepness", "constant"), (real, (B, K)))
     return call_native(native.density_call, {"B": B, "K": K}, bias, inputs, outputs)
 
 
@@ -86,9 +86,7 @@ def gathered(
     return call_native(native.gather_call, {"B": B, "Q": N, "K": K}, cross, inputs, outputs)
 
 
-def claimed_call(
-    probabilities: Tensor, shots: Tensor, confidence: Tensor
-) -> Callable[[], None]:
+def claimed_call(probabilities: Tensor, shots: Tensor, confidence: Tensor) -> Callable[[], None]:
     """A call that turns probabilities [B, N, K] into logs; ``confidence logs`` are (16) logits.
 
     `shots` [B, K] are the labelled rows of each class, `confidence` [B, N] is an output.

@@ -103,8 +103,9 @@ def check_summable(extremes: list[Tensor], dtype: torch.dtype) -> None:
 class ClassSums:
     """Sums of rows by class, laid out as by `Form.zero_sums`, and of their weights, [B, K] float64.
 
-    `slope` [B] and `bias` [B, K] are those of `assign_call`. The most probable classes of all rows are written to `top`. `out` [B, N, K] receives the weights, unless the form needs
-    them in a dtype of its own. If products and rows are at the same place in every pass, the native
+    `slope` [B] and `bias` [B, K] are those of `assign_call`. The most probable classes of all rows
+    are written to `top`. `out` [B, N, K] receives the weights, unless the form needs them in a
+    dtype of its own. If products and rows are at the same place in every pass, the native
     calls are kept: an iteration of a small task takes as long as the host needs to make them.
     """
 
@@ -315,24 +316,31 @@ def best_prior(
     fixed: Any = {"prior": check.PRIORS["dirichlet"], **counting}
     new_state = partial(State, 1, K, scores.bias.device, epsilon=1.0, **fixed)
 
-    def bound_of(state: State) -> float:
-        held, log_sums = torch.zeros_like(scores.bias), torch.zeros_like(scores.bias[:, 0])
-        assign_all(scores, state.dual, held=held, log_sums=log_sums)
-        return float(state.bound(held, log_sums))
-
-    best, chosen = new_state(measure=None if measures is None else measures[:1].double()), 0
-    counter.iterate(best, max_iter, lambda done: False)
+    states = [new_state(measure=None if measures is None else measures[:1].double())]
+    counter.iterate(states[0], max_iter, lambda done: False)
     if measures is None or len(measures) == 1:
-        return counter, best, 0, None
-    least, most = float(best.concentration), bound_of(best)
-    most_even = native.MAX_CONCENTRATION
-    for number, measure in enumerate(measures[1:].double(), 1):
-        state = new_state(measure=measure[None], first=most_even, least=least)
-        counter.iterate(state, max_iter, Race(partial(bound_of, state), most))
-        bound = bound_of(state)
-        if bound > most:
-            best, chosen, most = state, number, bound
-    return counter, best, chosen, most
+        return counter, states[0], 0, None
+    least, most = float(states[0].concentration), native.MAX_CONCENTRATION
+    (rival,) = bounds_of(scores, states)
+    for measure in measures[1:].double():
+        state = new_state(measure=measure[None], first=most, least=least)
+        counter.iterate(state, max_iter, Race(partial(bounds_of, scores, [state]), rival))
+        states.append(state)
+    bounds = bounds_of(scores, states)
+    chosen = bounds.index(max(bounds))  # the first, if several are
+    return counter, states[chosen], chosen, bounds[chosen]
+
+
+def bounds_of(scores: Scores, states: list[State]) -> list[float]:
+    """Lower bounds of the log evidence of one task in these states, in one pass."""
+    sums = [(torch.zeros_like(scores.bias), torch.zeros_like(scores.bias[:, 0])) for _ in states]
+    for _, products, length in scores.chunks():
+        for state, (held, log_sums) in zip(states, sums, strict=True):
+            bias = (scores.bias + state.dual).to(scores.slope.dtype)
+            given = products, scores.slope, bias
+            assign_call(*given, length=length, held=held, log_sums=log_sums)()
+        del products  # before the next ones are computed, to save memory
+    return [float(state.bound(*own)) for state, own in zip(states, sums, strict=True)]
 
 
 class Race:
@@ -341,13 +349,13 @@ class Race:
     After 2, 4, 8, .. it bounds what as many iterations again could add; see csrc/common/adapt.h.
     """
 
-    def __init__(self, bound: Callable[[], float], rival: float) -> None:
-        self.bound, self.rival, self.earlier = bound, rival, 0.0
+    def __init__(self, bounds: Callable[[], list[float]], rival: float) -> None:
+        self.bounds, self.rival, self.earlier = bounds, rival, 0.0
 
     def __call__(self, done: int) -> bool:
         if self.rival == -math.inf or done < 1 or done & (done - 1):
             return False
-        bound = self.bound()
+        (bound,) = self.bounds()
         growth, self.earlier = bound - self.earlier, bound
         if bound > self.rival:
             self.rival = -math.inf  # it has won: no iteration lowers the bound

@@ -6,7 +6,7 @@ Letters: B tasks, N rows of each in a chunk, K classes, D features.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -240,7 +240,16 @@ class State:
             **alike(torch.int32, B, iterations=self.iterations, running=self.running),
         }
         options = {"dtype": DTYPES[real], "B": B, "K": K}
-        for name in ("prior", "total", "weight", "epsilon", "tol", "dual_weight", "least", "learns"):
+        for name in (
+            "prior",
+            "total",
+            "weight",
+            "epsilon",
+            "tol",
+            "dual_weight",
+            "least",
+            "learns",
+        ):
             options[name] = getattr(self, name)
         make = native.dual_call
         return prepare(make, options, self.counts, tensors, typed=False)[0]

@@ -7,6 +7,7 @@ from scipy import sparse
 
 import paddle_ext
 from paddle_ext import solution
+from paddle_ext.adaptive_rule import batch
 from paddle_ext.large import passes
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
@@ -17,7 +18,8 @@ K, D, Q = 12, 16, 300
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solution, "MOST_PROBABILITIES", Q * K - 1)
-    monkeypatch.setattr(passes, "MOST_IN_ONE_BLOCK", Q)
+    for module in (batch, passes):
+        monkeypatch.setattr(module, "MOST_IN_ONE_BLOCK", Q)
 
 
 def task(shots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -34,7 +36,8 @@ def task(shots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def within_the_limits(X: np.ndarray, y: np.ndarray) -> paddle_ext.PaddleClassifier:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(passes, "MOST_IN_ONE_BLOCK", 2**22)
+        for module in (batch, passes):
+            patched.setattr(module, "MOST_IN_ONE_BLOCK", 2**22)
         patched.setattr(solution, "MOST_PROBABILITIES", 2**28)
         return paddle_ext.PaddleClassifier(rows="embeddings", device="cpu").fit(X, y)
 
