@@ -35,32 +35,28 @@ def check_trusted(label_noise: float | str) -> None:
         )
 
 
-def calibrated_by_groups(
-    likelihood: Likelihood, support: Tensor, labels: Tensor, groups: Tensor, metric: str
-) -> tuple[Likelihood, Tensor]:
-    """The likelihood calibrated on rows left out with all rows of their group [S].
+def likelihood_by_groups(
+    support: Tensor, labels: Tensor, num_classes: int, groups: Tensor, metric: str = "auto"
+) -> Likelihood:
+    """The likelihood of rows [1, S, D], calibrated on rows left out with their whole group [S]."""
+    likelihood = likelihood_of(support, labels, num_classes, metric)
+    if not bool((groups != groups[0]).any()):  # a single group cannot be left out
+        return likelihood
 
-    `likelihood` is that of the rows [1, S, D] with labels [1, S]. Also returns the distances (5) of
-    the rows left out, [1, S, K].
-    """
     x = likelihood.centred(support)[0].double()
-    own, K = labels[0], likelihood.bias.shape[-1]
-    full = uses_full_metric(metric, len(x), K)
+    own = labels[0]
+    full = uses_full_metric(metric, len(x), num_classes)
     left = leave_groups_out(x, own, groups, likelihood, MIXTURES if full else MIXTURES[:1])
 
     best, sharpness = calibration(left, own)
-    distances = left.distances[best]
-    bias = hubs(distances, left.judged, own, sharpness)
-
+    bias = hubs(left.distances[best], left.judged, own, sharpness)
     real = likelihood.bias.dtype
     found = replace(
         likelihood,
         sharpness=torch.full_like(likelihood.sharpness, sharpness),
         bias=bias.to(real).unsqueeze(0),
     )
-    if full:
-        found = with_mixture(found, x, own, MIXTURES[best], left.length)
-    return found, distances.to(real).unsqueeze(0)
+    return with_mixture(found, x, own, MIXTURES[best], left.length) if full else found
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,10 @@ def uses_full_metric(metric: str, S: int, K: int) -> bool:
 
 
 def likelihood_of(
-    support: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    metric: str = "auto",
-    groups: Tensor | None = None,
+    support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto"
 ) -> Likelihood:
     """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
-    return learned(support, labels, num_classes, metric, groups=groups)[0]
+    return learned(support, labels, num_classes, metric)[0]
 
 
 @on_cpu_without_gpu_code
@@ -83,20 +79,11 @@ def learned(
     metric: str = "auto",
     *,
     left_out: bool = False,
-    groups: Tensor | None = None,
 ) -> tuple[Likelihood, Tensor | None]:
-    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K].
-
-    With `groups` [S], numbers of those of the rows of one task, whole groups are left out.
-    """
+    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K]."""
     S, K = support.shape[1], num_classes
     in_order = learned_as_given if calibration_count(S, K) == S else learned_in_order
-    likelihood, distances = in_order(support, labels, num_classes, metric, left_out)
-    if groups is not None and bool((groups != groups[0]).any()):
-        from .group_folds import calibrated_by_groups  # which calibrates by this module
-
-        likelihood, distances = calibrated_by_groups(likelihood, support, labels, groups, metric)
-    return likelihood, distances if left_out else None
+    return in_order(support, labels, num_classes, metric, left_out)
 
 
 def learned_in_order(

@@ -21,7 +21,7 @@ from paddle_ext.adaptive_rule.label_noise import (
 )
 from paddle_ext.adaptive_rule.learn import learned, likelihood_of
 from paddle_ext.reference import label_noise as specification
-from paddle_ext.reference.adaptive import Known, Labelled, centred, learn
+from paddle_ext.reference.rule import Known, Labelled, centred, learn
 
 K = 8
 

@@ -126,8 +126,17 @@ def test_invalid_groups(groups: Any, message: str) -> None:
 
 def test_groups_and_names() -> None:
     model, known = PaddleClassifier(device="cpu"), {"prototypes": CENTRES, "classes": NAMES}
+    shares = []  # right in groups, one by one after them, and as one batch
+    for draw in range(10, 16):
+        rows = rows_of(TRUTH, draw)
+        one_batch = model.fit(rows, None, **known).transduction_
+        labels = model.fit(rows, None, groups=PLACES, **known).transduction_
+        shares.append([right(x) for x in (labels, model.predict(rows), one_batch)])
+    grouped, single, whole = np.mean(shares, 0)
+    assert grouped > single + 0.01 > whole + 0.03
+    assert grouped > 0.9
+
     labels = model.fit(QUERY, None, groups=PLACES, **known).transduction_
-    assert right(labels) > right(model.predict(QUERY)) > 0.9
     assert model.predict_batch(QUERY, PLACES).tolist() == labels.tolist()
     assert model.group_prevalence_.estimate.shape == (12, K)
     batches = BatchClassifier(None, None, NAMES, prototypes=CENTRES, group="place", device="cpu")
