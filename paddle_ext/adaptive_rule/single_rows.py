@@ -31,20 +31,19 @@ def classify_and_keep(
     same: Groups | None = None,
     **options: Any,
 ) -> Classified:
-    """`classify` for one batch [1, Q, D] that further rows follow: prototypes absorb things once."""
+    """`classify` for a batch [1, Q, D] that further rows follow; prototypes absorb whole things."""
     if same is None or groups is not None:
-        together = {"groups": groups, "same": same}
-        return classify(likelihood, query, added, **together, **options, keep=True)
+        return classify(likelihood, query, added, groups=groups, same=same, keep=True, **options)
     rows, extra = by_thing(query[0], likelihood, None if added is None else added[0], same)
-    found = classify(likelihood, rows[None], extra[None], **options, keep=True)
+    found = classify(likelihood, rows[None], extra[None], keep=True, **options)
     return replace(found, solution=of_rows(found.solution, same, None))
 
 
 def after_batch(found: Classified, likelihood: Likelihood) -> Likelihood:
     """The likelihood of single rows after a batch [1, Q, D], given that of the labelled rows.
 
-    Its prototypes have absorbed the batch. After groups, whose proportions are no single row's, they
-    are those of the labelled rows.
+    Its prototypes have absorbed the batch. After groups, whose proportions are no single row's,
+    they are those of the labelled rows.
     """
     if found.after is not None:
         return found.after

@@ -319,9 +319,7 @@ def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Ten
     return None if prior is None else measures_of(prior, num_classes, tasks, query).values
 
 
-def batch_options(
-    likelihood: Likelihood, query: Tensor, options: dict[str, Any]
-) -> dict[str, Any]:
+def batch_options(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """The options of `classify` for one batch [Q, D]; if large, it gets only the likeliest classes.
 
     The options may have checked `groups` and `same`, and `share`.
