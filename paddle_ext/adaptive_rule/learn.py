@@ -17,12 +17,15 @@ from ..rows import content_keys
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
 # So many labelled rows are left out to calibrate, or as many as there are classes, within a limit
-# on rows times classes: more change no accuracy by what could be measured.
-CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES = 256, 2**22
+# on rows times classes: more change no accuracy by what could be measured. A few more are all left
+# out, which takes less time than to choose among them.
+CALIBRATION_ROWS, FEW_ROWS, MOST_CALIBRATION_ENTRIES = 256, 512, 2**22
 
 
 def calibration_count(S: int, K: int) -> int:
     """How many of S labelled rows are left out to calibrate."""
+    if S <= FEW_ROWS:
+        return S
     return min(S, max(CALIBRATION_ROWS, min(K, MOST_CALIBRATION_ENTRIES // K)))
 
 

@@ -67,6 +67,11 @@ def make(S: int, K: int, D: int, *, B: int = 2, seed: int = 0) -> tuple[Tensor, 
     return rows + torch.randn(B, S, D, generator=random, dtype=torch.float64), labels
 
 
+def numbers_of(found: Likelihood) -> list[Tensor]:
+    """Its tensors, but for those of which native code writes and reads a triangle only."""
+    return [x for name, x in found.tensors().items() if name != "factor"]
+
+
 def assert_learned(
     support: Tensor, labels: Tensor, K: int, metric: str, place: Place
 ) -> Likelihood:
@@ -75,7 +80,7 @@ def assert_learned(
     there = support.to(place.device), labels.to(place.device)
     found, distances = learned(*there, K, metric, left_out=True)
     assert distances is not None
-    assert all(bool(x.isfinite().all()) for x in found.tensors().values())
+    assert all(bool(x.isfinite().all()) for x in (distances, *numbers_of(found)))
     assert found.finite is not None
     assert bool(found.finite.all())
     for b in range(len(support)):
@@ -126,7 +131,7 @@ def test_a_row_without_a_class_has_no_place(place: Place, D: int) -> None:
     del stale
     found, distances = learned(support, labels.to(place.device), 4, left_out=True)
     assert distances is not None
-    assert all(bool(x.isfinite().all()) for x in [*found.tensors().values(), distances])
+    assert all(bool(x.isfinite().all()) for x in (distances, *numbers_of(found)))
     assert found.finite is not None
     assert not found.finite.any()
     assert int(found.shots.sum()) == 36
@@ -288,21 +293,22 @@ def test_probabilities_of_thousands_of_classes_sum_to_one() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.filterwarnings("ignore")  # the profiler's own
-@pytest.mark.parametrize(("K", "shots"), [(20, 5), (20, 20), (77, 5), (160, 5), (160, 20)])
-def test_a_task_is_at_most_fourteen_kernels(K: int, shots: int) -> None:
-    problem = make_problem(B=1, Q=75, K=K, D=512, shots=(shots, shots), seed=1)
-    support, labels, query = (x[0].cuda() for x in problem.inputs())
+@pytest.mark.parametrize(("K", "shots"), [(20, 5), (77, 5), (160, 5)])
+def test_kernels_do_not_depend_on_the_number_of_tasks(K: int, shots: int) -> None:
+    def kernels(tasks: int) -> int:
+        problem = make_problem(B=tasks, Q=75, K=K, D=512, shots=(shots, shots), seed=1)
+        support, labels, query = (x.cuda() for x in problem.inputs())
 
-    def call() -> None:
-        adaptive(support.float(), labels, query.float(), num_classes=K, validate=False)
-        torch.cuda.synchronize()
+        def call() -> None:
+            adaptive(support.float(), labels, query.float(), num_classes=K, validate=False)
+            torch.cuda.synchronize()
 
-    call()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         call()
-    kernels = [event.name for event in profiled.events() if "kernel" in event.name]
-    assert any("factor_kernel" in name for name in kernels)
-    assert len(kernels) <= 14, kernels
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            call()
+        return sum("kernel" in event.name for event in profiled.events())
+
+    assert 0 < kernels(8) <= kernels(2) + 4  # large products may be split
 
 
 @pytest.mark.cuda

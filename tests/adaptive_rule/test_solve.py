@@ -32,7 +32,7 @@ from paddle_ext.task import Task
 
 # How far probabilities may be from the reference in float64. In that of `adapt` the trigamma of
 # torch is good to 1e-9, which the iterations enlarge.
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7}
+TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-7}
 STEPS = 15  # a fixed number of them: near a tie tasks may stop some iterations apart
 
 
@@ -116,13 +116,18 @@ def test_nasty(place: Place, problem: str) -> None:
 def test_many_rows_along_one_feature(place: Place) -> None:
     """So many that the factor of the full metric would leave the range of halves on CUDA."""
     g = torch.Generator().manual_seed(4)
-    count = 2**12 if place.device == "cpu" else 2**18
+    count = 2**18
     spread, labels = torch.tensor([1.0, 0.1, 0.1]), torch.arange(count) % 2
     support = torch.randn(len(labels), 3, generator=g) * spread + 1
     query = torch.randn(20, 3, generator=g) * spread + 1
     support[:, 1] += 0.5 * labels
     query[:10, 1] += 0.5
-    agrees(place, Problem(support[None], labels[None], query[None], 2))
+    # In one precision, whose bits choose the calibration rows, on both devices.
+    found = likelihood_of(support.to(place.device)[None], labels.to(place.device)[None], 2)
+    want = likelihood_of(support[None], labels[None], 2)
+    assert float(found.sharpness) == pytest.approx(float(want.sharpness), rel=1e-3)
+    assert largest(found.logits(query.to(place.device)).cpu() - want.logits(query)) < 1e-2
+    assert torch.equal(paddle_ext.adaptive(support, labels, query).labels[:10], torch.ones(10).long())
 
 
 # --- more rows, one by one ------------------------------------------------------------------------
@@ -138,7 +143,7 @@ def test_likelihood_of_further_rows(place: Place, shots: tuple[int, int]) -> Non
     assert logits.shape == (2, 9, 5)
     assert largest(likelihood.logits(problem.query[:, :1]) - logits[:, :1]) < 1e-4
     for b in range(2):
-        alone = likelihood.task(b).logits(problem.query[b])[0]
+        alone = likelihood.task(b).logits(problem.query[b])
         assert largest(alone - logits[b]) < 1e-3
 
 

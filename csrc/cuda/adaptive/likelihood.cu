@@ -31,6 +31,8 @@ struct LikelihoodPlan {
     float* base = by_rows ? arena.take<float>(B * J * K) : cross;
     // [B, K, K] by rows: prototypes with one another, the lower triangle
     float* means = arena.take<float>(by_rows ? B * K * K : 0);
+    // By features: [B, J] offsets of rows left out with themselves
+    float* of_offsets = arena.take<float>(by_features ? B * J : 0);
     // By features: [B, J, D'] scaled offsets of rows left out, [B, D, S'] all of them, transposed
     __half* away = halves(by_features ? B * J : 0, D);
     __half* turned = halves(by_features ? B * D : 0, p.S);
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int64_t row0 = (blockIdx.x % blocks * kWarps + threadIdx.x / 32) * kScaledRows;
     __half* const rows = static_cast<__half*>(p.rows);
     LabelledRow row[kScaledRows];
-    float square[kScaledRows] = {};
+    float square[kScaledRows] = {}, offset[kScaledRows] = {};
 #pragma unroll
     for (int r = 0; r < kScaledRows; ++r) {
         const int64_t i = row0 + r;
@@ -176,14 +178,17 @@ __global__ void __launch_bounds__(kThreads, 4)
                                     : rows + (task * p.K + i - count) * pitch,
                        d, x);
             if (!plan.by_features || i >= count) continue;
-            store_row4(plan.away + judge, d, from.scaled(row[r], at, true));
+            const float4 away = from.scaled(row[r], at, true);
+            offset[r] += squared_norm(away);
+            store_row4(plan.away + judge, d, away);
         }
     }
 #pragma unroll
     for (int r = 0; r < kScaledRows; ++r) {
-        const float sum = warp_sum(square[r]);
+        const float sum = warp_sum(square[r]), of_offset = warp_sum(offset[r]);
         const int64_t i = row0 + r;
         if (threadIdx.x % 32 != 0 || i >= all) continue;
+        if (plan.by_features && i < count) plan.of_offsets[task * count + i] = of_offset;
         (i < count ? plan.of_rows[task * count + i] : floats(p.squares)[task * p.K + i - count]) =
             sum;
     }
@@ -334,12 +339,12 @@ struct LeftOutDistances {
         const auto cross = [&](int64_t k) {  // x.m, by rows from v.m
             return by_rows ? row.stretch * of_prototypes(task, own, k) + of_row[k] : of_row[k];
         };
-        const float offset_own = by_rows ? of_row[own] : 0.0f, cross_own = cross(own);
+        const float offset_own = by_rows ? of_row[own] : 0.0f;
         const float given = plan.of_rows[by_rows ? task * plan.p.S + s : task * J + j];
         const float twice = row.stretch * row.stretch * squares[own];
         const float self = by_rows ? given + 2 * row.stretch * offset_own + twice : given;  // x.x
-        const float off =
-            by_rows ? given : fmaxf(given - 2 * row.stretch * cross_own + twice, 0);  // v.v
+        const float off =  // v.v
+            by_rows ? given : full ? plan.of_offsets[task * J + j] : 0.0f;
 
         const float scatter = full ? plan.factor.scatter[task] : 1.0f;
         const float unit = by_rows ? -1.0f / scatter : 1.0f;
