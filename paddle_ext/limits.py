@@ -42,6 +42,8 @@ CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 5 * 2**23}
 # What a task in chunks stores from one pass over its rows for the next, in bytes; if it would take
 # more, every pass computes it again.
 MOST_STORED_LIKELIHOODS = 2**31 - 2**26
+# The probabilities between the rounds of `adaptive` may take this share of the memory of a GPU.
+STORED_SHARE = 1 / 8
 MOST_STORED_ROWS = 2**28
 
 # For each GPU: how many CUDA graphs of repeated calls are kept; the most bytes of tensors given to

@@ -14,7 +14,7 @@ from .. import check
 from ..large.passes import Queries, RowResults
 from ..large.sources import TensorRows
 from ..large.steps import State, assign_call
-from ..limits import MOST_STORED_LIKELIHOODS
+from ..limits import MOST_STORED_LIKELIHOODS, STORED_SHARE
 from ..native.call import packed
 from ..native.devices import moved_to
 from ..native.load import module as native
@@ -140,8 +140,11 @@ def state_of(batch: Batch, measure: Tensor, concentration: Tensor) -> State:
 def stored_probabilities(batch: Batch) -> Tensor | None:
     """Memory for the probabilities of all queries; None if they would take too much."""
     u = batch.before.new_empty(batch.shape, device="meta")
-    fits = u.nbytes <= MOST_STORED_LIKELIHOODS
-    return torch.empty_like(u, device=batch.before.device) if fits else None
+    device, most = batch.before.device, float(MOST_STORED_LIKELIHOODS)
+    if device.type == "cuda":
+        # Of all its memory: what is free may change from call to call, and results must not.
+        most = max(most, STORED_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return torch.empty_like(u, device=device) if u.nbytes <= most else None
 
 
 def judged(

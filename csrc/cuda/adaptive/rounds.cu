@@ -97,24 +97,35 @@ __device__ RoundClass<float> class_of_round(const AbsorbParams& p, int64_t at, f
     return found;
 }
 
+constexpr int kAbsorbRows = 8;  // of a task for a warp, which share what a lane finds of a class
+
+__host__ __device__ int64_t absorb_warps(const AbsorbParams& p) {
+    return p.B * ceil_div(p.N, int64_t(kAbsorbRows));
+}
+
 __global__ void __launch_bounds__(kThreads) absorb_kernel(AbsorbParams p) {
-    const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
-    if (row >= p.B * p.N) return;
-    const int64_t task = row / p.N;
+    const int64_t warp = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
+    if (warp >= absorb_warps(p)) return;
+    const int64_t of_one_task = ceil_div(p.N, int64_t(kAbsorbRows));
+    const int64_t task = warp / of_one_task, first = warp % of_one_task * kAbsorbRows;
+    const int rows = int(min(p.N - first, int64_t(kAbsorbRows)));
+    const int64_t row0 = task * p.N + first;
     const float half = floats(p.sharpness)[task] / 2, variance = floats(p.variance)[task];
-    const RoundTask<float> of_task{half, variance, float(p.weight),
-                                   float(p.most) * worth_of(p.worth, row)};
-    const float own = floats(p.own)[row];
     const Logarithm log;
     for (int64_t k = threadIdx.x % 32; k < p.K; k += 32) {
-        const int64_t at = row * p.K + k;
         const RoundClass<float> of_class = class_of_round(p, task * p.K + k, half, variance);
-        const float u = p.probabilities == nullptr ? 0.0f : floats(p.probabilities)[at];
-        const float product = floats(p.products)[at];
-        float logit = logit_by_others<float>(of_task, of_class, own, product, u, log);
-        if (p.counts != nullptr) logit += log_others<float>(of_task, of_class, u, log);
-        if (p.added != nullptr) logit += floats(p.added)[at];
-        floats(p.products)[at] = logit;
+#pragma unroll 4
+        for (int r = 0; r < rows; ++r) {
+            const int64_t row = row0 + r, at = row * p.K + k;
+            const RoundTask<float> of_task{half, variance, float(p.weight),
+                                           float(p.most) * worth_of(p.worth, row)};
+            const float own = floats(p.own)[row], product = floats(p.products)[at];
+            const float u = p.probabilities == nullptr ? 0.0f : floats(p.probabilities)[at];
+            float logit = logit_by_others<float>(of_task, of_class, own, product, u, log);
+            if (p.counts != nullptr) logit += log_others<float>(of_task, of_class, u, log);
+            if (p.added != nullptr) logit += floats(p.added)[at];
+            floats(p.products)[at] = logit;
+        }
     }
 }
 
@@ -250,7 +261,7 @@ void run_cuda(const DensityParams& p, cudaStream_t stream) {
 
 void run_cuda(const AbsorbParams& p, cudaStream_t stream) {
     require_float(p.dtype, "products");
-    launch("absorb_kernel", absorb_kernel, row_blocks(p.B * p.N), kThreads, 0, stream, p);
+    launch("absorb_kernel", absorb_kernel, row_blocks(absorb_warps(p)), kThreads, 0, stream, p);
 }
 
 void run_cuda(const ClaimParams& p, cudaStream_t stream) {
