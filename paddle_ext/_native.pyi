@@ -47,10 +47,14 @@ MIN_CONCENTRATION: float
 MIXTURE_STEPS: int
 MOST_PAIRED: int
 NO_SCATTER: float
+PRIOR_DEGREES: float
+SHARPNESS: float
+SHARPNESS_SPREAD: float
 SET_CLASSES: int
 SPLIT_FACTOR: float
 STANDARD_ERROR: float
 VALUES_ROWS: int
+VARIANCE_INSIDE: float
 
 def paddle_call(
     *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], lam: float,
@@ -173,18 +177,6 @@ class MeanCall:
     def workspace(self) -> int: ...
     def run(self, *, held: int, measure: int) -> None: ...
 
-def labelled_call(
-    *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int,
-) -> LabelledCall: ...
-
-@final
-class LabelledCall:
-    def workspace(self) -> int: ...
-    def run(
-        self, *, support: int, labels: int, first: int, second: int, centre: int, means: int,
-        shots: int, own: int, count: int, scale: int, workspace: int, workspace_bytes: int,
-    ) -> None: ...
-
 def coordinates_call(
     *, target: Target, dtype: int, B: int, N: int, D: int, shared: bool, split: bool,
 ) -> CoordinatesCall: ...
@@ -202,22 +194,23 @@ def calibrate_call(
 class CalibrateCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, distances: int, labels: int, count: int, sharpness: int, objective: int,
+        self, *, distances: int, labels: int, weights: int, sharpness: int, objective: int,
         drawn: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def likelihood_call(
     *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int, full: bool, every: bool,
-    prior_sharpness: float, spread: float, support: int, labels: int,
+    centred: bool, scaled: bool, support: int, labels: int,
 ) -> LikelihoodCall: ...
 
 @final
 class LikelihoodCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, centre: int, means: int, rows: int, squares: int, bias: int, variance: int,
-        shots: int, sharpness: int, finite: int, scale: int, factor: int, solved: int, shares: int,
-        left_out: int, workspace: int, workspace_bytes: int,
+        self, *, weights: int, centre: int, prototypes: int, rows: int, squares: int, bias: int,
+        shots: int, prior_rows: int, variance: int, sharpness: int, scale: int, factor: int,
+        solved: int, scatter: int, shares: int, finite: int, left_out: int, workspace: int,
+        workspace_bytes: int,
     ) -> None: ...
 
 def density_call(*, target: Target, dtype: int, B: int, K: int) -> DensityCall: ...
