@@ -176,7 +176,7 @@ struct ClassRows {
     float *firsts, *seconds, *mean;
     const int* order;
     int begin, end;
-    ClassSums of;
+    const ClassSums* of;
     int64_t D;
     bool aligned;
     bool* finite;
@@ -187,7 +187,7 @@ struct ClassRows {
           firsts(floats(p.first, task * p.S)), seconds(floats(p.second, task * p.S)),
           mean(floats(p.means, (task * p.K + k) * p.D)), order(p.order + task * p.S),
           begin(p.start[task * (p.K + 1) + k]), end(p.start[task * (p.K + 1) + k + 1]),
-          of(p.members[task * p.K + k]), D(p.D), aligned(p.aligned),
+          of(p.members + task * p.K + k), D(p.D), aligned(p.aligned),
           finite(p.finite == nullptr ? nullptr : p.finite + task) {}
 
     __device__ float weight(int64_t s) const { return weights == nullptr ? 1.0f : weights[s]; }
@@ -201,7 +201,7 @@ struct ClassRows {
 
     __device__ void write(int64_t d, float4 v) const {
         if (d >= D) return;
-        const float share = 1.0f / float(end > begin ? of.weight : 1.0);
+        const float share = 1.0f / (end > begin ? float(of->weight) : 1.0f);
         store_row4(mean, d, D, aligned, v * share);
     }
 };
@@ -285,6 +285,9 @@ __device__ void find_mean(const ClassRows& c) {
 // Adds a class to the sums of a part, of which it is the `first` or not; by its warp, which reads the
 // rows once more.
 __device__ inline void add_class(const ClassRows& c, const PartSums& to, bool first) {
+    const bool others = c.of->has_others();
+    const auto stretch = [&](float r) { return 1.0f / c.of->apart<float>(double(r)); };
+    const float usual = stretch(1.0f);
     const auto add = [&](float* sums, int64_t d, float4 value) {
         if (!first) value = value + load_row4(sums, d, c.D, c.aligned);
         store_row4(sums, d, c.D, c.aligned, value);
@@ -295,11 +298,11 @@ __device__ inline void add_class(const ClassRows& c, const PartSums& to, bool fi
 #pragma unroll 4
         for (int i = c.begin; i < c.end; ++i) {
             const int64_t s = c.order[i];
-            const float r = c.weight(s), judged = c.of.has_others() ? r : 0.0f;
+            const float r = c.weight(s), judged = others ? r : 0.0f;
             const float4 x = c.load<true>(s, c.firsts[s], d) * c.seconds[s], away = x - mean;
             const float4 far = away * away * judged;
             inside = inside + far;
-            stretched = stretched + far * (1.0f / c.of.apart<float>(double(r)));
+            stretched = stretched + far * (c.weights == nullptr ? usual : stretch(r));
             squares = squares + x * x;
         }
         add(to.inside, d, inside);
