@@ -37,7 +37,7 @@ def photos(random: np.random.Generator) -> tuple[np.ndarray, ...]:
     species = [name for family in FAMILIES.values() for name in family]
     families = np.repeat(np.arange(len(FAMILIES)), [len(x) for x in FAMILIES.values()])
     centres = random.normal(size=(len(FAMILIES), FEATURES))[families]
-    centres = centres + 0.8 * random.normal(size=centres.shape)  # of species in a family
+    centres = centres + 0.7 * random.normal(size=centres.shape)  # of species in a family
     weights = np.array([SEEN.get(name, 0) for name in species]) / sum(SEEN.values())
     labels = np.arange(len(species)).repeat(LABELLED)
     passed = random.choice(len(species), NIGHTS, p=weights).repeat(PHOTOS)
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     known = np.concatenate([labels.astype(object), [None] * len(new)])
     region = {name: SEEN.get(name, 0) for name in set(labels)}
     nights = np.concatenate([np.arange(NIGHTS).repeat(PHOTOS), np.arange(HIKERS) % NIGHTS])
-    groups = np.concatenate([np.zeros(len(labels), int), nights])  # of labelled rows: not used
+    groups = np.concatenate([np.full(len(labels), -1), nights])  # labelled rows are of no night
     ways = {"alone": (None, None), "list": (region, None), "list and groups": (region, groups)}
     for name, (prior, group) in ways.items():
         model = PaddleClassifier(prior=prior).fit(rows, known, groups=group)

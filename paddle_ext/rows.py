@@ -3,6 +3,7 @@
 Nothing here modifies its input. A batch of 1 is shared by all tasks and not copied for each.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -117,14 +118,15 @@ def content_keys(rows: Tensor) -> Tensor:
     CUDA nothing synchronises.
     """
     *batch, N, D = rows.shape
-    rows = rows.reshape(-1, D)
+    rows = rows.reshape(-1, D) if rows.numel() else rows.new_zeros(math.prod(batch) * N, D)
     # A sum of the bits, as integers, times odd numbers: unlike one of reals it is exact, so that it
     # depends neither on the order of summation nor on the size of the numbers.
-    factors = torch.arange(1, D + 1, device=rows.device) * KEY_FACTOR | 1
+    integers = INTEGERS[rows.element_size()]
+    factors = (torch.arange(1, D + 1, device=rows.device) * KEY_FACTOR | 1).to(integers)
     keys = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     for part in parts(len(rows), D):
         x = rows[part].contiguous() + 0.0  # both zeros are the same number
-        keys[part] = (x.view(INTEGERS[rows.element_size()]) * factors).sum(-1)
+        keys[part] = (x.view(integers) * factors).sum(-1, dtype=torch.int64)
     for _ in range(2):  # all bits of a key depend on all of the sum
         keys = (keys ^ (keys >> 31 & 0x1FFFFFFFF)) * KEY_FACTOR
     return keys.view(*batch, N)

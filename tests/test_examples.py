@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -106,7 +107,17 @@ def test_cells(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch)
     assert percentages(together)[0] + 10 < percentages(by_donor)[0]
     assert [line.partition(":")[0] for line in donors] == [f"donor {i}" for i in range(1, 7)]
     assert donors[5].count("%") == 3
-    assert re.search(r"plasma 6\d to 8\d %", donors[5])
+
+    _, truth = program("cells")["made_up"](np.random.default_rng(0))
+    within = []
+    for own, line in zip(truth[-6 * 80 :].reshape(6, 80), donors, strict=True):
+        for name, low, high in re.findall(r"[:,] ([^:,]+) (\d+) to (\d+) %", line):
+            within.append(int(low) - 1 < 100 * np.mean(own == name) < int(high) + 1)
+    assert len(within) >= 18  # three types of each donor
+    assert np.mean(within) >= 0.9
+    plasma = re.search(r"plasma (\d+) to (\d+) %", donors[5])
+    assert plasma is not None
+    assert 50 < int(plasma[1]) < 75 < int(plasma[2]) < 90
 
 
 def test_adapt(story: Callable[[str], tuple[list[str], Any]]) -> None:

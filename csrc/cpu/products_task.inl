@@ -78,8 +78,8 @@ static void products_task(const ProductsParams& p, int64_t task, void* scratch, 
         const T* const shares = reals<T>(p.shares, s.at * 3);
         s.plain = shares[1], s.projected = shares[2];
     }
+    find_rows(s, threads);  // of which only the direction counts, however small they are
     const NoSubnormals fast;
-    find_rows(s, threads);
     const T* const prototypes = reals<T>(p.rows, ((s.at + 1) * p.size.N - K) * D);
     const T* const solved = C > 0 ? reals<T>(p.solved, s.at * K * C) : nullptr;
     find_products(s, prototypes, solved, D, C, K, p.cross, threads);

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..rows import power_of_two
+from .group_folds import likelihood_by_groups
 from .label_noise import MOST_LEFT_OUT, left_out_logits, models_noise, weigh_labels
 from .learn import learned, likelihood_of
 from .likelihood import Likelihood, reweighted
@@ -66,7 +67,11 @@ def corrected_likelihood(
     elif corrects:
         likelihood, rest = left_out_rows(support, labels, K)
     else:
-        likelihood = likelihood_of(rows, own, K, groups=groups)
+        likelihood = (
+            likelihood_of(rows, own, K)
+            if groups is None
+            else likelihood_by_groups(rows, own, K, groups)
+        )
     if corrects:
         likelihood = replace(
             likelihood, correction=correction_of(rest, total, inverse_regularisation)

@@ -31,21 +31,19 @@ def check_trusted(label_noise: float | str) -> None:
         )
 
 
-def calibrated_by_groups(
-    likelihood: Likelihood, support: Tensor, labels: Tensor, groups: Tensor, metric: str
-) -> tuple[Likelihood, Tensor]:
-    """The likelihood calibrated on rows left out with all rows of their group [S].
+def likelihood_by_groups(
+    support: Tensor, labels: Tensor, num_classes: int, groups: Tensor, metric: str = "auto"
+) -> Likelihood:
+    """The likelihood of rows [1, S, D], calibrated on rows left out with their whole group [S]."""
+    likelihood = likelihood_of(support, labels, num_classes, metric)
+    if not bool((groups != groups[0]).any()):  # a single group cannot be left out
+        return likelihood
 
-    `likelihood` is that of the rows [1, S, D] with labels [1, S]. Also returns the distances (5) of
-    the rows left out, [1, S, K].
-    """
-    full = uses_full_metric(metric, labels.shape[1], likelihood.bias.shape[-1])
+    full = uses_full_metric(metric, labels.shape[1], num_classes)
     left = leave_groups_out(likelihood.centred(support), labels, groups, likelihood, full)
     found = calibration(left, labels[0])
     changed = replace(likelihood, sharpness=found.sharpness, bias=found.bias)
-    if full:
-        changed = with_mixture(changed, found.share, left.length)
-    return changed, found.distances
+    return with_mixture(changed, found.share, left.length) if full else changed
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from ..rows import content_keys
 from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 
 # So many labelled rows are left out to calibrate, or as many as there are classes, within a limit
-# on rows times classes: more change no accuracy by what could be measured.
-CALIBRATION_ROWS, MOST_CALIBRATION_ENTRIES = 256, 2**22
+# on rows times classes: more change no accuracy by what could be measured. A few more are all left
+# out, which takes less time than to choose among them.
+CALIBRATION_ROWS, FEW_ROWS, MOST_CALIBRATION_ENTRIES = 256, 512, 2**22
 
 
 class Given(NamedTuple):
@@ -35,7 +36,7 @@ class Given(NamedTuple):
 
 def calibration_count(S: int, K: int, *, weighted: bool = False) -> int:
     """How many of S labelled rows are left out to calibrate; all that are weighted if possible."""
-    if weighted and S * K <= MOST_CALIBRATION_ENTRIES:
+    if S <= FEW_ROWS or (weighted and S * K <= MOST_CALIBRATION_ENTRIES):
         return S
     return min(S, max(CALIBRATION_ROWS, min(K, MOST_CALIBRATION_ENTRIES // K)))
 
@@ -46,14 +47,10 @@ def uses_full_metric(metric: str, S: int, K: int) -> bool:
 
 
 def likelihood_of(
-    support: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    metric: str = "auto",
-    groups: Tensor | None = None,
+    support: Tensor, labels: Tensor, num_classes: int, metric: str = "auto"
 ) -> Likelihood:
     """The likelihood of labelled rows [B, S, D] with labels [B, S]; every class must have a row."""
-    return learned(support, labels, num_classes, metric, groups=groups)[0]
+    return learned(support, labels, num_classes, metric)[0]
 
 
 @on_cpu_without_gpu_code
@@ -98,23 +95,14 @@ def learned(
     metric: str = "auto",
     *,
     left_out: bool = False,
-    groups: Tensor | None = None,
     given: Given | None = None,
 ) -> tuple[Likelihood, Tensor | None]:
-    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K].
-
-    With `groups` [S], numbers of those of the rows of one task, whole groups are left out.
-    """
+    """The likelihood, and with `left_out` the distances (5) of rows left out (6), [B, S, K]."""
     S, K = support.shape[1], num_classes
     R = calibration_count(S, K, weighted=given is not None and given.weights is not None)
     full = uses_full_metric(metric, S, K)
     in_order = learned_as_given if R == S else learned_in_order
-    likelihood, distances = in_order(support, labels, num_classes, R, full, left_out, given)
-    if groups is not None and bool((groups != groups[0]).any()):
-        from .group_folds import calibrated_by_groups  # which calibrates by this module
-
-        likelihood, distances = calibrated_by_groups(likelihood, support, labels, groups, metric)
-    return likelihood, distances if left_out else None
+    return in_order(support, labels, num_classes, R, full, left_out, given)
 
 
 def learned_in_order(

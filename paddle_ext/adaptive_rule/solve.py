@@ -15,10 +15,10 @@ from ..solution import Solution, returns_all
 from ..solvers.adapt import groups_of_one_batch, no_tasks
 from ..task import Task, batched, how_many, merged, without_autocast, without_batch
 from .classify import classify
-from .group_folds import check_trusted
+from .group_folds import check_trusted, likelihood_by_groups
 from .groups import ties_of
 from .label_noise import check_label_noise, models_noise, noisy_likelihood
-from .learn import calibration_count, likelihood_of, uses_full_metric
+from .learn import calibration_count, uses_full_metric
 from .likelihood import Likelihood
 from .names import solve_named
 
@@ -245,7 +245,7 @@ def known_likelihood(
     """What is learned from labelled rows whose labels may be wrong, or that belong to groups."""
     if sources is None:
         return noisy_likelihood(support, labels, num_classes, metric, label_noise)
-    return likelihood_of(support, labels, num_classes, metric, sources)
+    return likelihood_by_groups(support, labels, num_classes, sources, metric)
 
 
 def groups_of_support(groups: GroupNames, same: GroupNames | None, support: Tensor) -> Tensor:

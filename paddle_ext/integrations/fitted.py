@@ -21,8 +21,12 @@ from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelih
 from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits, solve_and_keep
-from ..adaptive_rule.rounds import Classified
-from ..adaptive_rule.single_rows import after_batch, claimed_by_logits, expecting
+from ..adaptive_rule.single_rows import (
+    after_batch,
+    claimed_by_logits,
+    classify_and_keep,
+    expecting,
+)
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups
 from ..native import devices
@@ -131,7 +135,8 @@ class FittedAdaptive:
     def solve(self, query: Tensor, options: dict[str, Any]) -> Solution:
         likelihood = self.likelihood.to(query.device)
         rows = directions(query, likelihood.bias.dtype)
-        return without_one(classify_batch(likelihood, rows, options).solution)
+        steps = batch_options(likelihood, rows, options)
+        return without_one(classify(likelihood, rows[None], **steps).solution)
 
 
 @dataclass(frozen=True)
@@ -230,7 +235,8 @@ def in_columns(
 def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit:
     if examples.names is None:
         likelihood = learned(examples, options)
-        classified = classify_batch(likelihood, query, options, keep=True)
+        steps = batch_options(likelihood, query, options)
+        classified = classify_and_keep(likelihood, query[None], **steps)
         found = without_one(classified.solution)
         fitted: Fitted = FittedAdaptive(likelihood, after_batch(classified, likelihood))
     else:
@@ -313,24 +319,19 @@ def measures_in(options: dict[str, Any], num_classes: int, query: Tensor) -> Ten
     return None if prior is None else measures_of(prior, num_classes, tasks, query).values
 
 
-def classify_batch(
-    likelihood: Likelihood, query: Tensor, options: dict[str, Any], *, keep: bool = False
-) -> Classified:
-    """Classify one batch [Q, D]; if large, with only the largest probabilities of each row.
+def batch_options(likelihood: Likelihood, query: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `classify` for one batch [Q, D]; if large, it gets only the likeliest classes.
 
-    The options may have checked `groups` and `same`, and `share`; `keep` is for further rows.
+    The options may have checked `groups` and `same`, and `share`.
     """
     K = likelihood.bias.shape[-1]
-    return classify(
-        likelihood,
-        query[None],
-        measures=measures_in(options, K, query),
-        max_iter=options["max_iter"],
-        tol=options["tol"],
-        all_classes=returns_all(None, len(query), K),
-        keep=keep,
-        **together(options),
-    )
+    steps = {
+        "measures": measures_in(options, K, query),
+        "max_iter": options["max_iter"],
+        "tol": options["tol"],
+        "all_classes": returns_all(None, len(query), K),
+    }
+    return steps | together(options)
 
 
 def means_of(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..solution import Solution
 from .adapt import IMPOSSIBLE, LEAST, LOWEST, bound, measures
-from .adaptive import (
+from .rule import (
     ROUNDS,
     TINY,
     Known,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .adaptive import (
+from .rule import (
     BISECTIONS,
     PRIOR_DEGREES,
     TINY,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .adaptive import SHARPNESS as USUAL_SHARPNESS
-from .adaptive import centred, classify, learn, likeliest_sharpness, squared
+from .rule import SHARPNESS as USUAL_SHARPNESS
+from .rule import centred, classify, learn, likeliest_sharpness, squared
 from .groups import Members, posterior_of_groups, start_of
 from .paddle import unit_rows
 

@@ -14,7 +14,7 @@ from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out_rows
 from paddle_ext.adaptive_rule.label_noise import noisy_likelihood, weigh_labels
 from paddle_ext.reference import label_noise as specification
-from paddle_ext.reference.adaptive import Known, Labelled, centred, learn
+from paddle_ext.reference.rule import Known, Labelled, centred, learn
 
 K = 8
 

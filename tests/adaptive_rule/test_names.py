@@ -86,7 +86,8 @@ def test_agrees_with_the_reference(device: str, kind: str, by: str) -> None:
     want = reference.names(**given(scene))
     there = {name: x.to(device) for name, x in scene.items()}
     got = predict(there)
-    assert float((got.probabilities.cpu() - want).abs().max()) < 1e-9
+    # Steps for the sharpness end when its error is below 1e-6, as docs/adaptive.md has them.
+    assert float((got.probabilities.cpu() - want).abs().max()) < 1e-7
     assert torch.equal(got.labels.cpu(), want.argmax(-1))
     single = {name: x.float() if x.is_floating_point() else x for name, x in there.items()}
     assert float((predict(single).probabilities.cpu() - want).abs().max()) < 2e-3

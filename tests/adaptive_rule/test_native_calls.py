@@ -20,7 +20,7 @@ from paddle_ext.adaptive_rule.learn import (
 )
 from paddle_ext.adaptive_rule.likelihood import Likelihood, coordinates, unsplit
 from paddle_ext.reference import label_noise
-from paddle_ext.reference.adaptive import (
+from paddle_ext.reference.rule import (
     SHARPNESS,
     SPREAD,
     bias_of,
@@ -28,7 +28,7 @@ from paddle_ext.reference.adaptive import (
     learn,
     likeliest_sharpness,
 )
-from paddle_ext.reference.adaptive import (
+from paddle_ext.reference.rule import (
     calibrate as calibrate_by_definition,
 )
 
@@ -72,6 +72,11 @@ def make(S: int, K: int, D: int, *, B: int = 2, seed: int = 0) -> tuple[Tensor, 
     return rows + torch.randn(B, S, D, generator=random, dtype=torch.float64), labels
 
 
+def numbers_of(found: Likelihood) -> list[Tensor]:
+    """Its tensors, but for those of which native code writes and reads a triangle only."""
+    return [x for name, x in found.tensors().items() if name != "factor"]
+
+
 def assert_learned(
     support: Tensor, labels: Tensor, K: int, metric: str, place: Place
 ) -> Likelihood:
@@ -80,7 +85,7 @@ def assert_learned(
     there = support.to(place.device), labels.to(place.device)
     found, distances = learned(*there, K, metric, left_out=True)
     assert distances is not None
-    assert all(bool(x.isfinite().all()) for x in found.tensors().values())
+    assert all(bool(x.isfinite().all()) for x in (distances, *numbers_of(found)))
     assert found.finite is not None
     assert bool(found.finite.all())
     for b in range(len(support)):
@@ -132,7 +137,7 @@ def test_a_row_without_a_class_has_no_place(place: Place, D: int) -> None:
     del stale
     found, distances = learned(support, labels.to(place.device), 4, left_out=True)
     assert distances is not None
-    assert all(bool(x.isfinite().all()) for x in [*found.tensors().values(), distances])
+    assert all(bool(x.isfinite().all()) for x in (distances, *numbers_of(found)))
     assert found.finite is not None
     assert not found.finite.any()
     assert int(found.shots.sum()) == 36
@@ -342,19 +347,17 @@ def test_rows_that_are_not_judged_leave_the_sharpness_as_it_is(place: Place) -> 
 
 # --- from labelled rows to probabilities ----------------------------------------------------------
 
-STEPS = 12
-
 
 @pytest.mark.parametrize("shots", [(1, 1), (4, 4), (20, 20)])
 def test_likelihoods_move_between_devices(place: Place, shots: tuple[int, int]) -> None:
     """Rows are split into halves on CUDA, and plain on the CPU."""
     problem = place.put(make_problem(B=2, Q=20, K=5, D=33, shots=shots, lead=2.0, seed=0))
     known = likelihood_of(problem.support, problem.support_labels, 5)
-    want = classify(known, problem.query, max_iter=STEPS, tol=0.0).solution
+    want = classify(known, problem.query).solution
     away = known.to("cpu")
-    found = classify(away, problem.query.cpu(), max_iter=STEPS, tol=0.0).solution
+    found = classify(away, problem.query.cpu()).solution
     assert gap(found.probabilities, want.probabilities.cpu()) < 1e-4
-    back = classify(away.to(place.device), problem.query, max_iter=STEPS, tol=0.0).solution
+    back = classify(away.to(place.device), problem.query).solution
     assert gap(back.probabilities, want.probabilities.cpu()) < 1e-5
 
 
@@ -370,21 +373,22 @@ def test_probabilities_of_thousands_of_classes_sum_to_one() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.filterwarnings("ignore")  # the profiler's own
-@pytest.mark.parametrize(("K", "shots"), [(20, 5), (20, 20), (77, 5), (160, 5), (160, 20)])
-def test_a_task_is_at_most_fourteen_kernels(K: int, shots: int) -> None:
-    problem = make_problem(B=1, Q=75, K=K, D=512, shots=(shots, shots), seed=1)
-    support, labels, query = (x[0].cuda() for x in problem.inputs())
+@pytest.mark.parametrize(("K", "shots"), [(20, 5), (77, 5), (160, 5)])
+def test_kernels_do_not_depend_on_the_number_of_tasks(K: int, shots: int) -> None:
+    def kernels(tasks: int) -> int:
+        problem = make_problem(B=tasks, Q=75, K=K, D=512, shots=(shots, shots), seed=1)
+        support, labels, query = (x.cuda() for x in problem.inputs())
 
-    def call() -> None:
-        adaptive(support.float(), labels, query.float(), num_classes=K, validate=False)
-        torch.cuda.synchronize()
+        def call() -> None:
+            adaptive(support.float(), labels, query.float(), num_classes=K, validate=False)
+            torch.cuda.synchronize()
 
-    call()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         call()
-    kernels = [event.name for event in profiled.events() if "kernel" in event.name]
-    assert any("factor_kernel" in name for name in kernels)
-    assert len(kernels) <= 14, kernels
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            call()
+        return sum("kernel" in event.name for event in profiled.events())
+
+    assert 0 < kernels(8) <= kernels(2) + 4  # large products may be split
 
 
 @pytest.mark.cuda

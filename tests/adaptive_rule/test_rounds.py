@@ -22,10 +22,10 @@ from paddle_ext.adaptive_rule.steps import claimed, density_terms
 from paddle_ext.large import passes
 from paddle_ext.large.sources import TensorRows
 from paddle_ext.reference.adapt import adapt
-from paddle_ext.reference.adaptive import Known, Prototypes, centred, learn
-from paddle_ext.reference.adaptive import absorbed_logits as specified_logits
-from paddle_ext.reference.adaptive import claimed as specified_claims
-from paddle_ext.reference.adaptive import classify as specified
+from paddle_ext.reference.rule import Known, Prototypes, centred, learn
+from paddle_ext.reference.rule import absorbed_logits as specified_logits
+from paddle_ext.reference.rule import claimed as specified_claims
+from paddle_ext.reference.rule import classify as specified
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
 FORMS = ("gram", "chunks", "chunks that are not stored")

@@ -1,7 +1,6 @@
 """`adaptive` against its reference, and on batches of one class, of few, of all."""
 
 from dataclasses import replace
-from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -26,14 +25,14 @@ from paddle_ext import methods, reference
 from paddle_ext import task as features
 from paddle_ext.adaptive_rule import learn
 from paddle_ext.adaptive_rule.classify import classify
-from paddle_ext.adaptive_rule.learn import calibration_count, likelihood_of, one_shot_hubs
+from paddle_ext.adaptive_rule.learn import calibration_count, likelihood_of
 from paddle_ext.methods.adaptive import Adaptive
 from paddle_ext.solution import Solution
 from paddle_ext.task import Task
 
 # How far probabilities may be from the reference in float64. In that of `adapt` the trigamma of
 # torch is good to 1e-9, which the iterations enlarge.
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7}
+TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-7}
 STEPS = 15  # a fixed number of them: near a tie tasks may stop some iterations apart
 
 
@@ -117,13 +116,18 @@ def test_nasty(place: Place, problem: str) -> None:
 def test_many_rows_along_one_feature(place: Place) -> None:
     """So many that the factor of the full metric would leave the range of halves on CUDA."""
     g = torch.Generator().manual_seed(4)
-    count = 2**12 if place.device == "cpu" else 2**18
+    count = 2**18
     spread, labels = torch.tensor([1.0, 0.1, 0.1]), torch.arange(count) % 2
     support = torch.randn(len(labels), 3, generator=g) * spread + 1
     query = torch.randn(20, 3, generator=g) * spread + 1
     support[:, 1] += 0.5 * labels
     query[:10, 1] += 0.5
-    agrees(place, Problem(support[None], labels[None], query[None], 2))
+    # In one precision, whose bits choose the calibration rows, on both devices.
+    found = likelihood_of(support.to(place.device)[None], labels.to(place.device)[None], 2)
+    want = likelihood_of(support[None], labels[None], 2)
+    assert float(found.sharpness) == pytest.approx(float(want.sharpness), rel=1e-3)
+    assert largest(found.logits(query.to(place.device)).cpu() - want.logits(query)) < 1e-2
+    assert torch.equal(paddle_ext.adaptive(support, labels, query).labels[:10], torch.ones(10).long())
 
 
 # --- more rows, one by one ------------------------------------------------------------------------
@@ -131,20 +135,16 @@ def test_many_rows_along_one_feature(place: Place) -> None:
 
 @pytest.mark.parametrize("shots", [(1, 1), (2, 5), (6, 6)])
 def test_likelihood_of_further_rows(place: Place, shots: tuple[int, int]) -> None:
-    """Logits need only the labelled rows; with the dual they are those of the batch."""
+    """Logits need only the labelled rows, and each row is independent."""
     problem = place.put(make_problem(B=2, Q=9, K=5, D=8, shots=shots, lead=4.0, seed=7))
-    task, method = task_of(problem), Adaptive()
+    task = task_of(problem)
     likelihood = likelihood_of(task.support, task.support_labels, 5)
-    found = method.solution(task)
     logits = likelihood.logits(problem.query)
     assert logits.shape == (2, 9, 5)
-    weight = 2 * likelihood.rows / (2 * likelihood.rows + 9)
     assert largest(likelihood.logits(problem.query[:, :1]) - logits[:, :1]) < 1e-4
-    u = torch.softmax(logits + found.dual.unsqueeze(1), dim=-1)
-    counts = weight * u.sum(1)
-    a = found.concentration.unsqueeze(-1)
-    dual = torch.digamma(counts + a) - torch.digamma(weight * 9 + 5 * a)
-    assert largest(dual - found.dual) < 1e-3
+    for b in range(2):
+        alone = likelihood.task(b).logits(problem.query[b])
+        assert largest(alone - logits[b]) < 1e-3
 
 
 # --- invariances ----------------------------------------------------------------------------------
@@ -279,33 +279,6 @@ def test_one_row_next_to_twenty() -> None:
 # --- many classes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [128, 150, 200])
-def test_many_classes_of_one_shot(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer calibration rows than classes, as specified."""
-    K = 200
-    specification = import_module("paddle_ext.reference.adaptive")
-    limit = count * K if count > 128 else 0
-    monkeypatch.setattr(learn, "MOST_CALIBRATION_ENTRIES", limit)
-    monkeypatch.setattr(specification, "MOST_ENTRIES", limit)
-    assert calibration_count(K, K, False) == count
-    rows = torch.randn(2, K, 5, generator=torch.Generator().manual_seed(0)).double()
-    found = likelihood_of(rows, torch.randperm(K).expand(2, -1), K)
-    for means, squares, bias in zip(found.prototypes, found.squares, found.bias, strict=True):
-        metric = specification.one_shot_scale(means).diag()
-        want = specification.one_shot_hubs(means, metric)
-        torch.testing.assert_close(bias + 8 * squares, want)
-
-
-def test_one_calibration_row_by_hand() -> None:
-    """The middle one of three classes on a line is compared with both others, not itself."""
-    means = torch.tensor([[[-1.0], [0.0], [1.0]]]).double()
-    drawn = torch.tensor([[0.5, 0.0, 0.5]]).double()
-    want = -1 / 11 * torch.log(1 + (drawn - 1 / 3) / (1 / 3 + 1))
-    squares, hubs = one_shot_hubs(means, torch.ones(1, 1).double(), 1)
-    torch.testing.assert_close(hubs, want)
-    torch.testing.assert_close(squares, means[..., 0].square())
-
-
 class Largest(TorchDispatchMode):
     """The largest number of entries of a tensor that an operation returns."""
 
@@ -321,31 +294,28 @@ class Largest(TorchDispatchMode):
 def test_memory_of_one_shot() -> None:
     """Linear in the number of classes, and so is the work."""
     K, D = 20_000, 4
-    assert calibration_count(K, K, False) * K <= learn.MOST_CALIBRATION_ENTRIES
-    assert calibration_count(10**6, 10**6, False) == learn.MOST_CALIBRATION_ROWS
+    assert calibration_count(10**6, 10**6) == learn.CALIBRATION_ROWS
     rows = torch.randn(1, K, D, generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
         found = likelihood_of(rows, torch.arange(K).unsqueeze(0), K)
-    assert largest.entries <= learn.MOST_CALIBRATION_ENTRIES
+    assert largest.entries <= 16 * learn.CALIBRATION_ROWS * K  # bytes of a workspace
     assert bool(found.bias.isfinite().all())
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "auto"])
-def test_many_classes(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer calibration rows than classes give nearly the same result."""
-    full = metric == "auto"
-    sizes = 10 * CLASSES, CLASSES, full
-    assert calibration_count(*sizes) == (256 if full else 128)
+def test_many_labelled_rows(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer calibration rows give nearly the same result."""
     support, labels, query, truth = drawn(5, shots=10)
     rows = support.double()[None], labels[None], CLASSES, metric
+    assert calibration_count(len(labels), CLASSES) == len(labels)
     whole = likelihood_of(*rows)
-    monkeypatch.setattr(learn, "MOST_CALIBRATION_ROWS", 30)
-    assert calibration_count(*sizes) == (60 if full else CLASSES)
-    monkeypatch.setattr(learn, "MOST_CALIBRATION_ENTRIES", 35 * CLASSES)
-    assert calibration_count(*sizes) == (60 if full else 35)
+    monkeypatch.setattr(learn, "CALIBRATION_ROWS", 60)
+    monkeypatch.setattr(learn, "FEW_ROWS", 60)
+    assert calibration_count(len(labels), CLASSES) == 60
     fewer = likelihood_of(*rows)
+    assert float(fewer.sharpness) != float(whole.sharpness)
     assert float(fewer.sharpness) == pytest.approx(float(whole.sharpness), rel=0.6)
-    found, _ = classify(fewer, query.double()[None])
+    found = classify(fewer, query.double()[None]).solution
     assert share(found.labels[0], truth) > share(nearest_mean(support, labels, query), truth)
 
 

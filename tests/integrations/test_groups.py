@@ -104,6 +104,20 @@ def test_labelled_things() -> None:
         model.fit(SUPPORT, KNOWN, same=same)
 
 
+@pytest.mark.parametrize("names", [{}, {"prototypes": CENTRES, "classes": NAMES}])
+def test_single_rows_after_things(names: dict[str, Any]) -> None:
+    """Copies of a row that are one thing are absorbed once, and leave what the row leaves."""
+    new = rows_of(TRUTH, 4)
+    model = PaddleClassifier(device="cpu").fit(X, Y, **names)
+    want, labelled = model.predict_proba(new), model.fit(SUPPORT, NAMES[KNOWN], **names)
+    before = labelled.predict_proba(new)
+    same = np.r_[np.arange(60).repeat(3), 100:136]
+    copies = np.concatenate([QUERY.repeat(3, 0), SUPPORT]), np.r_[[None] * 180, NAMES[KNOWN]]
+    found = model.fit(*copies, same=same, **names).predict_proba(new)
+    np.testing.assert_allclose(found, want, atol=1e-4)
+    assert np.abs(before - want).max() > 0.1
+
+
 def test_metadata_routing() -> None:
     usual = PaddleClassifier(device="cpu").fit(X, Y, groups=GROUPS).transduction_
     with config_context(enable_metadata_routing=True):
@@ -126,8 +140,17 @@ def test_invalid_groups(groups: Any, message: str) -> None:
 
 def test_groups_and_names() -> None:
     model, known = PaddleClassifier(device="cpu"), {"prototypes": CENTRES, "classes": NAMES}
+    shares = []  # right in groups, one by one after them, and as one batch
+    for draw in range(10, 16):
+        rows = rows_of(TRUTH, draw)
+        one_batch = model.fit(rows, None, **known).transduction_
+        labels = model.fit(rows, None, groups=PLACES, **known).transduction_
+        shares.append([right(x) for x in (labels, model.predict(rows), one_batch)])
+    grouped, single, whole = np.mean(shares, 0)
+    assert grouped > single + 0.01 > whole + 0.03
+    assert grouped > 0.9
+
     labels = model.fit(QUERY, None, groups=PLACES, **known).transduction_
-    assert right(labels) > right(model.predict(QUERY)) > 0.9
     assert model.predict_batch(QUERY, PLACES).tolist() == labels.tolist()
     assert model.group_prevalence_.estimate.shape == (12, K)
     batches = BatchClassifier(None, None, NAMES, prototypes=CENTRES, group="place", device="cpu")

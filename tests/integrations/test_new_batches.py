@@ -74,17 +74,19 @@ def test_novelty_is_missing_where_it_is_not_known() -> None:
 def test_a_pipeline_classifies_a_batch() -> None:
     """By arguments that it passes on to its last step."""
     halves = FunctionTransformer(lambda rows: rows / 2)
-    pipeline = make_pipeline(halves, model()).fit(X, KNOWN)
-    usual = pipeline[-1].classify_batch(NEW / 2)
+    random = np.random.default_rng(1)
+    known, rows = (x + 3 * random.normal(size=x.shape) for x in (X, NEW))  # some are doubtful
+    pipeline = make_pipeline(halves, model()).fit(known, KNOWN)
+    usual = pipeline[-1].classify_batch(rows / 2)
     place = np.repeat(["here", "there"], 30)
-    grouped = pipeline[-1].classify_batch(NEW / 2, place)
-    np.testing.assert_array_equal(pipeline.predict(NEW, as_batch=True), usual.labels)
-    given = pipeline.predict_proba(NEW, as_batch=True)
+    grouped = pipeline[-1].classify_batch(rows / 2, place)
+    np.testing.assert_array_equal(pipeline.predict(rows, as_batch=True), usual.labels)
+    given = pipeline.predict_proba(rows, as_batch=True)
     np.testing.assert_array_equal(given, usual.probabilities)
-    given = pipeline.predict_proba(NEW, as_batch=True, groups=place)
+    given = pipeline.predict_proba(rows, as_batch=True, groups=place)
     np.testing.assert_array_equal(given, grouped.probabilities)
-    assert np.abs(given - usual.probabilities).max() > 1e-6
-    assert np.abs(pipeline.predict_proba(NEW) - usual.probabilities).max() > 1e-6
+    assert np.abs(given - usual.probabilities).max() > 0.01
+    assert np.abs(pipeline.predict_proba(rows) - usual.probabilities).max() > 0.01
 
 
 def test_a_pipeline_with_metadata_routing_classifies_a_batch() -> None:

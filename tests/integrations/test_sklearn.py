@@ -17,7 +17,7 @@ from sklearn.utils import estimator_checks
 import paddle_ext
 from paddle_ext import PaddleClassifier, presence
 from paddle_ext.adaptive_rule.learn import likelihood_of
-from paddle_ext.reference.adaptive import (
+from paddle_ext.reference.rule import (
     absorbed,
     centred,
     claimed,
@@ -110,7 +110,8 @@ def test_as_the_command_does() -> None:
         found = answer(known, [part], batch=len(query))
         model = PaddleClassifier(device="cpu").fit(X, y)
         np.testing.assert_array_equal(model.transduction_[y < 0], found.labels)
-        np.testing.assert_array_equal(model.doubt_[y < 0], found.doubt)
+        # The command looks for wrong labels, in another order of sums, and finds none.
+        np.testing.assert_allclose(model.doubt_[y < 0], found.doubt, rtol=0, atol=1e-5)
 
 
 def test_present_classes() -> None:

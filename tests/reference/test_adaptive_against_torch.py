@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paddle_ext.reference.adaptive import centred, classify, learn
+from paddle_ext.reference.rule import centred, classify, learn
 from paddle_ext.reference.groups import posterior_of_groups
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paddle_ext import reference
 from paddle_ext.reference.adapt import IMPOSSIBLE
-from paddle_ext.reference.adaptive import (
+from paddle_ext.reference.rule import (
     MIXTURES,
     Known,
     Labelled,

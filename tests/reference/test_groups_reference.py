@@ -10,7 +10,7 @@ from problems import largest
 from torch import Tensor
 
 from paddle_ext.reference.adapt import IMPOSSIBLE
-from paddle_ext.reference.adaptive import Known, centred, classify, learn
+from paddle_ext.reference.rule import Known, centred, classify, learn
 from paddle_ext.reference.groups import (
     CHANCES,
     Groups,

@@ -202,7 +202,7 @@ def test_random_calls(tmp_path: Path) -> None:
     for name in ("adaptive", "solve", "solve_indexed", "tim", "sinkhorn"):
         assert counts[f"{name}: answered"] > 20
         assert counts[f"{name}: ValueError"] > 10
-    assert counts["sampler: drawn"] > 5
+    assert counts["sampler: drawn"] > 3
     assert counts["sampler: ValueError"] > 5
     for name in ("adapt", "adaptive", "tim"):
         assert counts[f"{name}: tasks"] > 2

@@ -18,7 +18,7 @@ from paddle_ext.adaptive_rule import likeness
 from paddle_ext.adaptive_rule.learn import likelihood_of
 from paddle_ext.groups import groups_of
 from paddle_ext.native.load import module as native
-from paddle_ext.reference.adaptive import centred, classify, learn
+from paddle_ext.reference.rule import centred, classify, learn
 from paddle_ext.reference.groups import Groups as ReferenceGroups
 from paddle_ext.reference.groups import (
     Members,
