@@ -61,12 +61,14 @@ void add_constants(py::module_& module) {
     module.attr("MIXTURE_STEPS") = kMixtureSteps;
     module.attr("MOST_PAIRED") = kMostPaired;
     module.attr("NO_SCATTER") = kNoScatter;
+    module.attr("PRIOR_DEGREES") = kPriorDegrees;
     module.attr("SHARPNESS") = kSharpness;
     module.attr("SHARPNESS_SPREAD") = kSharpnessSpread;
     module.attr("SET_CLASSES") = kSetClasses;
     module.attr("SPLIT_FACTOR") = kSplitFactor;
     module.attr("STANDARD_ERROR") = kStandardError;
     module.attr("VALUES_ROWS") = kValuesRows;
+    module.attr("VARIANCE_INSIDE") = kVarianceInside;
 }
 
 py::dict build_info() {

@@ -47,12 +47,14 @@ MIN_CONCENTRATION: float
 MIXTURE_STEPS: int
 MOST_PAIRED: int
 NO_SCATTER: float
+PRIOR_DEGREES: float
 SHARPNESS: float
 SHARPNESS_SPREAD: float
 SET_CLASSES: int
 SPLIT_FACTOR: float
 STANDARD_ERROR: float
 VALUES_ROWS: int
+VARIANCE_INSIDE: float
 
 def paddle_call(
     *, target: Target, dtype: int, size: tuple[int, int, int, int, int, int, int], lam: float,
@@ -192,22 +194,23 @@ def calibrate_call(
 class CalibrateCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, distances: int, labels: int, judged: int, sharpness: int, objective: int,
+        self, *, distances: int, labels: int, weights: int, sharpness: int, objective: int,
         drawn: int, workspace: int, workspace_bytes: int,
     ) -> None: ...
 
 def likelihood_call(
     *, target: Target, dtype: int, B: int, S: int, K: int, D: int, R: int, full: bool, every: bool,
-    support: int, labels: int,
+    centred: bool, scaled: bool, support: int, labels: int,
 ) -> LikelihoodCall: ...
 
 @final
 class LikelihoodCall:
     def workspace(self) -> int: ...
     def run(
-        self, *, centre: int, prototypes: int, rows: int, squares: int, bias: int, shots: int,
-        prior_rows: int, variance: int, sharpness: int, scale: int, factor: int, solved: int,
-        shares: int, finite: int, left_out: int, workspace: int, workspace_bytes: int,
+        self, *, weights: int, centre: int, prototypes: int, rows: int, squares: int, bias: int,
+        shots: int, prior_rows: int, variance: int, sharpness: int, scale: int, factor: int,
+        solved: int, scatter: int, shares: int, finite: int, left_out: int, workspace: int,
+        workspace_bytes: int,
     ) -> None: ...
 
 def density_call(*, target: Target, dtype: int, B: int, K: int) -> DensityCall: ...

@@ -13,10 +13,10 @@
 namespace paddle_ext {
 
 // What is believed of a task before any row is seen, see docs/adaptive.md.
-constexpr double kSharpness = 40.0;               // the median of f
+constexpr double kSharpness = 40.0;                        // the median of f
 constexpr double kSharpnessSpread = 0.693147180559945309;  // of ln f: a factor of two
-constexpr double kVarianceInside = 0.65;          // of the squared length of a row
-constexpr double kPriorDegrees = 10.0;            // degrees of freedom that a priori variances weigh
+constexpr double kVarianceInside = 0.65;                   // of the squared length of a row
+constexpr double kPriorDegrees = 10.0;  // degrees of freedom that a priori variances weigh
 
 constexpr double kNoScatter = 1e-10;  // squared distances below are rounding
 constexpr double kTiny = 1e-30;       // keeps a denominator from being 0
@@ -43,22 +43,50 @@ PADDLE_EXT_HD int64_t calibration_row(int64_t rank, int64_t S, int64_t R) {
     return (2 * rank + 1) * S / (2 * R);
 }
 
+// --- classes ---------------------------------------------------------------------------------------
+
+constexpr double kLeastOthers = 1e-4;  // share of a class that is left without a row
+constexpr double kLeastWeight = 1e-3;  // of all rows that a scatter is of
+
+// The labelled rows of a class, of which each has a weight r; 1 unless labels may be wrong.
+struct ClassSums {
+    double rows, weight, squares;  // how many, sum r, sum r^2
+
+    // As many equal rows tell as much.
+    PADDLE_EXT_HD double shots() const { return squares > 0 ? weight * weight / squares : 0; }
+
+    PADDLE_EXT_HD bool has_others() const { return rows > 1; }
+
+    // What is left of the sum of weights without a row, and its share.
+    PADDLE_EXT_HD double others(double r) const {
+        return fmax(weight - r, fmax(kLeastOthers * weight, kTiny));
+    }
+    template <typename Real>
+    PADDLE_EXT_HD Real apart(double r) const {
+        return Real(others(r)) / Real(weight > kTiny ? weight : 1);
+    }
+
+    // How much of them varies inside the class: n - 1 of n rows of weight 1.
+    PADDLE_EXT_HD double degrees() const { return has_others() ? weight - squares / weight : 0; }
+};
+
 // --- feature weights and model --------------------------------------------------------------------
 
 // Of one feature, over all labelled rows in the coordinates.
 struct FeatureSums {
-    double inside = 0;     // squared offsets of rows that have others in their class
-    double stretched = 0;  // the same times n / (n - 1)
-    double squares = 0;    // squared rows
-    double between = 0;    // squared class means
-    double fourths = 0;    // their fourth powers
+    double inside = 0;  // squared offsets of rows that have others in their class, times r
+    double stretched =
+        0;               // the same divided by the share of the class that is left without the row
+    double squares = 0;  // squared rows
+    double between = 0;  // squared class means
+    double fourths = 0;  // their fourth powers
 };
 
 // Of a task: sums of these over the features, and what they rest on.
 struct FeatureTotals {
     double inside = 0, between = 0;
     double D;
-    double degrees;  // of freedom inside classes: rows minus classes
+    double degrees;  // of freedom inside classes: of rows of weight 1 rows minus classes
 
     PADDLE_EXT_HD FeatureTotals(double D, double degrees) : D(D), degrees(degrees) {}
 };
@@ -84,8 +112,8 @@ PADDLE_EXT_HD double feature_weight(const FeatureSums& feature, const FeatureTot
 struct ClassModel {
     double variance, prior_rows;
 
-    // From sums over the weighted features: of the stretched squares of `counted` rows that have others
-    // in their class, and of the squares of all S rows.
+    // From sums over the weighted features: of the stretched squares of rows that have others in their
+    // class, whose weights sum to `counted`, and of the squares of all S rows.
     PADDLE_EXT_HD ClassModel(double stretched, double counted, double squares, double S,
                              double degrees) {
         const double square = squares / S > kTiny ? squares / S : kTiny;
@@ -151,14 +179,15 @@ struct Bracket {
 
 // --- the full metric, and labelled rows left out --------------------------------------------------
 
-// The full metric is A = (V^T V / scatter + 1)^-1, with V the offsets [S, D] of labelled rows from
-// the means of their classes, and `scatter` their mean squared length, see mean_scatter. It is found
+// The full metric is A = (V^T V / scatter + 1)^-1, with V the offsets [S, D] of labelled rows from the
+// means of their classes, times the roots of their weights. Their mean squared length is `scatter`, see
+// mean_scatter. It is found
 // in the space of the rows if there are fewer of them than features, else in that of the features:
 // with L L^T = 1 + V V^T / scatter, or 1 + V^T V / scatter, of M x M numbers,
 //   by rows      x A y = x.y - (Z x).(Z y) / scatter,  Z = L^-1 V,
 //   by features  x A y = (Z x).(Z y),                  Z = L^-1.
-// Since A V^T = V^T (1 + V V^T / scatter)^-1, the product v A w of an offset v and any row w is
-// z.(Z w), with z = L^-1 e for the unit vector e of the offset, or z = Z v by features, and v A v is
+// Since A V^T = V^T (1 + V V^T / scatter)^-1, the product v A w of a row v of V and any row w is
+// z.(Z w), with z = L^-1 e for the unit vector e of v, or z = Z v by features, and v A v is
 // scatter (1 - z.z), or z.z.
 //
 // L is padded to M' columns, whole blocks, by those of the unit matrix. Its diagonal blocks are
@@ -169,13 +198,14 @@ PADDLE_EXT_HD int64_t factor_columns(int64_t M) {
     return (M + kFactorBlock - 1) / kFactorBlock * kFactorBlock;
 }
 
-// Of S rows in K classes, from the sum of squares of V. From kCovarianceRows rows on they count as many,
-// so that the numbers of L stay in the range of halves.
+// From the sum of squares of V and the degrees of freedom. From kCovarianceRows of these on they count
+// as many, so that the numbers of L stay in the range of halves.
 constexpr double kCovarianceRows = 1 << 17;
 
-PADDLE_EXT_HD double mean_scatter(double squares, int64_t S, int64_t K) {
-    const double rows = fmin(double(S > K ? S - K : 1), kCovarianceRows);
-    return squares / rows + rows * kNoScatter;  // the rounding of every row adds up in V^T V
+PADDLE_EXT_HD double mean_scatter(double squares, double degrees) {
+    const double rows = fmin(fmax(degrees, kLeastWeight), kCovarianceRows);
+    return squares / rows +
+           fmax(rows, 1.0) * kNoScatter;  // the rounding of every row adds up in V^T V
 }
 
 // Weights of the full metric that calibration rows choose from are 0, 1/4, .. 1. The weight grows
@@ -183,36 +213,50 @@ PADDLE_EXT_HD double mean_scatter(double squares, int64_t S, int64_t K) {
 constexpr int kMixtureSteps = 4;
 constexpr double kStandardError = 0.5;
 
-// (6) A labelled row as if it were new: left out of the prototype of its class and, with a full metric,
-// of A. With v the offset of the row from the mean of its class, the scatter inside classes loses
-// n/(n-1) v v^T without it, so A gains  gain (A v)(A v)^T.
+// (6) A labelled row of weight r as if it were new: left out of the prototype of its class and, with a
+// full metric, of A. With o its offset from the mean w of its class, the others have the mean w + shift o,
+// and the scatter inside classes loses r / apart o o^T, so A gains  gain (A o)(A o)^T.
 template <typename Real>
 struct LeftOutRow {
-    Real stretch;  // class mean / prototype
-    Real apart;    // n / (n - 1), by which its offset from the other rows is longer; 0 without others
-    Real to_own;   // of squared distances to its own class
-    Real own_determinant;
+    Real stretch;  // class mean / prototype m
+    Real judged;   // r; 0 without others
+    Real apart;    // share of its class that is left without it
+    Real shift;
+    Real offset, mean;  // the row minus the prototype without it is  offset o + mean m
+    Real own_closeness, own_determinant;
 
-    PADDLE_EXT_HD LeftOutRow(Real shots, Real prior_rows, Real variance) {
-        const Real mass = shots + prior_rows, rest = mass - 1;
-        stretch = mass / shots;
-        apart = shots > 1 ? shots / (shots - 1) : Real(0);
-        // The prototype without the row is (mass m - x) / rest.
-        to_own = mass * mass / (rest * rest) * closeness(rest);
-        own_determinant = determinant(variance, rest, rest);
+    PADDLE_EXT_HD LeftOutRow(const ClassSums& of, double r, Real prior_rows, Real variance) {
+        const Real n = Real(fmax(of.shots(), 1.0)), others = Real(of.others(r));
+        const Real squares = Real(fmax(of.squares - r * r, kTiny));
+        const Real shots = of.has_others() ? others * others / squares : Real(0);
+        const Real mass = shots + prior_rows, known = shots / mass;
+        stretch = (n + prior_rows) / n;
+        judged = of.has_others() ? Real(r) : Real(0);
+        apart = of.apart<Real>(r);
+        shift = of.has_others() ? Real(-r) / others : Real(0);
+        offset = 1 - known * shift;
+        mean = prior_rows / mass * stretch;
+        own_closeness = closeness(mass);
+        own_determinant = determinant(variance, mass, mass);
     }
 
-    PADDLE_EXT_HD bool has_others() const { return apart > 0; }
-
-    // The gain, from v A v.
+    // The gain, from o A o.
     PADDLE_EXT_HD Real gain(Real square, Real scatter) const {
-        const Real cut = apart / scatter, kept = 1 - cut * square;
+        const Real cut = judged / (apart * scatter), kept = 1 - cut * square;
         return cut / (kept > Real(1e-3) ? kept : Real(1e-3));
     }
 
-    // The squared length of the offset from the mean of the others, from that of v.
+    // Its squared offset from the mean of the others, times its weight; from o A o.
     PADDLE_EXT_HD Real squared_offset(Real square, Real gain) const {
-        return apart * apart * square * (1 + gain * square);
+        return judged * (1 - shift) * (1 - shift) * square * (1 + gain * square);
+    }
+
+    // Its squared distance to its own class without it, from o A o, o A m and m A m; as in (5), but for
+    // the determinant.
+    PADDLE_EXT_HD Real to_own(Real square, Real along, Real of_class, Real gain) const {
+        const Real away = offset * square + mean * along;
+        const Real plain = offset * (away + mean * along) + mean * mean * of_class;
+        return own_closeness * ((plain > 0 ? plain : Real(0)) + gain * away * away);
     }
 };
 
@@ -233,10 +277,14 @@ struct LabelledParams {
     int64_t B, S, K, D, R;
     const void* support;    // [B, S, D]
     const int64_t* labels;  // [B, S]
+    bool centred, scaled;   // the centre and the scale are given
+    const void* weights;    // [B, S] or null
     void* first;            // out [B, S]    1 / norm of a row
     void* second;           // out [B, S]    1 / norm of the unit row minus the centre
     void* centre;           // out [B, D]
     void* means;            // out [B, K, D] class means in these coordinates
+    ClassSums* members;     // out [B, K]
+    double* degrees;        // out [B]
     void* shots;            // out [B, K]
     void* scale;            // out [B, D]    the feature weights
     void* variance;         // out [B]
@@ -252,6 +300,8 @@ LabelledParams labelled_of(const LikelihoodParams& p, int64_t task = 0) {
     part.dtype = p.dtype, part.B = p.B, part.S = p.S, part.K = p.K, part.D = p.D, part.R = p.R;
     part.support = reals<Real>(p.support, task * p.S * p.D);
     part.labels = p.labels + task * p.S;
+    part.centred = p.centred, part.scaled = p.scaled;
+    if (p.weights != nullptr) part.weights = reals<Real>(p.weights, task * p.S);
     part.centre = reals<Real>(p.centre, task * p.D);
     part.means = reals<Real>(p.prototypes, task * p.K * p.D);
     part.shots = reals<Real>(p.shots, task * p.K);

@@ -234,7 +234,7 @@ CALL(Calibrate, calibrate, CPU_TASKS, CUDA) {
     MAKE(double, spread);         // the spread of its logarithm
     RUN(const void*, distances);  // [B, R, K] below kFarBehind; that if a class does not compete
     RUN(const int64_t*, labels);  // [B, R]
-    RUN(const bool*, judged);     // [B, R] whether a row counts in (7); null: all do
+    RUN(const void*, weights);    // [B, R] how much a row counts in (7); null: 1
     RUN(void*, sharpness);        // out [B]
     RUN(void*, objective);        // out [B]
     RUN(void*, drawn);            // out [B, K] share of other classes' rows that a class attracts
@@ -253,9 +253,12 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     MAKE(int64_t, R);              // calibration rows, of which the others are evenly between
     MAKE(bool, full);              // the full metric too, as far as these rows choose it
     MAKE(bool, every);             // write `left_out`
+    MAKE(bool, centred);           // `centre` is given
+    MAKE(bool, scaled);            // `scale` is given
     MAKE(const void*, support);    // [B, S, D]
     MAKE(const int64_t*, labels);  // [B, S]
-    RUN(void*, centre);            // out [B, D]
+    RUN(const void*, weights);     // [B, S] > 0 how much a row counts; null: 1
+    RUN(void*, centre);            // out [B, D], or given
     RUN(void*, prototypes);        // out [B, K, D]
     // out [B, N, D] scaled prototypes, after the scaled offsets if N = K + S: by rows
     RUN(void*, rows);
@@ -265,9 +268,10 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     RUN(void*, prior_rows);  // out [B]
     RUN(void*, variance);    // out [B]
     RUN(void*, sharpness);   // out [B]
-    RUN(void*, scale);       // out [B, D]
-    RUN(void*, factor);      // out [B, M', M'] null unless full, like the next two
+    RUN(void*, scale);       // out [B, D], or given
+    RUN(void*, factor);      // out [B, M', M'] null unless full, like the next three
     RUN(void*, solved);      // out [B, K, M'] Z of the scaled prototypes
+    RUN(void*, scatter);     // out [B]
     RUN(void*, shares);      // out [B, 3] weight of the full metric in the mixture, plain, projected
     RUN(bool*, finite);      // out [B] see plainly_finite
     RUN(void*, left_out);    // out [B, S, K] distances (5) of every row, left out; or null

@@ -57,15 +57,18 @@ struct LabelledTask {
     int64_t S = p.S, K = p.K, D = p.D, R = p.R;
     const T* support = reals<T>(p.support, task * S * D);
     const int64_t* labels = p.labels + task * S;
+    const T* given = p.weights == nullptr ? nullptr : reals<T>(p.weights, task* S);
     T* first = reals<T>(p.first, task* S);
     T* second = reals<T>(p.second, task* S);
     T* centre = reals<T>(p.centre, task* D);
     T* means = reals<T>(p.means, task * K * D);
     T* shots = reals<T>(p.shots, task* K);
+    ClassSums* members = p.members + task * K;
+    double* degrees = p.degrees + task;
     T* scale = reals<T>(p.scale, task* D);
     T* variance = reals<T>(p.variance, task);
     T* prior_rows = reals<T>(p.prior_rows, task);
-    T* row = arena.take<T>(D);
+    T* row = arena.take<T>(3 * D);
     FeatureSums* features = arena.take<FeatureSums>(D);
     double* weights = arena.take<double>(D);
     int64_t* order = arena.take<int64_t>(S);      // rows by class
@@ -73,18 +76,26 @@ struct LabelledTask {
 
     // The class of a row; -1 for an invalid label, which occurs only without validation.
     int64_t label(int64_t s) const { return labels[s] >= 0 && labels[s] < K ? labels[s] : -1; }
+
+    T weight(int64_t s) const { return given == nullptr ? T(1) : given[s]; }
 };
 
-// Groups the rows by class and counts them.
+// Groups the rows by class, and adds up their weights.
 template <typename T>
 static void order_rows(const LabelledTask<T>& t) {
     for (int64_t k = 0; k <= t.K; ++k) t.start[k] = 0;
+    std::fill_n(t.members, t.K, ClassSums{});
     for (int64_t s = 0; s < t.S; ++s) {
-        if (t.label(s) >= 0) ++t.start[t.label(s)];
+        const int64_t k = t.label(s);
+        if (k < 0) continue;
+        ++t.start[k];
+        const double r = double(t.weight(s));
+        ClassSums& of = t.members[k];
+        ++of.rows, of.weight += r, of.squares += r * r;
     }
     for (int64_t k = 0, before = 0; k <= t.K; ++k) {
         const int64_t count = t.start[k];
-        if (k < t.K) t.shots[k] = T(count);
+        if (k < t.K) t.shots[k] = T(t.members[k].shots());
         t.start[k] = before;
         before += count;
     }
@@ -95,15 +106,16 @@ static void order_rows(const LabelledTask<T>& t) {
     t.start[0] = 0;
 }
 
-// The norms of the rows, and the mean of the class means.
+// The norms of the rows, and the mean of the class means unless it is given.
 template <typename T>
 static void find_centre(const LabelledTask<T>& t) {
     const int64_t D = t.D;
+    for (int64_t s = 0; s < t.S; ++s) t.first[s] = inverse_norm(t.support + s * D, D);
+    if (t.p.centred) return;
     for (int64_t d = 0; d < D; ++d) t.centre[d] = 0, t.row[d] = 0;
     for (int64_t s = 0; s < t.S; ++s) {
         const int64_t k = t.label(s);
         const T* __restrict__ x = t.support + s * D;
-        t.first[s] = inverse_norm(x, D);
         if (k < 0 || t.K == 1) continue;  // a single class is not centred
         T* __restrict__ part = t.row;
         const T factor = t.first[s] / (T(t.K) * t.shots[k]);
@@ -117,6 +129,7 @@ static void find_centre(const LabelledTask<T>& t) {
 template <typename T>
 static void find_means(const LabelledTask<T>& t) {
     const int64_t D = t.D;
+    std::fill_n(t.row, D, T(0));
     for (int64_t s = 0; s < t.S; ++s) t.second[s] = 0;  // also for a row without a class
     for (int64_t k = 0; k < t.K; ++k) {
         T* __restrict__ mean = t.means + k * D;
@@ -128,11 +141,12 @@ static void find_means(const LabelledTask<T>& t) {
             const T first = t.first[s], second = second_norm(x, first, centre, D);
             t.second[s] = second;
             T* __restrict__ part = t.row;
-            for (int64_t d = 0; d < D; ++d) part[d] += (x[d] * first - centre[d]) * second;
+            const T factor = second * t.weight(s);
+            for (int64_t d = 0; d < D; ++d) part[d] += (x[d] * first - centre[d]) * factor;
             if ((at - t.start[k]) % kSumRows == kSumRows - 1) add_part(mean, t.row, D);
         }
         add_part(mean, t.row, D);
-        const T share = 1 / std::max(t.shots[k], T(1));
+        const T share = T(1 / std::max(t.members[k].weight, kTiny));
         for (int64_t d = 0; d < D; ++d) mean[d] *= share;
     }
 }
@@ -143,14 +157,16 @@ static void add_class(const LabelledTask<T>& t, int64_t k) {
     const int64_t D = t.D;
     const T* __restrict__ mean = t.means + k * D;
     const T* __restrict__ centre = t.centre;
-    T* __restrict__ inside = t.row;  // squared offsets of some rows
-    const double n = double(t.shots[k]), apart = n > 1 ? n / (n - 1) : 0;
+    // Of some rows, see FeatureSums.
+    T* __restrict__ inside = t.row, * __restrict__ stretched = inside + D;
+    T* __restrict__ squares = stretched + D;
+    const ClassSums& of = t.members[k];
     const auto collect = [&] {
         for (int64_t d = 0; d < D; ++d) {
             t.features[d].inside += double(inside[d]);
-            t.features[d].stretched += apart * double(inside[d]);
-            t.features[d].squares += double(inside[d]);
-            inside[d] = 0;
+            t.features[d].stretched += double(stretched[d]);
+            t.features[d].squares += double(squares[d]);
+            inside[d] = 0, stretched[d] = 0, squares[d] = 0;
         }
     };
 
@@ -158,16 +174,19 @@ static void add_class(const LabelledTask<T>& t, int64_t k) {
         const double square = double(mean[d]) * double(mean[d]);
         t.features[d].between += square;
         t.features[d].fourths += square * square;
-        t.features[d].squares += n * square;
-        inside[d] = 0;
+        inside[d] = 0, stretched[d] = 0, squares[d] = 0;
     }
-    for (int64_t at = t.start[k]; n > 1 && at < t.start[k + 1]; ++at) {
+    for (int64_t at = t.start[k]; at < t.start[k + 1]; ++at) {
         const int64_t s = t.order[at];
         const T* __restrict__ x = t.support + s * D;
-        const T first = t.first[s], second = t.second[s];
+        const T first = t.first[s], second = t.second[s], r = t.weight(s);
+        const T judged = of.has_others() ? r : T(0), stretch = judged / of.apart<T>(double(r));
         for (int64_t d = 0; d < D; ++d) {
-            const T away = (x[d] * first - centre[d]) * second - mean[d];
-            inside[d] += away * away;
+            const T own = (x[d] * first - centre[d]) * second, away = own - mean[d];
+            const T square = away * away;
+            inside[d] += judged * square;
+            stretched[d] += stretch * square;
+            squares[d] += own * own;
         }
         if ((at - t.start[k]) % kSumRows == kSumRows - 1) collect();
     }
@@ -179,16 +198,17 @@ template <typename T>
 static void find_model(const LabelledTask<T>& t) {
     const int64_t K = t.K, D = t.D;
     std::fill_n(t.features, D, FeatureSums{});
-    double rows = 0, classes = 0, counted = 0;
+    double rows = 0, degrees = 0, counted = 0;
     for (int64_t k = 0; k < K; ++k) {
         add_class(t, k);
-        const double n = double(t.shots[k]);
-        rows += n;
-        classes += n > 0;
-        counted += n > 1 ? n : 0;
+        const ClassSums& of = t.members[k];
+        rows += of.rows;
+        degrees += of.degrees();
+        counted += of.has_others() ? of.weight : 0;
     }
+    *t.degrees = degrees;
 
-    FeatureTotals of(double(D), rows - classes);
+    FeatureTotals of(double(D), degrees);
     for (int64_t d = 0; d < D; ++d) {
         of.inside += t.features[d].inside;
         of.between += t.features[d].between;
@@ -198,12 +218,12 @@ static void find_model(const LabelledTask<T>& t) {
 
     double stretched = 0, squares = 0;
     for (int64_t d = 0; d < D; ++d) {
-        const double weight = t.weights[d] * double(D) / total;
-        t.scale[d] = T(weight);
+        if (!t.p.scaled) t.scale[d] = T(t.weights[d] * double(D) / total);
+        const double weight = t.p.scaled ? double(t.scale[d]) : t.weights[d] * double(D) / total;
         stretched += weight * t.features[d].stretched;
         squares += weight * t.features[d].squares;
     }
-    const ClassModel model(stretched, counted, squares, std::max(rows, 1.0), of.degrees);
+    const ClassModel model(stretched, counted, squares, std::max(rows, 1.0), degrees);
     *t.variance = T(model.variance);
     *t.prior_rows = T(model.prior_rows);
 }
@@ -230,7 +250,7 @@ struct CalibrateScratch {
     Arena& arena;
     const CalibrateParams& p;
     int64_t count = p.R, K = p.K, Rp = round_up(p.R, Simd<T>::kPanel);
-    const bool* flags = nullptr;  // of the task, as CalibrateParams::judged
+    const T* weights = nullptr;  // of the task, as CalibrateParams::weights
     T* panels = arena.take<T>(Rp * K);
     T* own = arena.take<T>(Rp);  // distances to the own class
     T* low = arena.take<T>(Rp);  // the smallest distances, subtracted to avoid overflow
@@ -238,7 +258,7 @@ struct CalibrateScratch {
     double* drawn = arena.take<double>(K);
     Moments* moments = arena.take<Moments>(Rp / Simd<T>::kLanes);  // of the rows of a vector
 
-    bool judged(int64_t row) const { return flags == nullptr || flags[row]; }
+    double weight(int64_t row) const { return weights == nullptr ? 1.0 : double(weights[row]); }
 
     // The nearest class: without validation a label may be out of range.
     int64_t label(int64_t given) const { return std::min(std::max(given, int64_t(0)), K - 1); }
@@ -276,11 +296,13 @@ static Moments moments_at(const CalibrateScratch<T>& s, T f, int threads) {
             seconds += second;
         }
         for (int64_t lane = 0; lane < std::min(s.count - i, kLanes); ++lane) {
-            if (!s.judged(i + lane)) continue;
+            const double weight = s.weight(i + lane);
+            if (weight == 0) continue;
             const double share = 1 / double(sums[lane]), mean = double(firsts[lane]) * share;
             const double second = double(seconds[lane]) * share;
-            s.moments[v].lag += double(s.own[i + lane]) - double(s.low[i + lane]) - mean;
-            s.moments[v].variance += std::max(second - mean * mean, 0.0);
+            const double lag = double(s.own[i + lane]) - double(s.low[i + lane]) - mean;
+            s.moments[v].lag += weight * lag;
+            s.moments[v].variance += weight * std::max(second - mean * mean, 0.0);
         }
     };
     parallel_for(vectors, workers_of(vectors, 20.0 * double(s.count * s.K), threads), some);
@@ -310,7 +332,8 @@ static double add_drawn(const CalibrateScratch<T>& s, const int64_t* labels, T f
         for (int64_t lane = 0; lane < std::min(s.count - i, kLanes); ++lane) {
             const double behind = double(s.own[i + lane]) - double(s.low[i + lane]);
             const double lost = std::log(double(sums[lane])) - double(half) * behind;
-            entropy += s.judged(i + lane) ? lost : 0.0;
+            const double weight = s.weight(i + lane);
+            entropy += weight > 0 ? weight * lost : 0.0;
             share[lane] = 1 / sums[lane];
             s.shares[s.label(labels[i + lane]) * kLanes + lane] = 0;
         }
@@ -329,7 +352,7 @@ static void calibrate_task(const CalibrateParams& p, int64_t task, void* scratch
     Arena arena(scratch);
     const int64_t count = p.R;
     CalibrateScratch<T> s{arena, p};
-    s.flags = p.judged == nullptr ? nullptr : p.judged + task * p.R;
+    s.weights = p.weights == nullptr ? nullptr : reals<T>(p.weights, task * p.R);
     pack_rows(d, p.K, count, p.K, T(1), s.panels, p.K);
     for (int64_t i = 0; i < count; i += kLanes) {
         const T* const from = s.from(i);

@@ -9,9 +9,9 @@ struct JudgedScratch {
     const LikelihoodParams& p;
     int64_t task;
     int64_t S = p.S, K = p.K, D = p.D, R = p.R, M = std::min(S, D);
-    int64_t C = p.full ? factor_columns(M) : 0;  // columns of the factor
-    bool by_rows = p.full && S < D;              // see common/adaptive.h
-    int64_t N = by_rows || p.every ? S : R;      // rows left out: all, or to calibrate
+    int64_t C = p.full ? factor_columns(M) : 0;   // columns of the factor
+    bool by_rows = p.full && S < D;               // see common/adaptive.h
+    int64_t N = by_rows || p.every ? S : R;       // rows left out: all, or to calibrate
     int64_t step = by_rows ? D : std::max(D, C);  // from one to the next
     int64_t Kp = round_up(K, Simd<T>::kPanel);
     bool each = K <= N;  // products of prototypes: for each class, or for the class of each row
@@ -21,20 +21,20 @@ struct JudgedScratch {
     int64_t* rows = arena.take<int64_t>(N);  // the numbers of the rows left out
     int64_t* own = arena.take<int64_t>(N);   // their classes
     T* root = arena.take<T>(D);
-    T* v = by_rows ? out : arena.take<T>(N * step);  // their scaled offsets
+    T* v = by_rows ? out : arena.take<T>(N * step);  // their scaled offsets, or V by rows
     T* panels = arena.take<T>(Kp * std::max(D, C));  // prototypes
     T* squares = arena.take<T>(K);                   // m.m
-    T* square = arena.take<T>(N);                    // v.v
+    T* square = arena.take<T>(N);                    // o.o
     T* self = arena.take<T>(N);                      // x.x
     T* plain = arena.take<T>(N * Kp);                // distances in the feature weights
     T* terms = arena.take<T>(K);                     // of the log-determinant in distances
     T* factor = reals<T>(p.factor, task * C * C);    // all others are for the full metric
     T* solved = reals<T>(p.solved, task * K * C);
-    T* second = arena.take<T>(C > 0 ? K : 0);   // (Z m).(Z m)
-    T* whole = arena.take<T>(C > 0 ? K : 0);    // m A m
-    T* offset = arena.take<T>(C > 0 ? N : 0);   // squared offsets from the others of the class
+    T* second = arena.take<T>(C > 0 ? K : 0);  // (Z m).(Z m)
+    T* whole = arena.take<T>(C > 0 ? K : 0);   // m A m
+    T* offset = arena.take<T>(C > 0 ? N : 0);  // squared offsets from the others of the class
     T* z = by_rows ? arena.take<T>(N * C) : v;
-    T* along = arena.take<T>(C > 0 ? N * Kp : 0);                 // v A m, then distances
+    T* along = arena.take<T>(C > 0 ? N * Kp : 0);                 // o A m, then distances
     T* pairs = arena.take<T>(pair_count * Kp);                    // products of prototypes
     T* projected = arena.take<T>(by_rows ? pair_count * Kp : 0);  // (Z m).(Z m) for them
     T* blocks = arena.take<T>(kFactorBlock * C);                  // of the factor, in panels
@@ -42,6 +42,11 @@ struct JudgedScratch {
     T* packed = arena.take<T>(by_rows ? round_up(S, Simd<T>::kPanel) * D
                               : C > 0 ? kOffsetRows * round_up(D, Simd<T>::kPanel)
                                       : 0);
+
+    // What undoes the root of the weight of a row in V.
+    T over(const LabelledTask<T>& t, int64_t i) const {
+        return by_rows ? 1 / std::sqrt(t.weight(rows[i])) : T(1);
+    }
 
     // Where a calibration row is among the rows left out.
     int64_t place(int64_t rank) const { return N == S ? calibration_row(rank, S, R) : rank; }
@@ -57,16 +62,18 @@ struct JudgedScratch {
     }
 };
 
-// A row as if it were new, by its class.
+// A row left out as if it were new.
 template <typename T>
-static LeftOutRow<T> left_out(const LabelledTask<T>& t, int64_t k) {
-    return {std::max(t.shots[k], T(1)), *t.prior_rows, *t.variance};
+static LeftOutRow<T> left_out(const JudgedScratch<T>& s, const LabelledTask<T>& t, int64_t i) {
+    return {t.members[s.own[i]], double(t.weight(s.rows[i])), *t.prior_rows, *t.variance};
 }
 
-// Scaled rows, minus the means of their classes if `offsets`: the rows in `index`, or from `first` on
-// if null.
+// Which rows: as they are, minus the means of their classes, or these times the roots of their weights.
+enum class Scaled { kRows, kOffsets, kWeighted };
+
+// Scaled rows: those in `index`, or from `first` on if null.
 template <typename T>
-static void scale_rows(const LabelledTask<T>& t, const T* root, bool offsets, const int64_t* index,
+static void scale_rows(const LabelledTask<T>& t, const T* root, Scaled kind, const int64_t* index,
                        int64_t first, int64_t count, T* out, int64_t step) {
     const int64_t D = t.D;
     const T* const centre = t.centre;
@@ -76,18 +83,18 @@ static void scale_rows(const LabelledTask<T>& t, const T* root, bool offsets, co
         const T norm = t.first[s], second = t.second[s];
         T* __restrict__ to = out + i * step;
         for (int64_t d = 0; d < D; ++d) to[d] = (x[d] * norm - centre[d]) * second;
-        if (offsets && k >= 0) {
+        if (kind != Scaled::kRows && k >= 0) {
             const T* __restrict__ mean = t.means + k * D;
             for (int64_t d = 0; d < D; ++d) to[d] -= mean[d];
         }
-        for (int64_t d = 0; d < D; ++d) to[d] *= root[d];
+        const T factor = kind == Scaled::kWeighted ? std::sqrt(t.weight(s)) : T(1);
+        for (int64_t d = 0; d < D; ++d) to[d] *= root[d] * factor;
     }
 }
 
 // Squared distances of a row left out to the prototypes, as those in (5) without the determinant.
 template <typename T>
-static void weigh_by_class(const LabelledTask<T>& t, const LeftOutRow<T>& row, int64_t own, T* to) {
-    const T to_own = to[own] * row.to_own;
+static void weigh_by_class(const LabelledTask<T>& t, int64_t own, T to_own, T* to) {
     for (int64_t k = 0; k < t.K; ++k) to[k] *= closeness(t.shots[k] + *t.prior_rows);
     to[own] = to_own;
 }
@@ -112,7 +119,8 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
 
     // x.m, from v.m if that is needed too.
     pack_rows(s.prototypes(), D, K, D, T(1), s.panels, D);
-    scale_rows<T>(t, s.root, s.by_rows, s.rows, 0, s.N, s.v, s.step);
+    const Scaled kind = s.by_rows ? Scaled::kWeighted : Scaled::kRows;
+    scale_rows<T>(t, s.root, kind, s.rows, 0, s.N, s.v, s.step);
     multiply<T>({s.v, s.step, 1}, s.N, s.panels, D, K, {s.plain, s.Kp, Simd<T>::kPanel}, threads);
     if (s.by_rows) {
         s.multiply_pairs(s.prototypes(), D, s.pairs, threads);
@@ -120,24 +128,30 @@ static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, 
         for (int64_t i = 0; i < s.N; ++i) {
             s.self[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
         }
-        scale_rows<T>(t, s.root, true, s.rows, 0, s.N, s.v, s.step);
+        scale_rows<T>(t, s.root, Scaled::kOffsets, s.rows, 0, s.N, s.v, s.step);
     }
 
     for (int64_t i = 0; i < s.N; ++i) {
         const int64_t own = s.own[i];
-        const LeftOutRow<T> row = left_out(t, own);
+        const LeftOutRow<T> row = left_out(s, t, i);
+        const T over = s.over(t, i);
         T* const to = s.plain + i * s.Kp;
-        s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D);
+        s.square[i] = dot(s.v + i * s.step, s.v + i * s.step, D) * over * over;
+        T of_offset = 0;  // o.m
         if (s.by_rows) {
             const T* const pair = s.pair_row(i);
-            s.self[i] = s.square[i] + row.stretch * (2 * to[own] + row.stretch * s.squares[own]);
+            of_offset = to[own] * over;
+            s.self[i] = s.square[i] + row.stretch * (2 * of_offset + row.stretch * s.squares[own]);
             for (int64_t k = 0; k < K; ++k) s.solved[k * s.C + i] = to[k];
-            for (int64_t k = 0; k < K; ++k) to[k] += row.stretch * pair[k];
+            for (int64_t k = 0; k < K; ++k) to[k] = over * to[k] + row.stretch * pair[k];
+        } else {
+            of_offset = dot(s.v + i * s.step, s.prototypes() + own * D, D);
         }
         for (int64_t k = 0; k < K; ++k) {
             to[k] = std::max(s.self[i] - 2 * to[k] + s.squares[k], T(0));
         }
-        weigh_by_class(t, row, own, to);
+        const T to_own = row.to_own(s.square[i], of_offset, s.squares[own], T(0));
+        weigh_by_class(t, own, to_own, to);
     }
 }
 
@@ -154,7 +168,7 @@ static T solve_metric(const JudgedScratch<T>& s, const LabelledTask<T>& t, int t
     } else {
         for (int64_t first = 0; first < s.S && !interrupted(); first += kOffsetRows) {
             const int64_t count = std::min(s.S - first, kOffsetRows);
-            scale_rows<T>(t, s.root, true, nullptr, first, count, s.offsets, D);
+            scale_rows<T>(t, s.root, Scaled::kWeighted, nullptr, first, count, s.offsets, D);
             pack_columns(s.offsets, count, D, s.packed);
             multiply_lower<T>({s.packed, 1, Simd<T>::kPanel, nullptr, count}, D, s.packed, count,
                               gram, threads, first > 0);
@@ -165,7 +179,7 @@ static T solve_metric(const JudgedScratch<T>& s, const LabelledTask<T>& t, int t
     for (int64_t k = 0; k < K; ++k) std::fill_n(s.solved + k * C + M, C - M, T(0));
     double trace = 0;
     for (int64_t i = 0; i < M; ++i) trace += double(s.factor[i * C + i]);
-    const T scatter = T(mean_scatter(trace, s.S, K)), share = 1 / scatter;
+    const T scatter = T(mean_scatter(trace, *t.degrees)), share = 1 / scatter;
     for (int64_t i = 0; i < C; ++i) {
         const int64_t known = i < M ? i + 1 : 0;
         T* const row = s.factor + i * C;
@@ -193,6 +207,7 @@ static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask
                                    int threads) {
     const int64_t K = s.K, C = s.C;
     const T scatter = solve_metric(s, t, threads);
+    reals<T>(s.p.scatter)[s.task] = scatter;
     FullMetric<T> found = {T(s.by_rows), s.by_rows ? -1 / scatter : T(1), 1};
     pack_rows(s.solved, C, K, C, T(1), s.panels, C);
     multiply<T>({s.z, C, 1}, s.N, s.panels, C, K, {s.along, s.Kp, Simd<T>::kPanel}, threads);
@@ -207,27 +222,30 @@ static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask
 
     for (int64_t i = 0; i < s.N; ++i) {
         const int64_t own = s.own[i];
-        const LeftOutRow<T> row = left_out(t, own);
+        const LeftOutRow<T> row = left_out(s, t, i);
         const T* const pair = s.pair_row(i);
-        const T length = dot(s.z + i * C, s.z + i * C, C);
-        const T square = s.by_rows ? std::max(scatter * (1 - length), T(0)) : length;  // v A v
+        const T over = s.over(t, i), length = dot(s.z + i * C, s.z + i * C, C);
+        // o A o
+        const T square = s.by_rows ? std::max(scatter * (1 - length), T(0)) * over * over : length;
         const T gain = row.gain(square, scatter);
         T* const along = s.along + i * s.Kp;
+        for (int64_t k = 0; k < K; ++k) along[k] *= over;  // o A m
         const T self = square + row.stretch * (2 * along[own] + row.stretch * s.whole[own]);
-        const T along_row = square + row.stretch * along[own];  // v A x
+        const T along_row = square + row.stretch * along[own];  // o A x
+        const T to_own = row.to_own(square, along[own], s.whole[own], gain);
         for (int64_t k = 0; k < K; ++k) {
             const T cross = along[k] + row.stretch * pair[k], away = along_row - along[k];
             const T plain = std::max(self - 2 * cross + s.whole[k], T(0));
             along[k] = plain + gain * away * away;
         }
-        weigh_by_class(t, row, own, along);
+        weigh_by_class(t, own, to_own, along);
         s.offset[i] = row.squared_offset(square, gain);
     }
 
     double lengths[2] = {};
     for (int64_t rank = 0; rank < s.R; ++rank) {
         const int64_t i = s.place(rank);
-        const LeftOutRow<T> row = left_out(t, s.own[i]);
+        const LeftOutRow<T> row = left_out(s, t, i);
         lengths[0] += double(row.squared_offset(s.square[i], T(0)));
         lengths[1] += double(s.offset[i]);
     }
@@ -247,7 +265,7 @@ static void mix(const JudgedScratch<T>& s, const LabelledTask<T>& t, int64_t i, 
         to[k] = plain[k] + share * (full[k] - plain[k]) + s.terms[k];
     }
     const int64_t own = s.own[i];
-    to[own] += left_out(t, own).own_determinant - s.terms[own];
+    to[own] += left_out(s, t, i).own_determinant - s.terms[own];
 }
 
 // --- likelihood: one task, its products on several threads --------------------------------------
@@ -261,10 +279,10 @@ struct LikelihoodScratch {
     LabelledTask<T> labelled{arena, call};
     CalibrateParams calibrate = calibrate_of<T>(p, task);  // likewise
     int64_t* own = arena.take<int64_t>(p.R);               // [R] classes of the calibration rows
-    bool* judged_rows = arena.take<bool>(p.R);             // [R] those with others in their class
-    T* distances = arena.take<T>(p.R * p.K);               // [R, K]
-    T* drawn = arena.take<T>(2 * p.K);  // [2, K] of the best mixture so far, and of another
-    T* trial = arena.take<T>(2);        // [2]    sharpness and objective of the other
+    T* weights = arena.take<T>(p.R);          // [R] 0 for a row without others in its class
+    T* distances = arena.take<T>(p.R * p.K);  // [R, K]
+    T* drawn = arena.take<T>(2 * p.K);        // [2, K] of the best mixture so far, and of another
+    T* trial = arena.take<T>(2);              // [2]    sharpness and objective of the other
     T* objective = arena.take<T>(1);
     void* calibrate_scratch = arena.take<char>(bytes_of<CalibrateScratch<T>>(calibrate));
     JudgedScratch<T> judged{arena, p, task};
@@ -273,8 +291,10 @@ struct LikelihoodScratch {
         : arena(arena), p(p), task(task) {
         labelled.first = arena.take<T>(p.S);
         labelled.second = arena.take<T>(p.S);
+        labelled.members = arena.take<ClassSums>(p.K);
+        labelled.degrees = arena.take<double>(1);
         calibrate.distances = distances, calibrate.labels = own;
-        calibrate.judged = judged_rows;
+        calibrate.weights = weights;
         calibrate.objective = objective, calibrate.drawn = drawn;
     }
 };
@@ -282,14 +302,10 @@ struct LikelihoodScratch {
 // Whether every row is plainly finite and has a class, and every class has a row.
 template <typename T>
 static bool has_finite_rows(const LabelledTask<T>& t) {
-    T rows = 0;
-    bool finite = true;
-    for (int64_t k = 0; k < t.K; ++k) {
-        finite = finite && t.shots[k] > 0;
-        rows += t.shots[k];
-    }
+    bool finite = t.start[t.K] == t.S;
+    for (int64_t k = 0; k < t.K; ++k) finite = finite && t.start[k + 1] > t.start[k];
     for (int64_t i = 0; i < t.S; ++i) finite = finite && plainly_finite(t.first[i]);
-    return finite && rows == T(t.S);
+    return finite;
 }
 
 // Calibrates distances in mixtures of metrics, see kStandardError. Returns the share of the full one.
@@ -299,7 +315,7 @@ static T best_mixture(const LikelihoodScratch<T>& s, int threads) {
     const int64_t K = judged.K, R = s.p.R;
     for (int64_t rank = 0; rank < R; ++rank) {
         s.own[rank] = judged.own[judged.place(rank)];
-        s.judged_rows[rank] = left_out(s.labelled, s.own[rank]).has_others();
+        s.weights[rank] = left_out(judged, s.labelled, judged.place(rank)).judged;
     }
 
     CalibrateParams trial = s.calibrate;
@@ -310,7 +326,7 @@ static T best_mixture(const LikelihoodScratch<T>& s, int threads) {
             T* const to = s.distances + rank * K;
             mix(judged, s.labelled, judged.place(rank), mixture, to);
             // A class that is left with no row does not compete for the one that is left out.
-            if (K > 1 && !s.judged_rows[rank]) to[s.own[rank]] = T(kFarBehind);
+            if (K > 1 && s.weights[rank] == 0) to[s.own[rank]] = T(kFarBehind);
         }
         calibrate_task<T>(trial, 0, s.calibrate_scratch, threads);
         trial.sharpness = s.trial, trial.objective = s.trial + 1, trial.drawn = s.drawn + K;

@@ -45,7 +45,7 @@ def corrected_likelihood(
     With groups all labels are trusted, and there is no correction: it would fit what rows of a
     group have in common, and claim too much of other groups.
     """
-    K, S, total, noisy = num_classes, len(labels), weights, False
+    K, S, total = num_classes, len(labels), weights
     worth = SHOTS * K <= S and S * K * (support.shape[1] + 1) <= WORK
     corrects = groups is None and worth and S * K <= MOST_LEFT_OUT
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
@@ -57,11 +57,12 @@ def corrected_likelihood(
         given = (weights / power_of_two(largest)[labels]).unsqueeze(0)
     if groups is None and models_noise(label_noise, S, K):
         sure = None if trusted is None else trusted.unsqueeze(0)
-        weighed = weigh_labels(rows, own, K, label_noise, given=given, trusted=sure)
-        likelihood, noisy = weighed.likelihood, bool(weighed.rate > 0)
-        if noisy:  # the likelihood has these weights already
+        weighed = weigh_labels(rows, own, K, label_noise, trusted=sure)
+        likelihood = weighed.likelihood
+        if bool(weighed.rate > 0):  # the likelihood has these weights already
             right = weighed.weights[0]
             total = right if weights is None else right * weights
+            given = None if given is None else right * given
         rest = LeftOut.of(likelihood, rows, own, weighed.logits)
     elif corrects:
         likelihood, rest = left_out_rows(support, labels, K)
@@ -75,7 +76,7 @@ def corrected_likelihood(
         likelihood = replace(
             likelihood, correction=correction_of(rest, total, inverse_regularisation)
         )
-    if given is None or noisy:
+    if given is None:
         return likelihood
     return reweighted(likelihood, likelihood.centred(rows), own, given)
 

@@ -10,20 +10,16 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import check
 from ..native.load import module as native
-from ..rows import class_sums
 from .label_noise import AUTO
-from .learn import calibrate, likelihood_of, uses_full_metric
+from .learn import Given, calibrate, learned_as_given, likelihood_of, uses_full_metric
 from .likelihood import Likelihood
 
 FOLDS = 10  # at most
-MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the full metric
-PRIOR_DEGREES = 10.0  # degrees of freedom that a priori variances weigh
-TINY = 1e-30
+FAR_BEHIND = 1e30  # the distance to a class that does not compete
 
 
 def check_trusted(label_noise: float | str) -> None:
@@ -43,20 +39,11 @@ def likelihood_by_groups(
     if not bool((groups != groups[0]).any()):  # a single group cannot be left out
         return likelihood
 
-    x = likelihood.centred(support)[0].double()
-    own = labels[0]
-    full = uses_full_metric(metric, len(x), num_classes)
-    left = leave_groups_out(x, own, groups, likelihood, MIXTURES if full else MIXTURES[:1])
-
-    best, sharpness = calibration(left, own)
-    bias = hubs(left.distances[best], left.judged, own, sharpness)
-    real = likelihood.bias.dtype
-    found = replace(
-        likelihood,
-        sharpness=torch.full_like(likelihood.sharpness, sharpness),
-        bias=bias.to(real).unsqueeze(0),
-    )
-    return with_mixture(found, x, own, MIXTURES[best], left.length) if full else found
+    full = uses_full_metric(metric, labels.shape[1], num_classes)
+    left = leave_groups_out(likelihood.centred(support), labels, groups, likelihood, full)
+    found = calibration(left, labels[0])
+    changed = replace(likelihood, sharpness=found.sharpness, bias=found.bias)
+    return with_mixture(changed, found.share, left.length) if full else changed
 
 
 @dataclass(frozen=True)
@@ -65,42 +52,55 @@ class LeftOut:
 
     distances: Tensor  # [T, S, K] (5) in each of the mixtures
     judged: Tensor  # [S] bool: whether the class of the row has others left
-    length: float  # how long distances are in the full metric
+    length: Tensor  # [1] how long distances are in the full metric
 
 
 def leave_groups_out(
-    x: Tensor, labels: Tensor, groups: Tensor, likelihood: Likelihood, mixtures: tuple[float, ...]
+    x: Tensor, labels: Tensor, groups: Tensor, likelihood: Likelihood, full: bool
 ) -> LeftOut:
-    """(6) In up to ten folds of whole groups; the centre, V and n0 are those of all rows [S, D]."""
-    K = likelihood.bias.shape[-1]
+    """(6) In up to ten folds of whole groups; centre, V and n0 are those of all rows [1, S, D]."""
     number = torch.unique(groups, return_inverse=True)[1]
     folds = min(FOLDS, int(number.max()) + 1)
-
-    plain, full, mass = (x.new_zeros(len(x), K) for _ in range(3))
-    judged = torch.zeros_like(labels, dtype=torch.bool)
-    length_of_plain = length_of_full = 0.0
+    rests = []
+    judged = torch.zeros_like(labels[0], dtype=torch.bool)
+    lengths = x.new_full((2,), x.shape[1] * native.NO_SCATTER)  # rounding
     for fold in range(folds):
-        left_out = number % folds == fold
-        rest = Rest.of(x[~left_out], labels[~left_out], K)
-        prior_rows = likelihood.prior_rows[0].double()
-        mass[left_out] = rest.counts + prior_rows
-        prototypes = rest.means * (rest.counts / (rest.counts + prior_rows)).unsqueeze(1)
+        out = number % folds == fold
+        rest = without(x[:, ~out], labels[:, ~out], likelihood, full)
+        judged[out] = rest.shots[0, labels[0, out]] > 0
+        rests.append((out, rest))
+        if full:
+            alone = with_mixture(rest, 1.0, x.new_ones(1))
+            plain = (x[:, out].square() * rest.scale.unsqueeze(1)).sum()
+            lengths += torch.stack([plain, alone.squared(x[:, out]).sum()])
 
-        rows, means = x[left_out] * rest.root, prototypes * rest.root
-        judged[left_out] = rest.counts[labels[left_out]] > 0
-        plain[left_out] = squared_distances(rows, means)
-        if len(mixtures) > 1:
-            full[left_out], squares = rest.in_full_metric(rows, means)
-            length_of_plain += float(rows.square().sum())
-            length_of_full += squares
+    length = (lengths[1] / lengths[0]).reshape(1)
+    steps = native.MIXTURE_STEPS if full else 0
+    ends = x.new_zeros(2 if full else 1, x.shape[1], likelihood.bias.shape[-1])
+    for out, rest in rests:
+        for share, distances in enumerate(ends):
+            mixed = with_mixture(rest, float(share), length) if full else rest
+            distances[out] = -mixed.logits_of(x[:, out])[0]
+    mixtures = [torch.lerp(ends[0], ends[-1], step / max(steps, 1)) for step in range(steps + 1)]
+    return LeftOut(torch.stack(mixtures), judged, length)
 
-    rounding = len(x) * native.NO_SCATTER
-    length = (length_of_full + rounding) / (length_of_plain + rounding)
-    variance, spread = likelihood.variance[0].double(), 1 + 1 / mass
-    determinant = variance * spread.log() / 2
-    squared = [torch.lerp(plain, full / length, share) for share in mixtures]
-    distances = torch.stack([own / spread + determinant for own in squared])
-    return LeftOut(distances, judged, length)
+
+def without(x: Tensor, labels: Tensor, likelihood: Likelihood, full: bool) -> Likelihood:
+    """That of the rows [1, N, D] of other groups, whose logits are minus the distances (5)."""
+    K, centre = likelihood.bias.shape[-1], torch.zeros_like(likelihood.centre)
+    rest, _ = learned_as_given(x, labels, K, 1, full, False, Given(centre))
+    prototypes = rest.prototypes * (
+        (rest.shots + rest.prior_rows) / (rest.shots + likelihood.prior_rows)
+    ).unsqueeze(-1)
+    changed = replace(
+        rest,
+        prototypes=prototypes,
+        prior_rows=likelihood.prior_rows,
+        variance=likelihood.variance,
+        sharpness=torch.full_like(rest.sharpness, 2),
+        bias=torch.zeros_like(rest.bias),
+    )
+    return replace(changed, squares=changed.squared(prototypes))
 
 
 def recognised_without_groups(
@@ -112,119 +112,53 @@ def recognised_without_groups(
     """
     rows, own = support.unsqueeze(0), labels.unsqueeze(0)
     likelihood = likelihood_of(rows, own, num_classes)
-    left = leave_groups_out(
-        likelihood.centred(rows)[0].double(), labels, groups, likelihood, MIXTURES
-    )
-    best, _ = calibration(left, labels)
-    return left.distances[best].argmin(-1), left.judged
+    full = uses_full_metric("auto", len(labels), num_classes)
+    left = leave_groups_out(likelihood.centred(rows), own, groups, likelihood, full)
+    return calibration(left, labels).distances[0].argmin(-1), left.judged
 
 
 @dataclass(frozen=True)
-class Rest:
-    """What the rows of the other groups tell: class means, and both metrics (2) and (3)."""
+class Calibration:
+    """What labelled rows choose when they are left out."""
 
-    counts: Tensor  # [K]
-    means: Tensor  # [K, D]; zero for a class without rows
-    root: Tensor  # [D] of the feature weights
-    offsets: Tensor  # [S, D] of rows from their class means, times the root
-    ridge: float
-
-    @classmethod
-    def of(cls, x: Tensor, labels: Tensor, num_classes: int) -> "Rest":
-        sums, _ = class_sums(x.unsqueeze(0), labels.unsqueeze(0), num_classes)
-        counts = labels.bincount(minlength=num_classes).to(x)
-        means = sums[0] / counts.clamp(min=1).unsqueeze(1)
-        offsets = x - means[labels]
-        degrees = float(len(x) - (counts > 0).sum())
-
-        inside = relative(offsets.square().sum(0), degrees * native.NO_SCATTER)
-        squares = means.square().sum(0)
-        resting = squares.square() / means.pow(4).sum(0).clamp(min=TINY)
-        known = degrees * inside + resting * relative(squares) + PRIOR_DEGREES
-        variance = known / (degrees + resting + PRIOR_DEGREES)
-        root = relative(1 / (variance + 1)).sqrt()
-
-        offsets = offsets * root
-        rows = max(degrees, 1.0)
-        ridge = float(offsets.square().sum()) / rows + rows * native.NO_SCATTER
-        return cls(counts, means, root, offsets, ridge)
-
-    def in_full_metric(self, rows: Tensor, means: Tensor) -> tuple[Tensor, float]:
-        """Squared distances [N, K] of weighted rows to means, and the sum of squares of the rows.
-
-        With more features than labelled rows by the Woodbury identity,
-        ``(V'V / L + 1)^-1 = 1 - V' (V V' + L)^-1 V``.
-        """
-        V = self.offsets
-        by_rows = len(V) < V.shape[1]
-        products = V @ V.mT if by_rows else V.mT @ V
-        products.diagonal().add_(self.ridge)
-        factor = torch.linalg.cholesky(products)
-        if not by_rows:
-            factor = factor / math.sqrt(self.ridge)
-            x, w = (solved(factor, z.mT) for z in (rows, means))
-            return squared_distances(x, w), float(x.square().sum())
-
-        x, w = (solved(factor, V @ z.mT) for z in (rows, means))
-        distances = squared_distances(rows, means) - squared_distances(x, w)
-        return distances, float(rows.square().sum() - x.square().sum())
+    share: float  # of the full metric
+    sharpness: Tensor  # [1] f
+    bias: Tensor  # [1, K]
+    distances: Tensor  # [1, S, K] of the rows left out in the mixture
 
 
-def calibration(left: LeftOut, labels: Tensor) -> tuple[int, float]:
-    """(7) The number of the mixture, and f."""
-    judged = left.distances[:, left.judged]
-    T, R, _ = judged.shape
-    sharpness, objective = [native.SHARPNESS] * T, [0.0] * T
-    if R:
-        found = calibrate(judged, labels[left.judged].expand(T, -1))
-        sharpness, objective = found[0].tolist(), found[1].tolist()
+def calibration(left: LeftOut, labels: Tensor) -> Calibration:
+    """(7) and (8)"""
+    distances, own = left.distances, labels.view(1, -1, 1)
+    T, S, K = distances.shape
+    if K > 1:
+        # A class that is left with no row does not compete for the row left out.
+        alone = torch.zeros_like(distances[:1], dtype=torch.bool)
+        alone.scatter_(2, own, ~left.judged.view(1, -1, 1))
+        distances = distances.masked_fill(alone, FAR_BEHIND)
+    found = calibrate(distances, labels.expand(T, -1), left.judged.expand(T, -1))
+    sharpness, objective, drawn = found
 
     # t grows while the objective stays within one standard error of its lowest so far.
     best, lowest = 0, math.inf
-    for mixture, value in enumerate(objective):
+    for mixture, value in enumerate(objective.tolist()):
         if value >= lowest + native.STANDARD_ERROR:
             break
         best, lowest = mixture, min(lowest, value)
-    return best, sharpness[best]
+    one = slice(best, best + 1)
+    attracted = drawn[one]
+    bias = -torch.log1p((attracted - attracted.mean()) / (S / K + 1))
+    return Calibration(best / max(T - 1, 1), sharpness[one], bias, left.distances[one])
 
 
-def hubs(distances: Tensor, judged: Tensor, labels: Tensor, sharpness: float) -> Tensor:
-    """(8) The bias [K]; a class that is left with no row does not compete for the row left out."""
-    S, K = distances.shape
-    member = F.one_hot(labels, K).bool()
-    if K > 1:
-        distances = distances.masked_fill(member & ~judged.unsqueeze(1), math.inf)
-    attracted = (-sharpness / 2 * distances).softmax(-1).masked_fill(member, 0).sum(0)
-    return -torch.log1p((attracted - attracted.mean()) / (S / K + 1))
-
-
-def with_mixture(
-    likelihood: Likelihood, x: Tensor, labels: Tensor, share: float, length: float
-) -> Likelihood:
-    """The likelihood with this share of its full metric, which is so long."""
-    (S, D), real = x.shape, likelihood.bias.dtype
-    if S < D:  # Z is that of the offsets, and the full metric the plain one less a part
-        rest = Rest.of(x, labels, likelihood.bias.shape[-1])
-        weights = share, 1 - share + share / length, -share / length / rest.ridge
-    else:
-        weights = share, 1 - share, share / length
-    shares = x.new_tensor(weights).to(real).unsqueeze(0)
+def with_mixture(likelihood: Likelihood, share: float, length: Tensor) -> Likelihood:
+    """The likelihood with this share of its full metric, which is so long, [1]."""
+    full = share / length
+    assert likelihood.scatter is not None
+    # By rows, the full metric is the plain one less a part; see csrc/common/adaptive.h.
+    by_rows = likelihood.scaled.shape[1] > likelihood.bias.shape[-1]
+    plain = 1 - share + full if by_rows else torch.full_like(full, 1 - share)
+    projected = -full / likelihood.scatter if by_rows else full
+    shares = torch.stack([torch.full_like(full, share), plain, projected], -1)
     mixed = replace(likelihood, shares=shares)
     return replace(mixed, squares=mixed.squared(mixed.prototypes))
-
-
-def relative(variance: Tensor, rounding: float = 0.0) -> Tensor:
-    """Divided by the mean over the features; a sum over these of less than `rounding` is none."""
-    return variance / ((variance.sum() + rounding) / len(variance)).clamp(min=TINY)
-
-
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Of rows [N, D] to rows [K, D]."""
-    inner = x @ y.mT
-    return (x.square().sum(1, keepdim=True) - 2 * inner + y.square().sum(1)).clamp(min=0)
-
-
-def solved(factor: Tensor, right: Tensor) -> Tensor:
-    """Rows [N, M] of the inverse of a Cholesky factor times a matrix [M, N]."""
-    rows: Tensor = torch.linalg.solve_triangular(factor, right, upper=False).mT
-    return rows

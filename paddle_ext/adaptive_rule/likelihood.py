@@ -23,10 +23,6 @@ from ..native.load import module as native
 from ..rows import class_sums, laid_out, products
 from .steps import density_terms
 
-# (4) A priori: the variance inside classes, in squared lengths, and what degrees of freedom it
-# weighs.
-VARIANCE_INSIDE, PRIOR_DEGREES = 0.65, 10.0
-
 
 class NativeTensor(NamedTuple):
     """How native code knows a tensor of a likelihood."""
@@ -72,9 +68,10 @@ class Likelihood:
     scale: Tensor = field(metadata=shaped("LD"))  # g, the weight of a feature, 1 on average
     rows: int  # S
     # With a full metric only: its Cholesky factor, with inverted diagonal blocks; Z of the scaled
-    # prototypes; and the weight of the full metric, in [0, 1], plain and projected.
+    # prototypes; L; and the weight of the full metric, in [0, 1], plain and projected.
     factor: Tensor | None = field(default=None, metadata=shaped("LMM", split=True))
     solved: Tensor | None = field(default=None, metadata=shaped("LKM", split=True))
+    scatter: Tensor | None = field(default=None, metadata=shaped("L"))
     shares: Tensor | None = field(default=None, metadata=shaped("L3"))
     absorbed: Tensor | None = None  # [L, K] how many rows of a batch are in the prototypes
     correction: Tensor | None = None  # [D + 1, K] of one task, the last row a constant
@@ -103,7 +100,7 @@ class Likelihood:
         share = self.prior_rows / (self.prior_rows + 1)
         if degrees <= 0:
             return torch.ones_like(share)
-        of_prior = PRIOR_DEGREES * (VARIANCE_INSIDE - share) / degrees
+        of_prior = native.PRIOR_DEGREES * (native.VARIANCE_INSIDE - share) / degrees
         return (share - of_prior).clamp(0, 1)
 
     @cached_property
@@ -178,13 +175,15 @@ class Likelihood:
     def logits(self, rows: Tensor) -> Tensor:
         """Logits of rows [N, D] or [B, N, D], not centred yet, each independent, [.., N, K]."""
         x = self.centred(rows.to(self.bias.dtype).reshape(-1, *rows.shape[-2:]))
+        return self.logits_of(x).reshape(*rows.shape[:-1], -1)
+
+    def logits_of(self, x: Tensor) -> Tensor:
+        """Logits of centred rows [B, N, D], each independent, [B, N, K]."""
         steepness, constant = self.terms
         logits = products(x, self.weights)
         logits -= steepness.unsqueeze(-2) * self.squared(x).unsqueeze(-1)
         logits += constant.unsqueeze(-2)
-        if self.correction is not None:
-            logits += self.corrected(x)
-        return logits.reshape(*rows.shape[:-1], -1)
+        return logits if self.correction is None else logits + self.corrected(x)
 
     def corrected(self, x: Tensor) -> Tensor:
         """What the correction adds to the logits of centred rows, [B, N, K]."""

@@ -12,14 +12,7 @@ import paddle_ext
 from paddle_ext import BatchClassifier, PaddleClassifier, methods, presence
 from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.correction import corrected_likelihood, left_out_rows
-from paddle_ext.adaptive_rule.label_noise import (
-    LabelledRows,
-    WeightedRows,
-    likeliest_mixture,
-    noisy_likelihood,
-    weigh_labels,
-)
-from paddle_ext.adaptive_rule.learn import learned, likelihood_of
+from paddle_ext.adaptive_rule.label_noise import noisy_likelihood, weigh_labels
 from paddle_ext.reference import label_noise as specification
 from paddle_ext.reference.rule import Known, Labelled, centred, learn
 
@@ -45,11 +38,6 @@ def task(
     return rows[0], labels, truth, rows[1], target
 
 
-def labelled_rows(support: Tensor, labels: Tensor, metric: str = "auto") -> LabelledRows:
-    trusting = likelihood_of(support[None], labels[None], K, metric)
-    return LabelledRows.of(trusting, support[None], labels[None], None)
-
-
 def by_the_reference(
     support: Tensor,
     labels: Tensor,
@@ -71,42 +59,6 @@ def test_native_code_takes_it(D: int, shots: int) -> None:
     for name, tensor in found.likelihood.tensors().items():
         assert tensor.is_contiguous(), name
     assert (classify(found.likelihood, query[None]).solution.labels[0] == target).all()
-
-
-@pytest.mark.parametrize("metric", ["auto", "diagonal"])
-@pytest.mark.parametrize(("D", "shots"), [(12, 3), (12, 7), (90, 6)])
-def test_rows_of_weight_one_lead_to_the_rule(D: int, shots: int, metric: str) -> None:
-    support, labels, *_ = task(D, shots, 0.2, spread=2.0)  # classes differ in their rows
-    known, distances = learned(support[None], labels[None], K, metric, left_out=True)
-    rows = labelled_rows(support, labels, metric)
-    weighted = WeightedRows.of(rows, torch.ones(1, len(labels), dtype=support.dtype))
-    mixture = likeliest_mixture(weighted, labels[None])
-    torch.testing.assert_close(mixture.distances, distances)
-    found = weighted.likelihood(rows, mixture)
-    for name, wanted in known.tensors().items():
-        torch.testing.assert_close(getattr(found, name), wanted, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("D", [12, 90])
-def test_a_row_takes_its_weight_out_of_the_full_metric(D: int) -> None:
-    """Compared with the means and the metric of the other rows; L stays the same."""
-    support, labels, *_ = task(D, 4, 0.0, spread=2.0)
-    rows = labelled_rows(support, labels)
-    weights = torch.linspace(0.1, 1, len(labels), dtype=support.dtype)
-    weighted = WeightedRows.of(rows, weights[None])
-    found = weighted.left_out[1][0] * weighted.length
-    x = rows.x[0]
-    for i in (0, 13, 31):
-        others = torch.arange(len(labels)) != i
-        r = torch.where(others, weights, 0)
-        of_class = r * torch.nn.functional.one_hot(labels, K).mT
-        means = of_class @ x / of_class.sum(-1, keepdim=True)
-        v = (r.sqrt().unsqueeze(-1) * (x - means[labels]))[others]
-        A = torch.linalg.inv(v.mT @ v / weighted.ridge + torch.eye(D, dtype=v.dtype))
-        n = of_class.sum(-1).square() / of_class.square().sum(-1)
-        away = x[i] - means * (n / (n + weighted.prior_rows)).unsqueeze(-1)
-        wanted = ((away @ A) * away).sum(-1)
-        torch.testing.assert_close(found[i], wanted, atol=1e-9, rtol=1e-6)
 
 
 @pytest.mark.parametrize("label_noise", ["auto", 0.3])
@@ -228,7 +180,7 @@ def test_weights_of_rows_and_of_labels_multiply() -> None:
     support, labels, *_ = task(20, 6, 0.3)
     given = torch.linspace(0.5, 2, len(labels), dtype=torch.float64)
     known = corrected_likelihood(support, labels, K, given, "auto")
-    found = weigh_labels(support[None], labels[None], K, "auto", given=given[None])
+    found = weigh_labels(support[None], labels[None], K, "auto")
     total = found.weights[0] * given
     x = known.centred(support[None])[0]
     for k in range(K):

@@ -12,12 +12,14 @@ from paddle_ext import adaptive
 from paddle_ext.adaptive_rule.classify import classify
 from paddle_ext.adaptive_rule.learn import (
     CALIBRATION_ROWS,
+    Given,
     calibrate,
     calibration_count,
     learned,
     likelihood_of,
 )
 from paddle_ext.adaptive_rule.likelihood import Likelihood, coordinates, unsplit
+from paddle_ext.reference import label_noise
 from paddle_ext.reference.rule import (
     SHARPNESS,
     SPREAD,
@@ -25,6 +27,9 @@ from paddle_ext.reference.rule import (
     centred,
     learn,
     likeliest_sharpness,
+)
+from paddle_ext.reference.rule import (
+    calibrate as calibrate_by_definition,
 )
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -87,14 +92,15 @@ def assert_learned(
         want = learn(support[b].double(), labels[b], K, metric=metric)
         assert gap(found.centre[b], want.centre) < tolerance
         assert gap(found.scale[b], want.feature_weights) < 10 * tolerance
-        assert gap(found.variance[b], torch.tensor(want.model.variance, dtype=torch.float64)) < tolerance
-        assert gap(found.prior_rows[b], torch.tensor(want.model.prior_rows, dtype=torch.float64)) < 10 * tolerance
+        model = torch.tensor([want.model.variance, want.model.prior_rows], dtype=torch.float64)
+        assert gap(found.variance[b], model[0]) < tolerance
+        assert gap(found.prior_rows[b], model[1]) < 10 * tolerance
         assert gap(found.prototypes[b], want.prototypes.rows) < tolerance
         assert torch.equal(found.shots[b].cpu().double(), want.counts)
         if found.shares is not None:
             assert float(found.shares[b, 0]) == want.share
 
-        # Newton's steps end within a thousandth of the sharpness, and the error is about its square.
+        # Newton's steps end within a thousandth of f, and the error is about its square.
         f = float(found.sharpness[b])
         assert f == pytest.approx(want.sharpness, rel=max(1e-5, 10 * tolerance))
         logits = found.bias[b] - found.sharpness[b] / 2 * distances[b]
@@ -146,6 +152,79 @@ def test_rows_of_zeros_and_equal_rows(place: Place, metric: str, D: int) -> None
     support[1] = support[1, :4][labels[1]]  # all rows of a class are one
     found = assert_learned(support, labels, 4, metric, place)
     assert largest(found.prototypes[0].cpu()) < 1e-5  # all rows are the centre
+
+
+# --- labelled rows with weights -------------------------------------------------------------------
+
+# By rows, by features, and without the full metric; more classes than rows of a tile.
+WEIGHTED_SHAPES = [(30, 7, 33), (63, 5, 65), (90, 40, 64), (130, 33, 129), (200, 20, 20)]
+
+
+@pytest.mark.parametrize("metric", ["auto", "diagonal"])
+@pytest.mark.parametrize("shape", WEIGHTED_SHAPES, ids=str)
+def test_weights_of_one_change_nothing(
+    place: Place, shape: tuple[int, int, int], metric: str
+) -> None:
+    S, K, D = shape
+    support, labels = make(S, K, D)
+    there = support.to(place.device, place.dtype), labels.to(place.device)
+    known, distances = learned(*there, K, metric, left_out=True)
+    given = Given(known.centre, known.scale, torch.ones_like(there[0][..., 0]))
+    found, moved = learned(*there, K, metric, left_out=True, given=given)
+    assert distances is not None
+    assert moved is not None
+    assert gap(moved, distances.cpu().double()) < TOLERANCE[place.dtype]
+    for name, want in known.tensors().items():
+        if want.dtype is place.dtype:
+            # V is a sum over features of what is rounded before.
+            close = 10 * TOLERANCE[place.dtype]
+            assert gap(getattr(found, name), want.cpu().double()) < close, name
+    rows = there[0] + 0.1
+    want = known.logits(rows).cpu().double()
+    assert gap(found.logits(rows), want) < 300 * TOLERANCE[place.dtype]
+
+
+@pytest.mark.parametrize("least", [0.3, 1e-3])
+@pytest.mark.parametrize("metric", ["auto", "diagonal"])
+@pytest.mark.parametrize("shape", WEIGHTED_SHAPES, ids=str)
+def test_weighted_rows(
+    place: Place, shape: tuple[int, int, int], metric: str, least: float
+) -> None:
+    """Against the specification; the smallest weight is that of rows whose labels look wrong."""
+    S, K, D = shape
+    support, labels = make(S, K, D)
+    weights = least ** torch.rand(2, S, generator=torch.Generator().manual_seed(1)).double()
+    weights[:, ::7] = least
+    there = support.to(place.device, place.dtype), labels.to(place.device)
+    known = likelihood_of(*there, K, metric)
+    given = Given(known.centre, known.scale, weights.to(there[0]))
+    found, distances = learned(*there, K, metric, left_out=True, given=given)
+    assert distances is not None
+    # By rows o A o is a difference from 1, divided by the weight.
+    close = 1e-7 if place.dtype is torch.float64 else max(2e-4, 2e-6 / least)
+
+    def same(got: Tensor, want: Tensor | float) -> None:
+        want = torch.as_tensor(want, dtype=torch.float64)
+        assert gap(got.reshape(want.shape), want) < close
+
+    for b in range(2):
+        root, own = known.scale[b].cpu().double().sqrt(), labels[b]
+        x = centred(there[0][b].cpu().double(), known.centre[b].cpu().double())
+        rows = label_noise.Weighted(x * root, own, weights[b], K)
+        model = label_noise.model_of(rows)
+        left = label_noise.leave_rows_out(rows, model)
+        want = calibrate_by_definition(left, own, metric, weights[b])
+        apart = left.distances[want.mixture]
+        same(found.variance[b], model.variance)
+        same(found.prior_rows[b], model.prior_rows)
+        same(found.shots[b], rows.shots)
+        same(found.prototypes[b], model.prototypes(rows.means, rows.shots).rows / root)
+        if found.shares is not None:
+            same(found.shares[b, 0], want.share)
+        same(distances[b], apart)
+        assert float(found.sharpness[b]) == pytest.approx(want.sharpness, rel=1e-5 + close)
+        bias = bias_of(apart, left.judged, own, want.sharpness)
+        assert gap(found.bias[b], bias) < max(1e-5, close)
 
 
 def test_calibration_rows_do_not_depend_on_the_order_of_rows(place: Place) -> None:
@@ -267,6 +346,7 @@ def test_rows_that_are_not_judged_leave_the_sharpness_as_it_is(place: Place) -> 
 
 
 # --- from labelled rows to probabilities ----------------------------------------------------------
+
 
 @pytest.mark.parametrize("shots", [(1, 1), (4, 4), (20, 20)])
 def test_likelihoods_move_between_devices(place: Place, shots: tuple[int, int]) -> None:

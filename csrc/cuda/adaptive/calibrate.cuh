@@ -4,7 +4,7 @@
 // order for any team.
 //
 // Distances provides (task, i, k, share), the distance of row i to class k in a mixture of two
-// metrics, with this share of the second; is_judged(task, i), whether the row counts in (7); start(task),
+// metrics, with this share of the second; weight(task, i), how much the row counts in (7); start(task),
 // which all threads of all blocks call once, and which ends with a barrier if it writes; and
 // finish(task, sharpness, share), called by one block after the share and the sharpness that fit best have been found and `drawn` is complete.
 // The share grows from 0 to 1 in this many `mixtures`, see kStandardError; with 0 mixtures there is
@@ -40,11 +40,12 @@ struct CalibratePlan : CalibrateParams {
     int64_t width = round_up(K, int64_t(4 * kRowLanes)), pitch = width + kRowLanes;
     bool staged = staged_bytes() + kOtherShared <= most_shared();  // rows are in shared memory
     float* rows = arena.take<float>(staged ? 0 : B * R * pitch);   // [B, R, pitch]
-    float* normaliser = arena.take<float>(B * R);           // [B, R]
-    float* drawn_parts = arena.take<float>(B * parts * K);  // [B, parts, K]
-    TeamMemory* teams = arena.take<TeamMemory>(B);          // [B]
+    float* normaliser = arena.take<float>(B * R);                  // [B, R]
+    float* drawn_parts = arena.take<float>(B * parts * K);         // [B, parts, K]
+    TeamMemory* teams = arena.take<TeamMemory>(B);                 // [B]
 
-    static constexpr int64_t kOtherShared = 8192;  // bytes, more than the kernel's other shared memory
+    static constexpr int64_t kOtherShared =
+        8192;  // bytes, more than the kernel's other shared memory
     static int64_t most_shared() {
         return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     }
@@ -149,9 +150,10 @@ struct CalibrateTask {
             sum = group_sum(sum, kRowLanes);
             mean = group_sum(mean, kRowLanes) / sum;
             second = group_sum(second, kRowLanes) / sum;
-            if (i >= count || !source.is_judged(task, i)) return make_double2(0.0, 0.0);
-            const float lag = row(i)[width] - mean;
-            return make_double2(double(lag), double(fmaxf(second - mean * mean, 0.0f)));
+            const float weight = i < count ? source.weight(task, i) : 0.0f;
+            if (weight == 0.0f) return make_double2(0.0, 0.0);
+            const float lag = weight * (row(i)[width] - mean);
+            return make_double2(double(lag), double(weight * fmaxf(second - mean * mean, 0.0f)));
         });
     }
 
@@ -164,9 +166,10 @@ struct CalibrateTask {
             sum = group_sum(sum, kRowLanes);
             if (i >= count) return make_double2(0.0, 0.0);
             if (threadIdx.x % kRowLanes == 0) normaliser[i] = -log2f(sum);
-            if (!source.is_judged(task, i)) return make_double2(0.0, 0.0);
+            const double weight = double(source.weight(task, i));
+            if (weight == 0.0) return make_double2(0.0, 0.0);
             const double off = 0.5 * double(f) * double(row(i)[width]);
-            return make_double2(log(double(sum)) + off, 0.0);
+            return make_double2(weight * (log(double(sum)) + off), 0.0);
         });
         return entropy.x;
     }
@@ -260,8 +263,7 @@ void launch_calibrate(const CalibrateParams& p, const Distances& source, int mix
     const auto kernel = !plan.staged ? calibrate_kernel<false, kFew, Distances>
                         : alone      ? calibrate_kernel<true, kMany, Distances>
                                      : calibrate_kernel<true, kFew, Distances>;
-    launch_teams("calibrate_kernel", kernel, p.B,
-                 plan.staged ? 1 : ceil_div(p.R * kRowLanes, kFew),
+    launch_teams("calibrate_kernel", kernel, p.B, plan.staged ? 1 : ceil_div(p.R * kRowLanes, kFew),
                  plan.staged && alone ? kMany : kFew, bytes, plan.teams, stream, plan, source,
                  mixtures);
 }

@@ -22,9 +22,10 @@ struct SolvedRows {
 };
 
 struct Factor {
-    int64_t B, S, K, M;
-    float* factor;   // [B, M', M'] V V^T or V^T V, the lower triangle; replaced by L, split
-    float* scatter;  // [B]
+    int64_t B, M;
+    const double* degrees;  // [B] of freedom
+    float* factor;          // [B, M', M'] V V^T or V^T V, the lower triangle; replaced by L, split
+    float* scatter;         // [B]
     SolvedRows classes{}, judges{};
     TeamMemory* teams = nullptr;  // [B]
 
@@ -317,7 +318,7 @@ __device__ float find_scatter(const Factor& f, int64_t task, double* scratch) {
     double trace = 0;
     for (int64_t i = threadIdx.x; i < f.M; i += kThreads)
         trace += double(f.factor[task * pitch * pitch + i * (pitch + 1)]);
-    return float(mean_scatter(block_sum(trace, scratch), f.S, f.K));
+    return float(mean_scatter(block_sum(trace, scratch), f.degrees[task]));
 }
 
 // A task by a team, which also finds the next products.

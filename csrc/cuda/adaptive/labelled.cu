@@ -16,7 +16,6 @@ namespace {
 __device__ void find_model(const LabelledPlan& p, int64_t task) {
     __shared__ double scratch[kThreads / 32];
     const int64_t K = p.K, D = p.D;
-    const float* const shots = floats(p.shots, task * K);
     float* const scale = floats(p.scale, task * D);
     const auto feature = [&](int64_t d) {
         FeatureSums sums;
@@ -31,18 +30,18 @@ __device__ void find_model(const LabelledPlan& p, int64_t task) {
         return sums;
     };
 
-    double rows = 0, classes = 0, counted = 0;
+    double rows = 0, degrees = 0, counted = 0;
     for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        const double n = double(shots[k]);
-        rows += n;
-        classes += n > 0;
-        counted += n > 1 ? n : 0;
+        const ClassSums of = p.members[task * K + k];
+        rows += of.rows;
+        degrees += of.degrees();
+        counted += of.has_others() ? of.weight : 0;
     }
     rows = block_sum(rows, scratch);
-    classes = block_sum(classes, scratch);
+    degrees = block_sum(degrees, scratch);
     counted = block_sum(counted, scratch);
 
-    FeatureTotals of(double(D), rows - classes);
+    FeatureTotals of(double(D), degrees);
     for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         const FeatureSums sums = feature(d);
         of.inside += sums.inside;
@@ -54,18 +53,22 @@ __device__ void find_model(const LabelledPlan& p, int64_t task) {
     double total = 0, stretched = 0, squares = 0;
     for (int64_t d = threadIdx.x; d < D; d += kThreads) {
         const FeatureSums sums = feature(d);
-        const double weight = feature_weight(sums, of);
-        scale[d] = float(weight);
+        const double weight = p.scaled ? double(scale[d]) : feature_weight(sums, of);
+        if (!p.scaled) scale[d] = float(weight);
         total += weight;
         stretched += weight * sums.stretched;
         squares += weight * sums.squares;
     }
-    const double unit = double(D) / block_sum(total, scratch);
+    total = block_sum(total, scratch);
+    const double unit = p.scaled ? 1.0 : double(D) / total;
     stretched = unit * block_sum(stretched, scratch);
     squares = unit * block_sum(squares, scratch);
-    for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] *= float(unit);
+    if (!p.scaled) {
+        for (int64_t d = threadIdx.x; d < D; d += kThreads) scale[d] *= float(unit);
+    }
     if (threadIdx.x != 0) return;
-    const ClassModel model(stretched, counted, squares, fmax(rows, 1.0), of.degrees);
+    const ClassModel model(stretched, counted, squares, fmax(rows, 1.0), degrees);
+    p.degrees[task] = degrees;
     floats(p.variance)[task] = float(model.variance);
     floats(p.prior_rows)[task] = float(model.prior_rows);
 }
@@ -95,12 +98,12 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 4 ? 3 : 1)
     } else {
         each_class([&](const ClassRows& c) { find_long_mean<false>(c); });
     }
-    // The mean of the class means: from sums of rows, or from the means. A single class is not
-    // centred.
+    // The mean of the class means unless it is given: from sums of rows, or from the means. A single
+    // class is not centred.
     const float* const from = kHeld > 0 ? p.sums : floats(p.means);
     const int64_t count = kHeld > 0 ? p.parts : p.K;
     const float share = kHeld > 0 ? 1.0f : 1.0f / float(p.K);
-    for (int64_t d = team.thread; d < D; d += team.threads) {
+    for (int64_t d = team.thread; !p.centred && d < D; d += team.threads) {
         float sum = 0;
 #pragma unroll 8
         for (int64_t i = 0; i < count; ++i) sum += from[(task * count + i) * D + d];

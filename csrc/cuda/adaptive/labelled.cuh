@@ -12,7 +12,9 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kPartRows = 128;  // rows per block of the first pass
 
 // Classes are summed in so many parts, whatever the number of blocks.
-__host__ __device__ inline int64_t class_parts(int64_t K) { return max(min(K, int64_t(32)), K / 32); }
+__host__ __device__ inline int64_t class_parts(int64_t K) {
+    return max(min(K, int64_t(32)), K / 32);
+}
 
 // Sums of the features over the classes of a part, each [D].
 struct PartSums {
@@ -37,6 +39,10 @@ struct LabelledPlan : LabelledParams {
     TeamMemory* teams = arena.take<TeamMemory>(B);  // [B]
     // Rows can be read four numbers at a time.
     bool aligned = rows_aligned(dtype, D, {support, centre, means});
+
+    __device__ float weight(int64_t task, int64_t s) const {
+        return weights != nullptr ? floats(weights)[task * S + s] : 1.0f;
+    }
 
     __device__ PartSums part_sums(int64_t task, int64_t part) const {
         return {features + (task * classes + part) * PartSums::kArrays * D, D};
@@ -70,9 +76,21 @@ __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
     order_by_class(labels, S, K, p.tallies + task * kWarps * K, p.order + task * S, start);
     const int done = start[K];
     bool empty = false;  // whether a class of this thread is empty
-    for (int64_t k = threadIdx.x; k < K; k += kThreads) {
-        shots[k] = float(start[k + 1] - start[k]);
-        empty |= start[k + 1] == start[k];
+    for (int64_t k = threadIdx.x / 32; k < K; k += kWarps) {  // one warp each
+        const double rows = double(start[k + 1] - start[k]);
+        ClassSums of{rows, rows, rows};
+        if (p.weights != nullptr) {
+            of.weight = 0, of.squares = 0;
+            for (int i = start[k] + int(threadIdx.x % 32); i < start[k + 1]; i += 32) {
+                const double r = double(p.weight(task, p.order[task * S + i]));
+                of.weight += r, of.squares += r * r;
+            }
+            of.weight = warp_sum(of.weight), of.squares = warp_sum(of.squares);
+        }
+        empty |= rows == 0;
+        if (threadIdx.x % 32 != 0) continue;
+        p.members[task * K + k] = of;
+        shots[k] = float(of.shots());
     }
     if (done < S) {  // no other kernel writes the factors of a row without a class
         for (int64_t s = threadIdx.x; s < S; s += kThreads) {
@@ -154,20 +172,25 @@ inline int64_t row_sums_bytes(int64_t D) {
 
 // One class from the view of its warp: its rows are order[begin .. end).
 struct ClassRows {
-    const float *support, *centre;
+    const float *support, *centre, *weights;
     float *firsts, *seconds, *mean;
     const int* order;
     int begin, end;
+    const ClassSums* of;
     int64_t D;
     bool aligned;
     bool* finite;
 
     __device__ ClassRows(const LabelledPlan& p, int64_t task, int64_t k)
         : support(floats(p.support, task * p.S * p.D)), centre(floats(p.centre, task * p.D)),
+          weights(p.weights == nullptr ? nullptr : floats(p.weights, task * p.S)),
           firsts(floats(p.first, task * p.S)), seconds(floats(p.second, task * p.S)),
           mean(floats(p.means, (task * p.K + k) * p.D)), order(p.order + task * p.S),
-          begin(p.start[task * (p.K + 1) + k]), end(p.start[task * (p.K + 1) + k + 1]), D(p.D),
-          aligned(p.aligned), finite(p.finite == nullptr ? nullptr : p.finite + task) {}
+          begin(p.start[task * (p.K + 1) + k]), end(p.start[task * (p.K + 1) + k + 1]),
+          of(p.members + task * p.K + k), D(p.D), aligned(p.aligned),
+          finite(p.finite == nullptr ? nullptr : p.finite + task) {}
+
+    __device__ float weight(int64_t s) const { return weights == nullptr ? 1.0f : weights[s]; }
 
     // Four numbers of a row, scaled and, in the second pass, centred.
     template <bool kCentred>
@@ -178,7 +201,7 @@ struct ClassRows {
 
     __device__ void write(int64_t d, float4 v) const {
         if (d >= D) return;
-        const float share = 1.0f / float(max(end - begin, 1));
+        const float share = 1.0f / (end > begin ? float(of->weight) : 1.0f);
         store_row4(mean, d, D, aligned, v * share);
     }
 };
@@ -210,7 +233,7 @@ __device__ void find_long_mean(const ClassRows& c) {
         for (int i = c.begin; i < c.end; ++i) {
             const int64_t s = c.order[i];
             const float first = kCentred ? c.firsts[s] : 1.0f;
-            total = total + c.load<kCentred>(s, first, d) * factors[s];
+            total = total + c.load<kCentred>(s, first, d) * (factors[s] * c.weight(s));
         }
         c.write(d, total);
     }
@@ -248,8 +271,9 @@ __device__ void find_mean(const ClassRows& c) {
             const float second = inverse_of_centred(warp_sum(squared[j]));
             if (i + j >= c.end) continue;
             if (lane == 0) c.seconds[rows[j]] = second;
+            const float weight = c.weight(rows[j]);
 #pragma unroll
-            for (int h = 0; h < kHeld; ++h) sum[h] = sum[h] + x[j][h] * second;
+            for (int h = 0; h < kHeld; ++h) sum[h] = sum[h] + x[j][h] * (second * weight);
         }
     }
 #pragma unroll
@@ -261,24 +285,29 @@ __device__ void find_mean(const ClassRows& c) {
 // Adds a class to the sums of a part, of which it is the `first` or not; by its warp, which reads the
 // rows once more.
 __device__ inline void add_class(const ClassRows& c, const PartSums& to, bool first) {
-    const int n = c.end - c.begin;
-    const float apart = n > 1 ? float(n) / float(n - 1) : 0.0f;
+    const bool others = c.of->has_others();
+    const auto stretch = [&](float r) { return 1.0f / c.of->apart<float>(double(r)); };
+    const float usual = stretch(1.0f);
     const auto add = [&](float* sums, int64_t d, float4 value) {
         if (!first) value = value + load_row4(sums, d, c.D, c.aligned);
         store_row4(sums, d, c.D, c.aligned, value);
     };
     for (int64_t d = 4 * (threadIdx.x % 32); d < c.D; d += 128) {
         const float4 mean = load_row4(c.mean, d, c.D, c.aligned), square = mean * mean;
-        float4 inside = make_float4(0, 0, 0, 0);
+        float4 inside = make_float4(0, 0, 0, 0), stretched = inside, squares = inside;
 #pragma unroll 4
-        for (int i = c.begin; n > 1 && i < c.end; ++i) {
+        for (int i = c.begin; i < c.end; ++i) {
             const int64_t s = c.order[i];
-            const float4 away = c.load<true>(s, c.firsts[s], d) * c.seconds[s] - mean;
-            inside = inside + away * away;
+            const float r = c.weight(s), judged = others ? r : 0.0f;
+            const float4 x = c.load<true>(s, c.firsts[s], d) * c.seconds[s], away = x - mean;
+            const float4 far = away * away * judged;
+            inside = inside + far;
+            stretched = stretched + far * (c.weights == nullptr ? usual : stretch(r));
+            squares = squares + x * x;
         }
         add(to.inside, d, inside);
-        add(to.stretched, d, inside * apart);
-        add(to.squares, d, inside + square * float(n));
+        add(to.stretched, d, stretched);
+        add(to.squares, d, squares);
         add(to.between, d, square);
         add(to.fourths, d, square * square);
     }

@@ -23,17 +23,17 @@ struct LikelihoodPlan {
     int64_t F = p.full ? B : 0;                            // tasks with a full metric
     // [B, J, D'] rows left out, in the feature weights; unless by rows
     __half* judged = halves(by_rows ? 0 : B * J, D);
-    // [B, J] rows left out with themselves; by rows [B, S] offsets
+    // [B, J] rows left out with themselves; by rows [B, S] those of V
     float* of_rows = arena.take<float>(B * N);
-    // [B, J, K] rows left out with prototypes; by rows [B, S, K] offsets with prototypes
+    // [B, J, 2] offsets of rows left out with themselves, and with the mean of their class
+    float2* of_offsets = arena.take<float2>(by_rows ? 0 : B * J);
+    // [B, J, K] rows left out with prototypes; by rows [B, S, K] those of V with prototypes
     float* cross = arena.take<float>(B * N * K);
     // [B, J, K] distances in the feature weights, but for the terms of classes
     float* base = by_rows ? arena.take<float>(B * J * K) : cross;
     // [B, K, K] by rows: prototypes with one another, the lower triangle
     float* means = arena.take<float>(by_rows ? B * K * K : 0);
-    // By features: [B, J] offsets of rows left out with themselves
-    float* of_offsets = arena.take<float>(by_features ? B * J : 0);
-    // By features: [B, J, D'] scaled offsets of rows left out, [B, D, S'] all of them, transposed
+    // By features: [B, J, D'] scaled offsets of rows left out, [B, D, S'] all of V, transposed
     __half* away = halves(by_features ? B * J : 0, D);
     __half* turned = halves(by_features ? B * D : 0, p.S);
     // [B, J, M'] z of the rows left out
@@ -44,16 +44,19 @@ struct LikelihoodPlan {
     // [B, 2, J] squared offsets from the others of the class, in both metrics
     float* offsets = arena.take<float>(B * 2 * J);
     float* terms = arena.take<float>(B * K);    // [B, K] of the log-determinant in distances
-    float* lengths = arena.take<float>(F * K);   // [B, K]    z of classes with themselves
-    float* shrink = arena.take<float>(F);        // [B]       1 / kappa
+    float* lengths = arena.take<float>(F * K);  // [B, K]    z of classes with themselves
+    float* shrink = arena.take<float>(F);       // [B]       1 / kappa
     LabelledParams labelled = labelled_of<float>(p);
     CalibrateParams calibrate = calibrate_of<float>(p);
-    Factor factor{B, p.S, K, M, floats(p.factor), arena.take<float>(F)};
+    Factor factor{B, M, nullptr, floats(p.factor), floats(p.scatter)};
 
     explicit LikelihoodPlan(const LikelihoodParams& call) : p(call) {
         labelled.first = arena.take<float>(B * p.S);
         labelled.second = arena.take<float>(B * p.S);
         labelled.own = arena.take<int64_t>(B * p.R);
+        labelled.members = arena.take<ClassSums>(B * K);
+        labelled.degrees = arena.take<double>(B);
+        factor.degrees = labelled.degrees;
         labelled.workspace = arena.take<char>(LabelledPlan{labelled}.arena.used());
         calibrate.labels = labelled.own;
         calibrate.objective = arena.take<float>(B);
@@ -99,6 +102,7 @@ struct Features {
 struct LabelledRow {
     const float *x = nullptr, *mean = nullptr;
     float first = 0, second = 0, known = 1;
+    float root = 1;  // of its weight
 };
 
 // Rows times the root of the feature weights.
@@ -119,8 +123,9 @@ struct ScaledRows {
         const int k = s < 0 ? -1 : load_label(p.labels + task * p.S, s, p.K);
         if (k < 0) return {};
         const int64_t at = task * p.S + s;
+        const float root = p.weights != nullptr ? sqrtf(floats(p.weights)[at]) : 1.0f;
         return {floats(p.support, at * p.D), mean(task, k), floats(p.first)[at],
-                floats(p.second)[at]};
+                floats(p.second)[at],        1.0f,          root};
     }
     __device__ const float* mean(int64_t task, int64_t k) const {
         return floats(p.means, (task * p.K + k) * p.D);
@@ -128,6 +133,12 @@ struct ScaledRows {
     __device__ LabelledRow prototype(int64_t task, int64_t k) const {
         const float shots = floats(p.shots)[task * p.K + k];
         return {nullptr, mean(task, k), 0, 0, shots / (shots + floats(p.prior_rows)[task])};
+    }
+
+    // Four numbers of the mean of the class of a row, or zeros.
+    __device__ float4 of_class(const LabelledRow& row, const Features& at) const {
+        if (row.mean == nullptr) return make_float4(0, 0, 0, 0);
+        return load(row.mean, at.d) * at.root;
     }
 
     // Four numbers of a row, minus the mean of its class if `offset`; or of a prototype; or zeros.
@@ -147,8 +158,8 @@ __host__ __device__ inline int64_t scaled_blocks(int64_t rows) {
     return ceil_div(rows, kWarps * kScaledRows);
 }
 
-// By rows all offsets, else the rows left out and, for a full metric, their offsets; and the prototypes.
-// Also the squares of rows, or of offsets by rows, and of prototypes.
+// By rows all of V, else the rows left out and, for a full metric, their offsets; and the prototypes.
+// Also the squares of rows, or of V by rows, and of prototypes; and products of offsets unless by rows.
 __global__ void __launch_bounds__(kThreads, 4)
     scaled_kernel(ScaledRows from, LikelihoodPlan plan, Judged judged) {
     const LikelihoodParams& p = plan.p;
@@ -158,7 +169,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int64_t row0 = (blockIdx.x % blocks * kWarps + threadIdx.x / 32) * kScaledRows;
     __half* const rows = static_cast<__half*>(p.rows);
     LabelledRow row[kScaledRows];
-    float square[kScaledRows] = {}, offset[kScaledRows] = {};
+    float square[kScaledRows] = {};
+    float2 offset[kScaledRows] = {};
 #pragma unroll
     for (int r = 0; r < kScaledRows; ++r) {
         const int64_t i = row0 + r;
@@ -171,30 +183,34 @@ __global__ void __launch_bounds__(kThreads, 4)
         for (int r = 0; r < kScaledRows; ++r) {
             const int64_t i = row0 + r, judge = (task * count + i) * pitch;
             if (i >= all) break;
-            const float4 x = from.scaled(row[r], at, plan.by_rows);
+            float4 x = from.scaled(row[r], at, plan.by_rows);
+            if (plan.by_rows) x = x * row[r].root;
             square[r] += squared_norm(x);
             store_row4(plan.by_rows ? rows + (task * all + i) * pitch
                        : i < count  ? plan.judged + judge
                                     : rows + (task * p.K + i - count) * pitch,
                        d, x);
-            if (!plan.by_features || i >= count) continue;
-            const float4 away = from.scaled(row[r], at, true);
-            offset[r] += squared_norm(away);
-            store_row4(plan.away + judge, d, away);
+            if (plan.by_rows || i >= count) continue;
+            const float4 away = from.scaled(row[r], at, true), mean = from.of_class(row[r], at);
+            const float4 along = away * mean;
+            offset[r].x += squared_norm(away);
+            offset[r].y += along.x + along.y + along.z + along.w;
+            if (plan.by_features) store_row4(plan.away + judge, d, away);
         }
     }
 #pragma unroll
     for (int r = 0; r < kScaledRows; ++r) {
-        const float sum = warp_sum(square[r]), of_offset = warp_sum(offset[r]);
+        const float sum = warp_sum(square[r]);
+        const float2 of_offset = {warp_sum(offset[r].x), warp_sum(offset[r].y)};
         const int64_t i = row0 + r;
         if (threadIdx.x % 32 != 0 || i >= all) continue;
-        if (plan.by_features && i < count) plan.of_offsets[task * count + i] = of_offset;
         (i < count ? plan.of_rows[task * count + i] : floats(p.squares)[task * p.K + i - count]) =
             sum;
+        if (!plan.by_rows && i < count) plan.of_offsets[task * count + i] = of_offset;
     }
 }
 
-// All offsets, transposed: a block turns 128 x 32 numbers.
+// All of V, transposed: a block turns 128 x 32 numbers.
 __global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, __half* turned) {
     constexpr int kRows = 32 * kTurnedRows;
     __shared__ float tile[32][kRows + 1];
@@ -207,7 +223,8 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, __half*
 #pragma unroll
     for (int r = 0; r < kTurnedRows; ++r) {
         const int64_t s = row0 + place + 32 * r;
-        const float4 value = from.scaled(from.row(task, s < S ? s : -1), at, true);
+        const LabelledRow row = from.row(task, s < S ? s : -1);
+        const float4 value = from.scaled(row, at, true) * row.root;
 #pragma unroll
         for (int i = 0; i < 4; ++i) tile[4 * quad + i][place + 32 * r] = (&value.x)[i];
     }
@@ -223,7 +240,7 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(ScaledRows from, __half*
 
 // --- products ------------------------------------------------------------------------------------
 
-// By rows: offsets and prototypes with one another.
+// By rows: V and prototypes with one another.
 struct AllProducts : RowProducts {
     LikelihoodPlan plan;
 
@@ -277,15 +294,24 @@ struct LeftOutDistances {
         return floats(plan.p.shots)[task * plan.p.K + k];
     }
 
-    __device__ LeftOutRow<float> left_out(int64_t task, int own) const {
-        return {fmaxf(shots(task, own), 1.0f), floats(plan.p.prior_rows)[task],
+    __device__ ClassSums members(int64_t task, int64_t k) const {
+        return plan.labelled.members[task * plan.p.K + k];
+    }
+
+    // Of row j of those that are left out.
+    __device__ float row_weight(int64_t task, int64_t j) const {
+        return plan.p.weights != nullptr ? floats(plan.p.weights)[task * plan.p.S + judged.row(j)]
+                                         : 1.0f;
+    }
+
+    __device__ LeftOutRow<float> left_out(int64_t task, int64_t j, int own) const {
+        return {members(task, own), double(row_weight(task, j)), floats(plan.p.prior_rows)[task],
                 floats(plan.p.variance)[task]};
     }
 
-    __device__ bool judged_in(int64_t task, int own) const { return shots(task, own) > 1; }
-
-    __device__ bool is_judged(int64_t task, int64_t i) const {
-        return judged_in(task, judged.own(task, place(i)));
+    __device__ float weight(int64_t task, int64_t i) const {
+        const int64_t j = place(i);
+        return members(task, judged.own(task, j)).has_others() ? row_weight(task, j) : 0.0f;
     }
 
     // The product of two prototypes.
@@ -334,56 +360,70 @@ struct LeftOutDistances {
         const int64_t K = plan.p.K, J = plan.J, at = (task * J + j) * K, s = judged.row(j);
         const float* const squares = floats(plan.p.squares, task * K);
         const float prior_rows = floats(plan.p.prior_rows)[task];
-        const LeftOutRow<float> row = left_out(task, own);
+        const LeftOutRow<float> row = left_out(task, j, own);
+        // What undoes the root of the weight of a row in V.
+        const float over = by_rows ? 1.0f / sqrtf(row_weight(task, j)) : 1.0f;
         const float* const of_row = plan.cross + (by_rows ? (task * plan.p.S + s) * K : at);
         const auto cross = [&](int64_t k) {  // x.m, by rows from v.m
-            return by_rows ? row.stretch * of_prototypes(task, own, k) + of_row[k] : of_row[k];
+            return by_rows ? row.stretch * of_prototypes(task, own, k) + over * of_row[k]
+                           : of_row[k];
         };
-        const float offset_own = by_rows ? of_row[own] : 0.0f;
         const float given = plan.of_rows[by_rows ? task * plan.p.S + s : task * J + j];
-        const float twice = row.stretch * row.stretch * squares[own];
-        const float self = by_rows ? given + 2 * row.stretch * offset_own + twice : given;  // x.x
-        const float off =  // v.v
-            by_rows ? given : full ? plan.of_offsets[task * J + j] : 0.0f;
+        float2 offset;  // o.o and o.m
+        if (by_rows) {
+            offset = make_float2(over * over * given, over * of_row[own]);
+        } else {
+            offset = plan.of_offsets[task * J + j];
+            offset.y /= row.stretch;
+        }
+        const float of_own = squares[own];
+        const float both = 2 * offset.y + row.stretch * of_own;
+        const float self = by_rows ? offset.x + row.stretch * both : given;  // x.x
+        const float base_own = row.to_own(offset.x, offset.y, of_own, 0.0f);
 
         const float scatter = full ? plan.factor.scatter[task] : 1.0f;
         const float unit = by_rows ? -1.0f / scatter : 1.0f;
         const float* const along = plan.solved + (task * (J + plan.class_rows()) + j) * K;  // v A m
         const float* const solved = along + (J - j + (K <= J ? own : j)) * K;  // of the own class
-        const auto of_class = [&](int64_t k) {  // m A m
+        const auto of_class = [&](int64_t k) {                                 // m A m
             return unit * plan.lengths[task * K + k] + (by_rows ? squares[k] : 0.0f);
         };
-        const float along_own = full ? along[own] : 0.0f;
+        const float along_own = full ? over * along[own] : 0.0f;  // o A m
         const float length = full ? squared_length(plan.judges, task * J + j) : 0.0f;
-        const float square = by_rows ? scatter * fmaxf(1.0f - length, 0.0f) : length;  // v A v
+        const float square =  // o A o
+            by_rows ? over * over * scatter * fmaxf(1.0f - length, 0.0f) : length;
         const float gain = full ? row.gain(square, scatter) : 0.0f;
-        const float along_row = square + row.stretch * along_own;  // v A x
-        float self_full = 0;                                       // x A x
+        const float along_row = square + row.stretch * along_own;  // o A x
+        float self_full = 0, full_own = 0;                         // x A x, and to the own class
         if (full) {
-            self_full = square + row.stretch * (2 * along_own + row.stretch * of_class(own));
+            const float in_full = of_class(own);
+            self_full = square + row.stretch * (2 * along_own + row.stretch * in_full);
+            full_own = row.to_own(square, along_own, in_full, gain);
         }
         __syncwarp();  // the distances may replace the products
 #pragma unroll 2
         for (int64_t k = lane; k < K; k += 32) {
-            const float factor = k == own ? row.to_own : closeness(shots(task, k) + prior_rows);
-            plan.base[at + k] = factor * fmaxf(self - 2.0f * cross(k) + squares[k], 0.0f);
+            const float factor = closeness(shots(task, k) + prior_rows);
+            const float base = factor * fmaxf(self - 2.0f * cross(k) + squares[k], 0.0f);
+            plan.base[at + k] = k == own ? base_own : base;
             if (!full) continue;
             const float between =  // the prototypes of the own class and of another
                 unit * solved[k] + (by_rows ? of_prototypes(task, own, k) : 0.0f);
-            const float cross_full = along[k] + row.stretch * between, away = along_row - along[k];
+            const float along_class = over * along[k], away = along_row - along_class;
+            const float cross_full = along_class + row.stretch * between;
             const float plain = fmaxf(self_full - 2.0f * cross_full + of_class(k), 0.0f);
-            plan.full[at + k] = factor * (plain + gain * away * away);
+            plan.full[at + k] = k == own ? full_own : factor * (plain + gain * away * away);
         }
         if (lane != 0) return;
-        plan.offsets[task * 2 * J + j] = row.squared_offset(off, 0.0f);
+        plan.offsets[task * 2 * J + j] = row.squared_offset(offset.x, 0.0f);
         if (full) plan.offsets[(task * 2 + 1) * J + j] = row.squared_offset(square, gain);
     }
 
     __device__ float mixed(int64_t task, int64_t j, int64_t k, float share) const {
         const int64_t at = (task * plan.J + j) * plan.p.K + k;
         const int own = judged.own(task, j);
-        const float term = k == own ? left_out(task, own).own_determinant
-                                    : plan.terms[task * plan.p.K + k];
+        const float term =
+            k == own ? left_out(task, j, own).own_determinant : plan.terms[task * plan.p.K + k];
         const float base = plan.base[at];
         if (!plan.p.full) return base + term;
         return base + share * (plan.full[at] * plan.shrink[task] - base) + term;
@@ -393,7 +433,7 @@ struct LeftOutDistances {
         const int64_t j = place(i);
         // A class that is left with no row does not compete for the one that is left out.
         const int own = judged.own(task, j);
-        if (k == own && plan.p.K > 1 && !judged_in(task, own)) return kFarBehind;
+        if (k == own && plan.p.K > 1 && !members(task, own).has_others()) return kFarBehind;
         return mixed(task, j, k, share);
     }
 
@@ -443,13 +483,13 @@ __global__ void __launch_bounds__(kThreads) distances_kernel(LeftOutDistances d)
 
 struct GivenDistances {
     const float* distances;  // [B, R, K]
-    const bool* flags;       // [B, R] or null
+    const float* weights;    // [B, R] or null
     int64_t R, K;
 
     __device__ void start(int64_t) const {}
 
-    __device__ bool is_judged(int64_t task, int64_t i) const {
-        return flags == nullptr || flags[task * R + i];
+    __device__ float weight(int64_t task, int64_t i) const {
+        return weights == nullptr ? 1.0f : weights[task * R + i];
     }
 
     __device__ float operator()(int64_t task, int64_t i, int64_t k, float) const {
@@ -513,8 +553,8 @@ void run_cuda(const LikelihoodParams& p, cudaStream_t stream) {
                stream, source);
     }
     launch_calibrate(plan.calibrate, source, p.full ? kMixtureSteps : 0, stream);
-    launch("shrink_kernel", shrink_kernel, ceil_div(p.B * p.K * p.D, int64_t(kThreads)), kThreads, 0,
-           stream, plan.labelled);
+    launch("shrink_kernel", shrink_kernel, ceil_div(p.B * p.K * p.D, int64_t(kThreads)), kThreads,
+           0, stream, plan.labelled);
 }
 
 int64_t workspace_cuda(const CalibrateParams& p) { return CalibratePlan{p}.arena.used(); }
@@ -522,7 +562,7 @@ int64_t workspace_cuda(const CalibrateParams& p) { return CalibratePlan{p}.arena
 void run_cuda(const CalibrateParams& p, cudaStream_t stream) {
     require(p.dtype == DType::kFloat32, "distances on CUDA must be float32 for the native code");
     require_workspace(p.workspace_bytes, workspace_cuda(p));
-    const GivenDistances source{floats(p.distances), p.judged, p.R, p.K};
+    const GivenDistances source{floats(p.distances), floats(p.weights), p.R, p.K};
     launch_calibrate(p, source, 0, stream);
 }
 
