@@ -3,7 +3,7 @@
 // Each group has class proportions of its own, Dirichlet(a m_1, ..., a m_K) with the measure m of
 // common/adapt.h. A row alone has the probabilities t = softmax(l + ln m); its group moves it from
 // there. With r the likeness of rows of a group, (14), N = rho sum u over its n rows, and numbers in
-// parentheses those of docs/proposed.md:
+// parentheses those of docs/groups.md:
 //   (12)  u = softmax( ln t + (1 - r) ln( (N - rho u + a m) / m certainty(N + a m) ) )    three times
 //   (13)  a from pairs: they are one draw with the chance c = 1 / (1 + K a), else two draws from m / K
 //   (15)  u = the mean over any proportions and sets of 1, 2, .. classes;  then

@@ -92,6 +92,7 @@ def classify_groups(
     # Counts are those of the rounds, probabilities those that they claim.
     found = found.with_counts(groups, weight)._replace(
         probabilities=claimed(u.unsqueeze(0), likelihood.shots)[0],
-        bound=first.bound, prior_used=first.prior_used
+        bound=first.bound,
+        prior_used=first.prior_used,
     )
     return solution_of_groups(groups, found, None, top)
