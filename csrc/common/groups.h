@@ -38,6 +38,15 @@ PADDLE_EXT_HD double nth_chance(int nth) {
     return root * root;
 }
 
+// All of them, for those who need them often.
+struct Chances {
+    double of[kChances];
+
+    Chances() {
+        for (int nth = 0; nth < kChances; ++nth) of[nth] = nth_chance(nth);
+    }
+};
+
 // How much likelier a pair is than rows of different groups, (1 - c) + c ratio, where that of one
 // draw is the sum of t t' K / m over the classes. The product of kPairsAtOnce of them and of a number
 // within the limits is a normal number: only then a logarithm is taken.
