@@ -75,8 +75,7 @@ def classify_groups(
     by_distance = logits
     if added is not None or likelihood.correction is not None:
         by_distance = all_logits(query, replace(likelihood, correction=None), None)
-    x = likelihood.centred(query.to(logits.dtype).unsqueeze(0))[0]
-    alike = LikenessOfRows(likelihood, x, by_distance, groups)
+    alike = LikenessOfRows(likelihood, query, by_distance, groups)
 
     weight = likelihood.rows / (likelihood.rows + groups.sizes.double())
     first = first_proportions(logits, groups, weight, measures, content=query)

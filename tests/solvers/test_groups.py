@@ -344,9 +344,8 @@ def test_likeness_agrees_with_the_reference(place: Place, sizes: list[int], K: i
     given = (x.to(place.device) for x in (problem.support.to(place.dtype), problem.support_labels))
     likely = likelihood_of(*(x[None] for x in given), K)
     rows = query.to(place.dtype).to(place.device)
-    x = likely.centred(rows[None])[0]
     known_groups = groups_of(groups, len(groups), rows.device)
-    alike = likeness.LikenessOfRows(likely, x, likely.logits(rows), known_groups)
+    alike = likeness.LikenessOfRows(likely, rows, likely.logits(rows), known_groups)
     r, worth = alike.of(u.to(place.device))
     assert 0.01 < want < 1
     assert abs(float(r) - want) < TOLERANCE[place.dtype]
