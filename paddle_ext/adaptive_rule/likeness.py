@@ -30,7 +30,7 @@ STEPS_PER_OCTAVE = 4  # of the sizes to which groups are padded
 class Bucket(NamedTuple):
     """Groups of about the same size w, padded to it."""
 
-    rows: Tensor  # [g w] their rows; a place beyond the last has a row of its group
+    places: Tensor  # [g w] of their rows in the order of the groups; beyond the last, of the last
     filled: Tensor  # [g, w, 1] 1, or 0 beyond the last
     x: Tensor  # [g, w, D] centred
     residuals: Tensor  # [g, w, K] |x - m|^2
@@ -38,11 +38,11 @@ class Bucket(NamedTuple):
 
     def members(self, u: Tensor) -> Tensor:
         """The probabilities [Q, K] of the rows, [g, w, K], and 0 beyond the last."""
-        return u.index_select(0, self.rows).view_as(self.residuals) * self.filled
+        return u.index_select(0, self.places).view_as(self.residuals) * self.filled
 
 
 class LikenessOfRows:
-    """What (14) needs of the rows, for any probabilities."""
+    """What (14) needs of the rows, for any probabilities, which are in the order of the groups."""
 
     def __init__(
         self, likelihood: Likelihood, query: Tensor, logits: Tensor, groups: Groups
@@ -65,13 +65,14 @@ class LikenessOfRows:
                 own = every[part]
                 place = torch.arange(width, device=device)
                 n = groups.sizes[own].unsqueeze(-1)
-                rows = groups.order[starts[own].unsqueeze(-1) + place.minimum(n - 1)].flatten()
+                places = (starts[own].unsqueeze(-1) + place.minimum(n - 1)).flatten()
+                rows = groups.order[places]
                 filled = (place < n).to(residuals.dtype).unsqueeze(-1)
                 of_rows = query.index_select(0, rows).to(residuals.dtype)
                 x = self.likelihood.centred(of_rows.unsqueeze(0)).view(-1, width, D)
                 own_residuals = residuals.index_select(0, rows).view(-1, width, K)
                 differences = self.squared_differences(x) if pairs else None
-                yield Bucket(rows, filled, x, own_residuals, differences)
+                yield Bucket(places, filled, x, own_residuals, differences)
 
     def squared_differences(self, x: Tensor) -> Tensor:
         """|x - x'|^2 in the metric, of rows [g, w, D] with each other, [g, w, w]."""

@@ -346,7 +346,7 @@ def test_likeness_agrees_with_the_reference(place: Place, sizes: list[int], K: i
     rows = query.to(place.dtype).to(place.device)
     known_groups = groups_of(groups, len(groups), rows.device)
     alike = likeness.LikenessOfRows(likely, rows, likely.logits(rows), known_groups)
-    r, worth = alike.of(u.to(place.device))
+    r, worth = alike.of(u.to(place.device)[known_groups.order])
     assert 0.01 < want < 1
     assert abs(float(r) - want) < TOLERANCE[place.dtype]
     assert largest(worth.cpu() - 1 / (1 + (members.sizes - 1) * want)) < TOLERANCE[place.dtype]
