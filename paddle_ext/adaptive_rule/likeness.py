@@ -111,7 +111,7 @@ class LikenessOfRows:
             within_count += held_by_group.square().sum()
             if bucket.differences is None:
                 by_group = own.mT @ bucket.x
-                by_class += by_group.sum(0, dtype=double)
+                by_class += by_group.sum(0)
                 within += self.squared_sums(by_group, held_by_group)
             else:
                 by_class += own.flatten(0, 1).mT @ bucket.x.flatten(0, 1)
