@@ -3,7 +3,7 @@
 // Each group has class proportions of its own, Dirichlet(a m_1, ..., a m_K) with the measure m of
 // common/adapt.h. A row alone has the probabilities t = softmax(l + ln m); its group moves it from
 // there. With r the likeness of rows of a group, (14), N = rho sum u over its n rows, and numbers in
-// parentheses those of docs/proposed.md:
+// parentheses those of docs/groups.md:
 //   (12)  u = softmax( ln t + (1 - r) ln( (N - rho u + a m) / m certainty(N + a m) ) )    three times
 //   (13)  a from pairs: they are one draw with the chance c = 1 / (1 + K a), else two draws from m / K
 //   (15)  u = the mean over any proportions and sets of 1, 2, .. classes;  then
@@ -37,6 +37,15 @@ PADDLE_EXT_HD double nth_chance(int nth) {
     const double root = sin(nth * (kHalfCircle / (2 * (kChances - 1))));
     return root * root;
 }
+
+// All of them, for those who need them often.
+struct Chances {
+    double of[kChances];
+
+    Chances() {
+        for (int nth = 0; nth < kChances; ++nth) of[nth] = nth_chance(nth);
+    }
+};
 
 // How much likelier a pair is than rows of different groups, (1 - c) + c ratio, where that of one
 // draw is the sum of t t' K / m over the classes. The product of kPairsAtOnce of them and of a number

@@ -67,6 +67,7 @@ struct PairsTask {
     double* of_row = arena.take<double>(Np);  // those of one
     double* products = arena.take<double>(kChances * Simd<double>::kLanes);
     double* sums = arena.take<double>(kChances * Simd<double>::kLanes);
+    const Chances chances = {};
 };
 
 template <typename T>
@@ -90,7 +91,7 @@ static void add_pairs(PairsTask<T>& t, int64_t begin, int64_t end) {
     constexpr int64_t kLanes = Simd<double>::kLanes, kStep = kPairsAtOnce * kLanes;
     using BitVec = Simd<double>::IntVec;
     for (int c = 0; c < kChances; ++c) {
-        const double chance = nth_chance(c), rest = 1 - chance;
+        const double chance = t.chances.of[c], rest = 1 - chance;
         double* const held = t.products + c * kLanes;
         Vec<double> product = load(held);
         for (int64_t first = begin; first < end; first += kStep) {
@@ -301,6 +302,7 @@ struct MixtureTask {
 static void mixture_task(const MixtureParams& p, int64_t, void* scratch, int = 1) {
     Arena arena(scratch);
     const MixtureTask<double> t{arena, p};
+    const Chances chances;
     for (int64_t group = 0; group < p.N; ++group) {
         double* const likely = p.evidence + group * p.C;
         const double most = *std::max_element(likely, likely + p.C);
@@ -333,7 +335,7 @@ static void mixture_task(const MixtureParams& p, int64_t, void* scratch, int = 1
         double mean = 0;
         for (int64_t c = 0; c < p.C; ++c) {
             const double chance = p.evidence[group * p.C + c] = t.own[c] / sum;
-            if (p.concentration != nullptr) mean += chance * nth_chance(int(c));
+            if (p.concentration != nullptr) mean += chance * chances.of[c];
         }
         if (p.concentration != nullptr) {
             p.concentration[group] = concentration_of(mean, double(p.K));

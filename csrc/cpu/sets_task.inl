@@ -1,5 +1,23 @@
 // `sets` for one SIMD level: one group on one thread.
 
+// All sets in the order of their sizes; those of so many classes are from first[size] to the next.
+struct SetsBySize {
+    int set[kSets] = {}, first[kSetClasses + 2] = {};
+
+    constexpr SetsBySize() {
+        int place = 0;
+        for (int size = 0; size <= kSetClasses; ++size) {
+            first[size] = place;
+            for (int one = 0; one < kSets; ++one) {
+                if (__builtin_popcount(unsigned(one)) == size) set[place++] = one;
+            }
+        }
+        first[kSetClasses + 1] = place;
+    }
+};
+
+constexpr SetsBySize kBySize;
+
 template <typename T>
 struct SetsTask {
     Arena& arena;
@@ -12,7 +30,9 @@ struct SetsTask {
     T* row = arena.take<T>(Kp);
     T* sums = arena.take<T>(kSets);  // of the ratios of a row, by set
     double* product = arena.take<double>(kSets);
-    double* evidence = arena.take<double>(kSets);
+    double* logs = arena.take<double>(kSets);
+    double* of_measure = arena.take<double>(kSets);
+    double* evidence = arena.take<double>(kSets);  // in the order of kBySize
     T* chance = arena.take<T>(kSets);
 };
 
@@ -44,47 +64,51 @@ static double compare_classes(SetsTask<T>& t, const T* logits, const int64_t* cl
     return usual;
 }
 
+// The sums of what M classes have, for every set of them.
 template <typename T>
-static void sum_sets(const SetsTask<T>& t, const T* ratios) {
-    t.sums[0] = 0;
-    for (int i = 0; i < t.M; ++i) {
+static void sum_sets(const T* of_class, int M, T* sums) {
+    sums[0] = 0;
+    for (int i = 0; i < M; ++i) {
         const int half = 1 << i;
-        for (int set = 0; set < half; ++set) t.sums[half + set] = t.sums[set] + ratios[i];
+        for (int set = 0; set < half; ++set) sums[half + set] = sums[set] + of_class[i];
     }
 }
 
-// The log evidence of every set of the group.
+// The log evidence of every set of the group; kImpossible for those of classes beyond the last.
 template <typename T>
 static void weigh_sets(const SetsTask<T>& t, const T* ratios, int64_t n, double weight,
                        const int64_t* classes) {
     constexpr int64_t kRows = 6;  // that are multiplied before a logarithm is taken
     constexpr int kLanes = Simd<double>::kLanes;
     const int sets = 1 << t.M;
-    std::fill_n(t.evidence, kSets, 0.0);
+    std::fill_n(t.logs, kSets, 0.0);
     std::fill_n(t.product, kSets, 1.0);
     for (int64_t i = 0; i < n; ++i) {
-        sum_sets(t, ratios + i * kSetClasses);
+        sum_sets(ratios + i * kSetClasses, t.M, t.sums);
         for (int set = 1; set < sets; ++set) {
             t.product[set] *= std::max(kLeastRatio, double(t.sums[set]));
         }
         if (i % kRows != kRows - 1 && i != n - 1) continue;
         for (int set = 0; set < sets; set += kLanes) {
-            const Vec<double> logs = vlog<double>(load(t.product + set));
-            store(t.evidence + set, load(t.evidence + set) + logs);
+            store(t.logs + set, load(t.logs + set) + vlog<double>(load(t.product + set)));
             store(t.product + set, splat(1.0));
         }
         if (given_up(i / kRows, double(kSets * kRows))) return;
     }
-    double log_m[kSetClasses], log_size[kSetClasses + 1];
+    double log_m[kSetClasses];
     for (int j = 0; j < t.M; ++j) {
         log_m[j] = std::max(kImpossible, std::log(t.measure[classes[j]]));
     }
-    for (int size = 1; size <= t.M; ++size) log_size[size] = std::log(double(size));
-    for (int set = 1; set < sets; ++set) {
-        double found = t.evidence[set] - double(n) * log_size[__builtin_popcount(unsigned(set))];
-        found *= weight;
-        for (int j = 0; j < t.M; ++j) found += set >> j & 1 ? log_m[j] : 0.0;
-        t.evidence[set] = std::max(kImpossible, found);
+    sum_sets(log_m, t.M, t.of_measure);
+    for (int size = 1; size <= kSetClasses; ++size) {
+        const double log_sizes = double(n) * std::log(double(size));
+        for (int i = kBySize.first[size]; i < kBySize.first[size + 1]; ++i) {
+            const int set = kBySize.set[i];
+            t.evidence[i] = kImpossible;
+            if (set >= sets) continue;
+            const double found = weight * (t.logs[set] - log_sizes) + t.of_measure[set];
+            t.evidence[i] = std::max(kImpossible, found);
+        }
     }
 }
 
@@ -100,22 +124,31 @@ static void log_symmetric(const SetsTask<T>& t, double* logs) {
     for (int size = 1; size <= kSetClasses; ++size) logs[size - 1] = std::log(sums[size]);
 }
 
-// Calls visit(set) for every set of so many classes.
-template <typename Visit>
-static void each_set(int sets, int size, const Visit& visit) {
-    for (int set = 1; set < sets; ++set) {
-        if (__builtin_popcount(unsigned(set)) == size) visit(set);
-    }
-}
-
-// The log of the summed evidence of the sets of so many classes; kImpossible if there are none.
+// Replaces the log evidence of the sets by their shares among those of as many classes; writes the
+// logs of the sums over these, kImpossible if there are none.
 template <typename T>
-static double sum_evidence(const SetsTask<T>& t, int size) {
-    const int sets = 1 << t.M;
-    double most = kImpossible, sum = 0;
-    each_set(sets, size, [&](int set) { most = std::max(most, t.evidence[set]); });
-    each_set(sets, size, [&](int set) { sum += std::exp(t.evidence[set] - most); });
-    return most > kImpossible / 2 ? most + std::log(sum) : kImpossible;
+static void share_in_sizes(const SetsTask<T>& t, double* log_sums) {
+    const auto each = [&](int size, const auto& visit) {
+        for (int i = kBySize.first[size]; i < kBySize.first[size + 1]; ++i) visit(t.evidence[i]);
+    };
+    double most[kSetClasses + 1];
+    t.evidence[0] = 0;  // no class
+    for (int size = 1; size <= kSetClasses; ++size) {
+        double largest = kImpossible;
+        each(size, [&](double x) { largest = std::max(largest, x); });
+        each(size, [&](double& x) { x -= largest; });
+        most[size] = largest;
+    }
+    for (int i = 0; i < kSets; i += Simd<double>::kLanes) {
+        store(t.evidence + i, vexp<double>(load(t.evidence + i)));
+    }
+    for (int size = 1; size <= kSetClasses; ++size) {
+        const bool some = most[size] > kImpossible / 2;
+        double sum = 0;
+        each(size, [&](double x) { sum += x; });
+        each(size, [&](double& x) { x = some ? x / sum : 0; });
+        log_sums[size - 1] = some ? most[size] + std::log(sum) : kImpossible;
+    }
 }
 
 // The log evidence of any proportions, relative to rows that are drawn from the measure; `usual` is
@@ -138,22 +171,34 @@ static double weigh_proportions(SetsTask<T>& t, int64_t group, double worth, dou
     return std::max(0.0, bound + weight * sum);
 }
 
+// Adds the upper half of the sums to the lower one; returns the sum of the upper half.
+template <typename T>
+static T fold(T* sums, int half) {
+    constexpr int kLanes = Simd<T>::kLanes;
+    T* const upper = sums + half;
+    T all = 0;
+    if (half < kLanes) {
+        for (int i = 0; i < half; ++i) all += upper[i], sums[i] += upper[i];
+        return all;
+    }
+    Vec<T> in_lanes = {};
+    for (int i = 0; i < half; i += kLanes) {
+        in_lanes += load(upper + i);
+        store<T>(sums + i, load(sums + i) + load(upper + i));
+    }
+    return horizontal_sum<T>(in_lanes);
+}
+
 // A row's probabilities, replaced by those in any proportions, with this chance, and in sets.
 template <typename T>
 static void mix_sets(SetsTask<T>& t, const T* ratios, const int64_t* classes, T any, T* u) {
-    sum_sets(t, ratios);
+    sum_sets(ratios, t.M, t.sums);
     for (int set = 1; set < 1 << t.M; ++set) {
         t.sums[set] = t.chance[set] / std::max(T(kLeastRatio), t.sums[set]);
     }
     for (int64_t k = 0; k < t.K; ++k) u[k] *= any;
     for (int j = t.M - 1; j >= 0; --j) {  // those with class j, which is then taken out of them
-        T* const __restrict__ with = t.sums + (1 << j);
-        T inside = 0;
-        for (int set = 0; set < 1 << j; ++set) {
-            inside += with[set];
-            t.sums[set] += with[set];
-        }
-        u[classes[j]] += inside * ratios[j];
+        u[classes[j]] += fold(t.sums, 1 << j) * ratios[j];
     }
     T total = 0;
     for (int64_t k = 0; k < t.K; ++k) total += u[k];
@@ -197,13 +242,15 @@ static void sets_task(const SetsParams& p, int64_t group, void* scratch, int = 1
     }
     weigh_sets(t, all, n, worth * p.weight[group], classes);
 
+    double log_sums[kSetClasses];
+    share_in_sizes(t, log_sums);
+
     if (p.evidence != nullptr) {
         double* const evidence = p.evidence + group * kCases;
         log_symmetric(t, evidence);
-        for (int size = 1; size <= kSetClasses; ++size) {
+        for (int i = 0; i < kSetClasses; ++i) {
             // Sets of more classes than are possible have no evidence.
-            const double sum = sum_evidence(t, size);
-            evidence[size - 1] = sum > kImpossible ? sum - evidence[size - 1] : kImpossible;
+            evidence[i] = log_sums[i] > kImpossible ? log_sums[i] - evidence[i] : kImpossible;
         }
         evidence[kSetClasses] = weigh_proportions(t, group, worth, usual);
         return;
@@ -211,10 +258,9 @@ static void sets_task(const SetsParams& p, int64_t group, void* scratch, int = 1
 
     const double* const chances = p.chances + group * kCases;
     for (int size = 1; size <= t.M; ++size) {
-        const double sum = sum_evidence(t, size), chance = chances[size - 1];
-        each_set(1 << t.M, size, [&](int set) {
-            t.chance[set] = sum > kImpossible ? T(std::exp(t.evidence[set] - sum) * chance) : T(0);
-        });
+        for (int i = kBySize.first[size]; i < kBySize.first[size + 1]; ++i) {
+            t.chance[kBySize.set[i]] = T(t.evidence[i] * chances[size - 1]);
+        }
     }
     for (int64_t i = 0; i < n; ++i) {
         T* const u = reals<T>(p.probabilities, order[i] * K);

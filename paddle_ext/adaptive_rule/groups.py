@@ -75,23 +75,29 @@ def classify_groups(
     by_distance = logits
     if added is not None or likelihood.correction is not None:
         by_distance = all_logits(query, replace(likelihood, correction=None), None)
-    x = likelihood.centred(query.to(logits.dtype).unsqueeze(0))[0]
-    alike = LikenessOfRows(likelihood, x, by_distance, groups)
+    alike = LikenessOfRows(likelihood, query, by_distance, groups)
 
     weight = likelihood.rows / (likelihood.rows + groups.sizes.double())
     first = first_proportions(logits, groups, weight, measures, content=query)
-    found = rows_alone(logits, groups, weight, first.prior)
-    u = found.probabilities
+
+    # From here on rows are group by group: those of a group are next to each other in memory.
+    back, places = groups.order.argsort(), torch.arange(len(query), device=query.device)
+    ordered = groups._replace(of_row=groups.of_row[groups.order], order=places)
+    logits = logits.index_select(0, groups.order)
+    u = rows_alone(logits, ordered, weight, first.prior).probabilities
     for turn in range(native.GROUP_TURNS):
         r, worth = alike.of(u)
         if turn > 0:
-            of_rows = worth[groups.of_row].to(u.dtype)
-            logits = absorbed_logits(batch, u.unsqueeze(0), of_rows.unsqueeze(0))[0]
-        found = steps_of_groups(logits, groups, weight, first.prior, u, likeness=r)
-        mix_few_classes(logits, groups, weight, found, r)
+            of_rows = worth[groups.of_row].to(u.dtype).unsqueeze(0)
+            absorbed = absorbed_logits(batch, u.index_select(0, back).unsqueeze(0), of_rows)[0]
+            logits = absorbed.index_select(0, groups.order)
+        found = steps_of_groups(logits, ordered, weight, first.prior, u, likeness=r)
+        mix_few_classes(logits, ordered, weight, found, r)
     # Counts are those of the rounds, probabilities those that they claim.
-    found = found.with_counts(groups, weight)._replace(
-        probabilities=claimed(u.unsqueeze(0), likelihood.shots)[0],
-        bound=first.bound, prior_used=first.prior_used
+    claims = claimed(u.unsqueeze(0), likelihood.shots)[0]
+    found = found.with_counts(ordered, weight)._replace(
+        probabilities=claims.index_select(0, back),
+        bound=first.bound,
+        prior_used=first.prior_used,
     )
     return solution_of_groups(groups, found, None, top)

@@ -69,7 +69,8 @@ def adapt(
         With groups [G, K] is a prior for each, in the order of the sorted groups.
     groups, share, same
         As in `paddle_ext.adaptive`, for logits [Q, K]. Groups that share learn from each other how
-        few classes a group has.
+        few classes a group has. Unlike there, sets of few classes are not compared: it is unknown
+        how sharp the logits are, and of soft ones too many classes seem likely.
     max_iter : int
         Limit on iterations; groups that share always take three.
     tol : float

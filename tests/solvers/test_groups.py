@@ -2,7 +2,6 @@
 
 import enum
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ from problems import Place, assert_clear_labels, largest, make_problem
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.adaptive_rule import groups as adaptive_groups
-from paddle_ext.adaptive_rule import likeness
+from paddle_ext.adaptive_rule import batch, likeness
 from paddle_ext.adaptive_rule.learn import likelihood_of
 from paddle_ext.groups import groups_of
+from paddle_ext.large import passes
 from paddle_ext.native.load import module as native
 from paddle_ext.reference.rule import centred, classify, learn
 from paddle_ext.reference.groups import Groups as ReferenceGroups
@@ -249,7 +248,8 @@ def test_rows_in_several_chunks(device: str, monkeypatch: pytest.MonkeyPatch) ->
     problem = make_problem(Q=len(groups), K=5, D=8, shots=(2, 4), lead=2, B=None).to(device)
     given: dict[str, Any] = {"groups": groups, "prior": torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0])}
     whole = paddle_ext.adaptive(*problem.inputs(), num_classes=5, **given)
-    monkeypatch.setattr(adaptive_groups, "parts", partial(adaptive_groups.parts, most=300))
+    monkeypatch.setattr(batch, "MOST_IN_ONE_BLOCK", 0)
+    monkeypatch.setattr(passes, "CHUNK_NUMBERS", {"cpu": 0, "cuda": 0})  # the fewest rows
     monkeypatch.setattr(likeness, "PART", 300)
     parts = paddle_ext.adaptive(*problem.inputs(), num_classes=5, **given)
     assert largest(parts.probabilities - whole.probabilities) < 1e-5
@@ -324,7 +324,6 @@ def test_rows_are_sampled_by_their_content(device: str) -> None:
         assert largest(x[taken].double().mean(0)) < 0.15
     assert sample_by_content(rows[:3], 5).tolist() == [0, 1, 2]
     assert len(sample_by_content(rows.new_zeros(9, 2), 4)) == 4
-    assert len(sample_by_content(rows.new_zeros(9, 0), 4)) == 4
 
 
 # How many rows groups have, K and D: pairs of rows, sums of classes, or both.
@@ -345,10 +344,9 @@ def test_likeness_agrees_with_the_reference(place: Place, sizes: list[int], K: i
     given = (x.to(place.device) for x in (problem.support.to(place.dtype), problem.support_labels))
     likely = likelihood_of(*(x[None] for x in given), K)
     rows = query.to(place.dtype).to(place.device)
-    x = likely.centred(rows[None])[0]
     known_groups = groups_of(groups, len(groups), rows.device)
-    alike = likeness.LikenessOfRows(likely, x, likely.logits(rows), known_groups)
-    r, worth = alike.of(u.to(place.device))
+    alike = likeness.LikenessOfRows(likely, rows, likely.logits(rows), known_groups)
+    r, worth = alike.of(u.to(place.device)[known_groups.order])
     assert 0.01 < want < 1
     assert abs(float(r) - want) < TOLERANCE[place.dtype]
     assert largest(worth.cpu() - 1 / (1 + (members.sizes - 1) * want)) < TOLERANCE[place.dtype]
@@ -396,8 +394,9 @@ def test_groups_of_their_own(device: str) -> None:
         assert largest(found.proportions[place] - own.proportions) < 1e-5
 
 
-def test_large_and_small_groups_of_their_own() -> None:
-    """A large one is solved in chunks, without a bound."""
+def test_large_and_small_groups_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one is solved in chunks."""
+    monkeypatch.setattr(batch, "MOST_IN_ONE_BLOCK", 10_000)
     random, K = torch.Generator().manual_seed(0), 300
     support = torch.randn(K, 16, generator=random).repeat_interleave(2, 0)
     support += 0.1 * torch.randn(2 * K, 16, generator=random)
@@ -407,7 +406,7 @@ def test_large_and_small_groups_of_their_own() -> None:
     for place in range(2):
         own = paddle_ext.adaptive(support, labels, query[groups == place])
         assert largest(found.probabilities[groups == place] - own.probabilities) < 1e-5
-    assert found.bound is None
+        assert abs(found.bound[place] / own.bound - 1) < 1e-5
 
 
 def test_small_groups_borrow(device: str) -> None:
