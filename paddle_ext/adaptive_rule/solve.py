@@ -82,8 +82,8 @@ def adaptive(
         batch are [G, ..], in the order of `solution.groups.names`. See docs/groups.md.
     share : bool
         Whether groups also learn from each other: how few classes a group has, which small ones
-        cannot tell alone, which classes are common, and where the classes lie. With False, or with
-        a single group, each is a task of its own.
+        do not show alone, and where the classes lie. With False, or with a single group, each is a
+        task of its own.
     same : Tensor, array or sequence [Q], optional
         Which queries are the same thing, an integer or a string for each, such as the images of a
         burst: they get one label. Their log-likelihoods add up, less so the more alike they are,
