@@ -264,10 +264,11 @@ def bytes_per_task(task: Task, metric: str, label_noise: float | str) -> int:
     M = min(S, D) if full else 0
     numbers = Q * (2 * D + 8 * K + Q + M)
     if supports > 1:
-        R = calibration_count(S, K)
+        noisy = models_noise(label_noise, S, K)
+        R = S if noisy else calibration_count(S, K)
         numbers += 2 * K * D + R * K
         if full:
             numbers += M * (M + K + R) + (S + R if D <= S else S) * D + (S + 4 * R + K) * K
-        if models_noise(label_noise, S, K):
-            numbers += (5 * S + 2 * K) * D + 3 * (S + K + M) * M + 20 * S * K
+        if noisy:  # the likelihood of all rows that count alike, and chances
+            numbers += (S + 2 * K) * D + (M + K) * M + 8 * S * K
     return numbers * task.support.itemsize
