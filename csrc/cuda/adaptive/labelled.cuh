@@ -74,6 +74,7 @@ __device__ inline void order_rows(const LabelledPlan& p, int64_t task) {
     float* const shots = floats(p.shots, task * K);
     int* const start = p.start + task * (K + 1);
     order_by_class(labels, S, K, p.tallies + task * kWarps * K, p.order + task * S, start);
+    __syncthreads();  // the order is complete
     const int done = start[K];
     bool empty = false;  // whether a class of this thread is empty
     for (int64_t k = threadIdx.x / 32; k < K; k += kWarps) {  // one warp each
