@@ -67,8 +67,7 @@ template <typename Field>
 std::string type_of() {
     if constexpr (std::is_same_v<Field, Target>) {
         return "Target";
-    } else if constexpr (std::is_same_v<Field, TaskSizes> ||
-                         std::is_same_v<Field, ProductsSizes>) {
+    } else if constexpr (std::is_same_v<Field, TaskSizes> || std::is_same_v<Field, ProductsSizes>) {
         return "tuple[int, int, int, int, int, int, int]";
     } else if constexpr (std::is_array_v<Field>) {
         return "Sequence[" + type_of<std::remove_extent_t<Field>>() + "]";

@@ -251,7 +251,7 @@ struct LeftOutRow {
         return judged * (1 - shift) * (1 - shift) * square * (1 + gain * square);
     }
 
-    // Its squared distance to its own class without it, from o A o, o A m and m A m; as in (5), but for
+    // Its squared distance to its own class without it, from o A o, o A m and m A m; as in (5), except
     // the determinant.
     PADDLE_EXT_HD Real to_own(Real square, Real along, Real of_class, Real gain) const {
         const Real away = offset * square + mean * along;

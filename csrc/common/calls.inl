@@ -272,9 +272,9 @@ CALL(Likelihood, likelihood, CPU_TASKS, CUDA) {
     RUN(void*, factor);      // out [B, M', M'] null unless full, like the next three
     RUN(void*, solved);      // out [B, K, M'] Z of the scaled prototypes
     RUN(void*, scatter);     // out [B]
-    RUN(void*, shares);      // out [B, 3] weight of the full metric in the mixture, plain, projected
-    RUN(bool*, finite);      // out [B] see plainly_finite
-    RUN(void*, left_out);    // out [B, S, K] distances (5) of every row, left out; or null
+    RUN(void*, shares);    // out [B, 3] weight of the full metric in the mixture, plain, projected
+    RUN(bool*, finite);    // out [B] see plainly_finite
+    RUN(void*, left_out);  // out [B, S, K] distances (5) of every row, left out; or null
     MEMORY();
 };
 
@@ -321,12 +321,12 @@ CALL(Weigh, weigh, CPU, CUDA) {
     MAKE(int64_t, B);
     MAKE(int64_t, N);
     MAKE(int64_t, K);
-    MAKE(double, most);                // of a query
-    RUN(const void*, probabilities);   // [B, N, K]
-    RUN(const void*, worth);           // [B, N] a factor on the weights; null: 1
-    RUN(void*, weights);               // out [B, N, K]
-    RUN(void*, rest);                  // out [B, N, K] their rounding errors; or null
-    RUN(double*, held);                // [B, K] incremented by their sums
+    MAKE(double, most);               // of a query
+    RUN(const void*, probabilities);  // [B, N, K]
+    RUN(const void*, worth);          // [B, N] a factor on the weights; null: 1
+    RUN(void*, weights);              // out [B, N, K]
+    RUN(void*, rest);                 // out [B, N, K] their rounding errors; or null
+    RUN(double*, held);               // [B, K] incremented by their sums
     MEMORY();
 };
 
@@ -353,20 +353,20 @@ CALL(Absorb, absorb, CPU, CUDA) {
     MAKE(int64_t, B);
     MAKE(int64_t, N);
     MAKE(int64_t, K);
-    MAKE(double, weight);              // of a query in the counts
-    MAKE(double, most);                // of a query in a prototype
-    RUN(void*, products);              // [B, N, K] with the prototypes; out: the logits
-    RUN(const void*, own);             // [B, N] of rows with themselves
-    RUN(const void*, probabilities);   // [B, N, K] that the prototypes absorbed; null: nothing
-    RUN(const void*, worth);           // [B, N] as in `weigh`; or null
-    RUN(const void*, added);           // [B, N, K] further logits; or null
-    RUN(const void*, square);          // [B, K] this and the next three as in `density`
-    RUN(const void*, mass);            // [B, K]
-    RUN(const void*, labelled_mass);   // [B, K]
-    RUN(const void*, bias);            // [B, K]
-    RUN(const void*, variance);        // [B]
-    RUN(const void*, sharpness);       // [B]
-    RUN(const double*, counts);        // [B, K] of the batch; null: no proportions, and no next two
+    MAKE(double, weight);             // of a query in the counts
+    MAKE(double, most);               // of a query in a prototype
+    RUN(void*, products);             // [B, N, K] with the prototypes; out: the logits
+    RUN(const void*, own);            // [B, N] of rows with themselves
+    RUN(const void*, probabilities);  // [B, N, K] that the prototypes absorbed; null: nothing
+    RUN(const void*, worth);          // [B, N] as in `weigh`; or null
+    RUN(const void*, added);          // [B, N, K] further logits; or null
+    RUN(const void*, square);         // [B, K] this and the next three as in `density`
+    RUN(const void*, mass);           // [B, K]
+    RUN(const void*, labelled_mass);  // [B, K]
+    RUN(const void*, bias);           // [B, K]
+    RUN(const void*, variance);       // [B]
+    RUN(const void*, sharpness);      // [B]
+    RUN(const double*, counts);       // [B, K] of the batch; null: no proportions, and no next two
     RUN(const double*, concentration);  // [B]
     RUN(const double*, measure);        // [B, K]
 };
@@ -377,10 +377,10 @@ CALL(Claim, claim, CPU, CUDA) {
     MAKE(int64_t, B);
     MAKE(int64_t, N);
     MAKE(int64_t, K);
-    RUN(const void*, shots);       // [B, K]
+    RUN(const void*, shots);          // [B, K]
     RUN(const void*, probabilities);  // [B, N, K]
-    RUN(void*, logs);              // out [B, N, K], where they may be too
-    RUN(void*, confidence);        // out [B, N]
+    RUN(void*, logs);                 // out [B, N, K], where they may be too
+    RUN(void*, confidence);           // out [B, N]
 };
 
 // A block of rows of large tasks: from their products with prototypes to probabilities.

@@ -90,7 +90,7 @@ struct GroupClass {
 // What others of the group make of a row of the class, before the logarithm; `own` is rho u.
 template <typename Real>
 PADDLE_EXT_HD Real from_others(Real total, Real prior, Real factor, Real own) {
-    const Real left = total - own;  // N - rho u is never less than 0, but for rounding
+    const Real left = total - own;  // N - rho u is never less than 0, except rounding
     return (left > prior ? left : prior) * factor;
 }
 

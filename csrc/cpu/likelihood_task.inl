@@ -99,7 +99,7 @@ static void weigh_by_class(const LabelledTask<T>& t, int64_t own, T to_own, T* t
     to[own] = to_own;
 }
 
-// The rows left out, and their distances in the feature weights, but for the terms of classes.
+// The rows left out, and their distances in the feature weights, except the terms of classes.
 template <typename T>
 static void judge_by_scale(const JudgedScratch<T>& s, const LabelledTask<T>& t, int threads) {
     const int64_t K = s.K, D = s.D;
@@ -201,7 +201,7 @@ struct FullMetric {
     T plain, unit, shrink;
 };
 
-// The full metric, and distances in it, but for the terms of classes.
+// The full metric, and distances in it, except the terms of classes.
 template <typename T>
 static FullMetric<T> judge_by_full(const JudgedScratch<T>& s, const LabelledTask<T>& t,
                                    int threads) {

@@ -296,7 +296,7 @@ def adapt_groups(
     """`paddle_ext.adapt` with groups that share, in float64.
 
     The same without features: rows of a group are as different as any, r = 0, and logits stay. Sets
-    of classes (15) are not compared: nobody knows how sharp the logits are, and of soft ones too
+    of classes (15) are not compared: it is not known how sharp the logits are, and of soft ones too
     many classes seem likely.
     """
     members = Members.of(groups)

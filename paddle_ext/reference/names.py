@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from .adapt import adapt
-from .rule import SHARPNESS as USUAL_SHARPNESS
-from .rule import centred, classify, learn, likeliest_sharpness, squared
 from .groups import Members, posterior_of_groups, start_of
 from .paddle import unit_rows
+from .rule import SHARPNESS as USUAL_SHARPNESS
+from .rule import centred, classify, learn, likeliest_sharpness, squared
 
 SHARPNESS, ANCHOR, ANCHOR_ROWS = 3.0, 0.4, 0.5
 NAME_SHARPNESS, NAME_WEIGHT = 20.0, 0.7

@@ -73,7 +73,7 @@ def make(S: int, K: int, D: int, *, B: int = 2, seed: int = 0) -> tuple[Tensor, 
 
 
 def numbers_of(found: Likelihood) -> list[Tensor]:
-    """Its tensors, but for those of which native code writes and reads a triangle only."""
+    """Its tensors, except those of which native code writes and reads a triangle only."""
     return [x for name, x in found.tensors().items() if name != "factor"]
 
 
@@ -201,7 +201,7 @@ def test_weighted_rows(
     found, distances = learned(*there, K, metric, left_out=True, given=given)
     assert distances is not None
     # By rows o A o is a difference from 1, divided by the weight.
-    close = 1e-7 if place.dtype is torch.float64 else max(2e-4, 2e-6 / least)
+    close = 1e-7 if place.dtype is torch.float64 else max(2e-4, 5e-6 / least)
 
     def same(got: Tensor, want: Tensor | float) -> None:
         want = torch.as_tensor(want, dtype=torch.float64)

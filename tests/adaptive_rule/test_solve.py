@@ -127,7 +127,9 @@ def test_many_rows_along_one_feature(place: Place) -> None:
     want = likelihood_of(support[None], labels[None], 2)
     assert float(found.sharpness) == pytest.approx(float(want.sharpness), rel=1e-3)
     assert largest(found.logits(query.to(place.device)).cpu() - want.logits(query)) < 1e-2
-    assert torch.equal(paddle_ext.adaptive(support, labels, query).labels[:10], torch.ones(10).long())
+    assert torch.equal(
+        paddle_ext.adaptive(support, labels, query).labels[:10], torch.ones(10).long()
+    )
 
 
 # --- more rows, one by one ------------------------------------------------------------------------

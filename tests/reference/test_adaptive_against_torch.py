@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paddle_ext.reference.rule import centred, classify, learn
 from paddle_ext.reference.groups import posterior_of_groups
+from paddle_ext.reference.rule import centred, classify, learn
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 rule = importlib.import_module("adaptive_torch")

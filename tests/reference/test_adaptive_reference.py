@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paddle_ext import reference
 from paddle_ext.reference.adapt import IMPOSSIBLE
+from paddle_ext.reference.paddle import unit_rows
 from paddle_ext.reference.rule import (
     MIXTURES,
     Known,
@@ -38,7 +39,6 @@ from paddle_ext.reference.rule import (
     rounds,
     squared,
 )
-from paddle_ext.reference.paddle import unit_rows
 
 SHOTS = (5, 1, 3, 2)
 

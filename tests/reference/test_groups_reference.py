@@ -10,7 +10,6 @@ from problems import largest
 from torch import Tensor
 
 from paddle_ext.reference.adapt import IMPOSSIBLE
-from paddle_ext.reference.rule import Known, centred, classify, learn
 from paddle_ext.reference.groups import (
     CHANCES,
     Groups,
@@ -23,6 +22,7 @@ from paddle_ext.reference.groups import (
     posterior_of_groups,
     start_of,
 )
+from paddle_ext.reference.rule import Known, centred, classify, learn
 
 NUMBERS = torch.tensor([8, 3, 3, 8, 5, 8, 8, 8])  # groups of 2, 1 and 5 rows
 
@@ -197,7 +197,7 @@ def test_what_is_reported_by_hand() -> None:
         assert largest(found.proportions[g] - own / own.sum()) < 1e-12
         assert largest(found.dual[g] - (torch.digamma(own) - torch.digamma(own.sum()))) < 1e-9
     alone = found.probabilities[4]
-    assert largest(alone - logits_of()[4].softmax(-1)) < 0.2  # nobody tells more of it
+    assert largest(alone - logits_of()[4].softmax(-1)) < 0.2  # no one person tells more of it
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e4, 1e28])

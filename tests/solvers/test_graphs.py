@@ -67,7 +67,7 @@ def recorded():
     return sum(isinstance(x, graphs.Replayable) for x in known.values())
 
 
-CALLS = [(by_names, 0, 60, 1), (by_names, 1, 60, 1), (with_noise, 1, 60, 1), (with_noise, 5, 60, 1)]
+CALLS = [(by_names, 0, 60, 1), (by_names, 1, 60, 1), (with_noise, 1, 60, 0), (with_noise, 5, 60, 1)]
 CALLS += [(by_solve, 5, 2000, 1)]  # too large for one block
 CALLS += [(by_few_iterations, 5, 2000, 4)]
 CALLS += [(by_chunks, 5, 60, 1)]  # the projection of the full metric

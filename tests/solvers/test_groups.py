@@ -17,7 +17,6 @@ from paddle_ext.adaptive_rule.learn import likelihood_of
 from paddle_ext.groups import groups_of
 from paddle_ext.large import passes
 from paddle_ext.native.load import module as native
-from paddle_ext.reference.rule import centred, classify, learn
 from paddle_ext.reference.groups import Groups as ReferenceGroups
 from paddle_ext.reference.groups import (
     Members,
@@ -26,6 +25,7 @@ from paddle_ext.reference.groups import (
     posterior_of_groups,
 )
 from paddle_ext.reference.groups import Sets as ReferenceSets
+from paddle_ext.reference.rule import centred, classify, learn
 from paddle_ext.rows import sample_by_content, unit_rows
 from paddle_ext.solvers import groups as of_groups
 from paddle_ext.solvers.groups import Prior, first_proportions

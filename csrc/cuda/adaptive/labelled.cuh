@@ -284,7 +284,7 @@ __device__ void find_mean(const ClassRows& c) {
 // --- sums of the features ------------------------------------------------------------------------
 
 // Adds a class to the sums of a part, of which it is the `first` or not; by its warp, which reads the
-// rows once more.
+// rows again.
 __device__ inline void add_class(const ClassRows& c, const PartSums& to, bool first) {
     const bool others = c.of->has_others();
     const auto stretch = [&](float r) { return 1.0f / c.of->apart<float>(double(r)); };

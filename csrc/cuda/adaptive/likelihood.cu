@@ -29,7 +29,7 @@ struct LikelihoodPlan {
     float2* of_offsets = arena.take<float2>(by_rows ? 0 : B * J);
     // [B, J, K] rows left out with prototypes; by rows [B, S, K] those of V with prototypes
     float* cross = arena.take<float>(B * N * K);
-    // [B, J, K] distances in the feature weights, but for the terms of classes
+    // [B, J, K] distances in the feature weights, except the terms of classes
     float* base = by_rows ? arena.take<float>(B * J * K) : cross;
     // [B, K, K] by rows: prototypes with one another, the lower triangle
     float* means = arena.take<float>(by_rows ? B * K * K : 0);
