@@ -380,7 +380,7 @@ def learn(
 ) -> Known:
     """Learn from the labelled rows [S, D] of one task, perhaps from groups [S]."""
     rows = unit_rows(support.double())
-    # A single class has no other to be distinguished from: its directions stay those from the origin.
+    # Nothing is next to a single class: its directions stay those from the origin.
     centre = Labelled(rows, labels, num_classes).means.mean(0) * (num_classes > 1)
     labelled = Labelled(centred(rows, centre), labels, num_classes)
     weights = feature_weights(labelled)

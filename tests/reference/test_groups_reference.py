@@ -197,7 +197,7 @@ def test_what_is_reported_by_hand() -> None:
         assert largest(found.proportions[g] - own / own.sum()) < 1e-12
         assert largest(found.dual[g] - (torch.digamma(own) - torch.digamma(own.sum()))) < 1e-9
     alone = found.probabilities[4]
-    assert largest(alone - logits_of()[4].softmax(-1)) < 0.2  # no one person tells more of it
+    assert largest(alone - logits_of()[4].softmax(-1)) < 0.2
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e4, 1e28])
