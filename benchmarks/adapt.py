@@ -28,6 +28,7 @@ from torch import Tensor
 
 import paddle_ext
 from paddle_ext import FeatureBank, methods, reference
+from paddle_ext.adaptive_rule.learn import FEW_ROWS
 
 EXAMPLES = """\
   python benchmarks/adapt.py                      # one thread
@@ -57,6 +58,8 @@ ON_CPU = ("K20-5shot", "K160-1shot", "K160-5shot")
 QUERIES, TOL = 75, 1e-3
 FIXED: dict[str, Any] = {"tol": 0.0, "max_iter": 20}  # near a tie tasks stop some iterations apart
 TOLERANCE, TORCH_TOLERANCE = 1e-4, 1e-3
+# Of many labelled rows only some are left out to calibrate; the reference leaves out all.
+SOME_LEFT_OUT = 0.1
 NEWTON_STEPS = 5  # of a calibration, about
 
 
@@ -230,7 +233,9 @@ def check(case: Case, count: int) -> dict[str, Any]:
     theirs = in_torch(tasks, metric, **FIXED)
     got, other = (agreement(u[: len(truth)], truth) for u in (ours.probabilities, theirs))
     right = got.wrong == other.wrong == 0
-    right &= got.worst <= TOLERANCE and other.worst <= TORCH_TOLERANCE
+    every = tasks.shape.support <= FEW_ROWS
+    right &= got.worst <= (TOLERANCE if every else SOME_LEFT_OUT)
+    right &= other.worst <= TORCH_TOLERANCE
     return {
         "check": "ok" if right else "DIFFERS",
         "max|du|": got.worst,

@@ -139,9 +139,11 @@ def main() -> None:
             means = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
             cells[data.name, shots, present] = means
     if chosen.alone:
-        for name in dict.fromkeys(key[0] for key in cells):
-            of_data = [cell[OURS] for key, cell in cells.items() if key[0] == name]
-            print(f"| {name} | {np.mean(of_data):.1f} |")
+        for place in range(3):
+            for group in dict.fromkeys(key[place] for key in cells):
+                own = [cell[OURS] for key, cell in cells.items() if key[place] == group]
+                print(f"| {group} | {np.mean(own):.1f} |")
+        print(f"| all | {np.mean([cell[OURS] for cell in cells.values()]):.1f} |")
         return
     names = list(next(iter(cells.values())))
     print(f"| | cells | {' | '.join(names)} | over the best | worst cell | best |")
