@@ -252,7 +252,7 @@ def test_all_sections_on_phones_and_desktops(
     strange: tuple[Path, Path], tmp_path: Path, browser: str
 ) -> None:
     """None is too wide; the bars of all classes have one length, whatever the counts and names."""
-    (tmp_path / "a.csv").write_text(f"name,label\n40,{'a_long_name_' * 9}\n3,unknown\n")
+    (tmp_path / "a.csv").write_text(f"name,label\n0,{'a_long_name_' * 9}\n3,unknown\n")
     report = classify(*strange, tmp_path, settings(corrected=tmp_path / "a.csv"))
     text, rows = report.page.read_text(), made("rows", 3001)
     assert all(f'id="{name}"' in text for name in ("review", "corrected", "suspects"))
