@@ -23,7 +23,7 @@ from fuzz.run import finished
 from torch import Tensor
 
 import paddle_ext
-from paddle_ext.adaptive_rule.learn import calibrate, labelled, learned
+from paddle_ext.adaptive_rule.learn import Given, calibrate, learned
 from paddle_ext.check import classes_of_valid
 from paddle_ext.methods import create
 
@@ -67,9 +67,16 @@ def run_adaptive(support: Tensor, labels: Tensor, query: Tensor, K: int) -> None
     bad = labels[:2].clone()
     bad[:, ::3] = -(2**40)
     bad[:, 1::3] = K
-    labelled(one, bad, K, 7)
+    weights = torch.rand_like(one[..., 0]) + 1e-3
     for metric in ("diagonal", "auto"):
-        learned(one, bad, K, metric, left_out=True)
+        found, _ = learned(one, bad, K, metric, left_out=True)
+        given = Given(found.centre, found.scale, weights)
+        learned(one, bad, K, metric, left_out=True, given=given)
+    groups = torch.arange(query.shape[1], device=query.device) // 3
+    rows = support[0], labels[0], query[0]
+    paddle_ext.adaptive(*rows, num_classes=K, groups=groups)
+    top = {"return_assignments": False, "top": 2}
+    paddle_ext.adaptive(*rows, num_classes=K, label_noise="auto", **top)
 
 
 def run_adapt(device: str) -> None:
@@ -83,10 +90,10 @@ def run_adapt(device: str) -> None:
         paddle_ext.adapt(logits.bfloat16(), max_iter=2)
         paddle_ext.adapt(logits[0], groups=torch.arange(Q) // 3 % 7)
         labels = torch.randint(0, K, (2, Q), device=device)
-        count = torch.tensor([Q, 0], device=device)
-        calibrate(logits.square(), labels, count)
-        labels[0, 0], count[1] = K + 5, 2 * Q  # out of range
-        calibrate(logits.square(), labels, count)
+        weights = torch.rand(2, Q, device=device)
+        calibrate(logits.square(), labels, weights)
+        labels[0, 0] = K + 5  # out of range
+        calibrate(logits.square(), labels)
 
 
 def run_out_of_range(bank: Tensor, labels: Tensor, query: Tensor, K: int) -> None:
