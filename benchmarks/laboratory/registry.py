@@ -132,6 +132,7 @@ def adaptive_with_groups(task: Tasks, *, share: bool = True) -> Tensor:
         num_classes=local.num_classes,
         groups=local.query_groups[0],
         share=share,
+        support_groups=None if task.support_groups is None else task.support_groups[0],
         return_assignments=True,
     )
     return solution.probabilities.to(task.support.device)[None]
