@@ -44,7 +44,7 @@ def classify(
     `added` [B, Q, K] are further logits, such as those of names; `measures` [B or 1, n, K] the
     priors on the proportions to choose from, the first even; None: an even one and the counts of
     the labelled rows. `validate` checks a large batch for non-finite values. With `keep` the
-    likelihood after the batch is found too, for one large task, or for small ones.
+    likelihood after the batch is found too, for one large task, or for small ones; not with groups.
 
     With `groups` the queries are [1, Q, D], and the solution has no batch dimension: rows of a
     group have their own proportions, and learn from the other groups unless `share` is False.
@@ -60,7 +60,7 @@ def classify(
             one = by_group(query[0], likelihood, extra, measures, groups, share, **options)
             return Classified(one, None)
         rows, extra = by_thing(query[0], likelihood, extra, same)
-        options |= {"measures": measures, "share": share, "validate": validate}
+        options |= {"measures": measures, "share": share, "validate": validate, "keep": keep}
         options["groups"] = None if groups is None else groups.of_things(same)
         of_things = classify(likelihood, rows[None], extra[None], **options)
         return replace(of_things, solution=of_rows(of_things.solution, same, groups))
@@ -79,7 +79,8 @@ def classify(
 
 def with_shots(solution: Solution, likelihood: Likelihood) -> Solution:
     """The solution with what the intervals of `prevalence` need of the labelled rows."""
-    shots, variance, shape = likelihood.shots, likelihood.variance_seen, solution.proportions.shape
+    shots, variance = likelihood.shots, likelihood.variance_seen
+    shape = solution.proportions.shape
     if shots.shape != shape:
         shots, variance = shots.expand(shape), variance.expand(shape[0])
     # Copies that a caller may change: `weigh_labels` makes tensors in inference mode.

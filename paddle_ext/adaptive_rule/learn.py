@@ -19,7 +19,9 @@ from .likelihood import NATIVE_TENSORS, Likelihood, native_kinds
 # So many labelled rows are left out to calibrate, or as many as there are classes, within a limit
 # on rows times classes: more change no accuracy by what could be measured. A few more are all left
 # out, which takes less time than to choose among them.
-CALIBRATION_ROWS, FEW_ROWS, MOST_CALIBRATION_ENTRIES = 256, 512, 2**22
+CALIBRATION_ROWS = 256
+FEW_ROWS = 512
+MOST_CALIBRATION_ENTRIES = 2**22
 
 
 class Given(NamedTuple):
@@ -30,8 +32,11 @@ class Given(NamedTuple):
     weights: Tensor | None = None  # [B, S] > 0 how much a row counts
 
     def to(self, device: torch.device | str) -> "Given":
-        scale, weights = (None if x is None else x.to(device) for x in self[1:])
-        return Given(self.centre.to(device), scale, weights)
+        return Given(
+            self.centre.to(device),
+            None if self.scale is None else self.scale.to(device),
+            None if self.weights is None else self.weights.to(device),
+        )
 
 
 def calibration_count(S: int, K: int, *, weighted: bool = False) -> int:
@@ -67,9 +72,8 @@ def calibrate(
     f in [0.1, 1e4] minimises ``sum_i CE_i(softmax_k(-f/2 distances_ik))`` minus its log prior, the
     sum over the rows, which count by `weights` [B, R] if there are any; `labels` [B, R] are their
     classes. ln f has the mean ln `centre` and the deviation `spread` a priori, by default those of
-    the rule.
-    Distances are less than 1e30, which a class has that does not compete. Returns f [B], the
-    minimum [B], and the probability that each class takes from rows of other classes, summed,
+    the rule. Distances are less than 1e30, which a class has that does not compete. Returns f [B],
+    the minimum [B], and the probability that each class takes from rows of other classes, summed,
     [B, K].
     """
     B, R, K = distances.shape

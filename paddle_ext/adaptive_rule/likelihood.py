@@ -58,9 +58,7 @@ class Likelihood:
     # The scaled prototypes; if N > K, the scaled offsets of rows from their class means come first.
     scaled: Tensor = field(metadata=shaped("LND", name="rows", split=True))
     squares: Tensor = field(metadata=shaped("LK"))  # of the prototypes, in the metric
-    bias: Tensor = field(
-        metadata=shaped("LK")
-    )  # b_k, lower for classes that attract rows of others
+    bias: Tensor = field(metadata=shaped("LK"))  # b_k, lower if a class attracts rows of others
     shots: Tensor = field(metadata=shaped("LK"))  # n_k, the labelled rows of each class
     prior_rows: Tensor = field(metadata=shaped("L"))  # n0, rows at the centre in every prototype
     variance: Tensor = field(metadata=shaped("L"))  # V inside classes, in squared length

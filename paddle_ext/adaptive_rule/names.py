@@ -30,7 +30,7 @@ from .classify import classify
 from .learn import calibrate, learned
 from .likelihood import Likelihood, column
 from .rounds import Classified
-from .single_rows import after_batch, classify_and_keep, expecting
+from .single_rows import after_batch, expecting
 
 MOST_CALIBRATION_ROWS = 256
 NAME_SHARPNESS = 20.0  # limit for the names' logits, for centred unit-norm rows and names
@@ -468,10 +468,9 @@ class NamedLikelihood:
         )
         return cls(softened, names, share * factor)
 
-    def classify(self, task: Task, *, keep: bool = False, **options: Any) -> Classified:
-        solve = classify_and_keep if keep else classify
+    def classify(self, task: Task, **options: Any) -> Classified:
         added = self.names.query * column(self.weight)
-        return solve(self.likelihood, task.query, added, measures=task.measures, **options)
+        return classify(self.likelihood, task.query, added, measures=task.measures, **options)
 
     def row_logits(self, likelihood: Likelihood) -> "RowLogits":
         """Those of single rows of one task, with this likelihood."""

@@ -1,17 +1,12 @@
 """Rows that come one by one, after a batch or after none; docs/adaptive.md has the equations."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..groups import Groups
 from ..native.load import module as native
 from ..solution import Solution
-from ..solvers.groups import of_rows
-from .classify import classify
-from .groups import by_thing
 from .likelihood import Likelihood
 from .rounds import Classified
 from .steps import claimed
@@ -22,28 +17,11 @@ def expecting(likelihood: Likelihood, log_shares: Tensor) -> Likelihood:
     return replace(likelihood, bias=likelihood.bias + log_shares.to(likelihood.bias))
 
 
-def classify_and_keep(
-    likelihood: Likelihood,
-    query: Tensor,
-    added: Tensor | None = None,
-    *,
-    groups: Groups | None = None,
-    same: Groups | None = None,
-    **options: Any,
-) -> Classified:
-    """`classify` for a batch [1, Q, D] that further rows follow; prototypes absorb whole things."""
-    if same is None or groups is not None:
-        return classify(likelihood, query, added, groups=groups, same=same, keep=True, **options)
-    rows, extra = by_thing(query[0], likelihood, None if added is None else added[0], same)
-    found = classify(likelihood, rows[None], extra[None], keep=True, **options)
-    return replace(found, solution=of_rows(found.solution, same, None))
-
-
 def after_batch(found: Classified, likelihood: Likelihood) -> Likelihood:
     """The likelihood of single rows after a batch [1, Q, D], given that of the labelled rows.
 
-    Its prototypes have absorbed the batch. After groups, whose proportions are no single row's,
-    they are those of the labelled rows.
+    Its prototypes have absorbed the batch, whole things if rows are the same. After groups, whose
+    proportions are no single row's, they are those of the labelled rows.
     """
     if found.after is not None:
         return found.after

@@ -21,12 +21,7 @@ from ..adaptive_rule.correction import INVERSE_REGULARISATION, corrected_likelih
 from ..adaptive_rule.groups import ties_of
 from ..adaptive_rule.likelihood import Likelihood
 from ..adaptive_rule.names import RowLogits, row_logits, solve_and_keep
-from ..adaptive_rule.single_rows import (
-    after_batch,
-    claimed_by_logits,
-    classify_and_keep,
-    expecting,
-)
+from ..adaptive_rule.single_rows import after_batch, claimed_by_logits, expecting
 from ..adaptive_rule.solve import solve_tasks
 from ..groups import Groups
 from ..native import devices
@@ -236,7 +231,7 @@ def fit_batch(examples: Examples, query: Tensor, options: dict[str, Any]) -> Fit
     if examples.names is None:
         likelihood = learned(examples, options)
         steps = batch_options(likelihood, query, options)
-        classified = classify_and_keep(likelihood, query[None], **steps)
+        classified = classify(likelihood, query[None], keep=True, **steps)
         found = without_one(classified.solution)
         fitted: Fitted = FittedAdaptive(likelihood, after_batch(classified, likelihood))
     else:
